@@ -1,0 +1,32 @@
+# Five verbs. VENV is the environment to build and use; nothing is installed outside of it but the server environment of Triton,
+# which lives in the user's cache folder.
+VENV ?= .venv
+PYTHON ?= python3
+BIN = $(VENV)/bin
+
+.PHONY: install demo test lint bench
+
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt triton_repo/server-requirements.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; give one with PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorrt-rtx]'
+	$(BIN)/compress doctor --fix
+	touch $@
+
+demo: install
+	$(BIN)/compress run recipes/quickstart.yaml; status=$$?; [ $$status -eq 0 ] || [ $$status -eq 3 ]
+
+test: install
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: install
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'
+	$(BIN)/python benchmarks/peers.py

@@ -1,0 +1,157 @@
+"""Compares this project's int8 with what a user would reach for instead, in one run: accuracy, latency, and their ratios.
+
+    python benchmarks/peers.py --model FOLDER --data FOLDER [--out FOLDER]
+
+FOLDER holds MiniLM fine-tuned on SST-2, and the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names; without them the recipe's Hub
+ids are used. Peers: torch fp32 and bf16, ONNX Runtime fp32 and dynamic int8, OpenVINO fp32 and bf16 and int8 by NNCF, the latter calibrated
+on the same rows as ours and with its settings for Transformers. Every engine has its own process, and the processes take turns
+(compress/latency.py). Prints a table and writes `peers.json` with hardware, versions, n and percentiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from compress.data import load_data
+from compress.engine_process import EngineProcess
+from compress.environment import fingerprint
+from compress.evaluate import metrics
+from compress.latency import measure
+from compress.ledger import builds
+from compress.model import label_names
+from compress.pipeline import run
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, read
+from compress.run_folder import Run, open_run
+from compress.statistics import wilson
+from export.engine import EngineSpec, spec_of, torch_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+SHAPES = [(1, 32), (1, 128), (8, 128)]
+CALIBRATION_ROWS = 512
+
+
+def main() -> None:
+    """Runs the recipe up to its engines, builds the peers, measures all of them, prints."""
+    arguments = parse()
+    settings = ["stages=[{quantize: {mode: ptq}}, {export: {}}]", "target.engines=[openvino, onnxruntime]"]
+    settings += [f"model.path={arguments.model}"] if arguments.model else []
+    settings += [f"data.path={arguments.data}"] if arguments.data else []
+    recipe = read(ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml", settings)
+    progress = ConsoleProgress()
+    ours = open_run(run(recipe, arguments.out / "run", progress=progress).folder)
+    specs = engines(ours, recipe, arguments.out)
+    rows = measure(list(specs.values()), SHAPES, progress)
+    accuracy = evaluate(specs, recipe)
+    document = {
+        "environment": fingerprint(),
+        "accuracy": accuracy,
+        "latency": [{"name": list(specs)[row.pop("job")], **row} for row in rows],
+    }
+    (arguments.out / "peers.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(table(document))
+
+
+def parse() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="fine-tuned checkpoint; the recipe's Hub id where absent")
+    parser.add_argument("--data", type=Path, help="SST-2 folder; the recipe's Hub id where absent")
+    parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="where to work")
+    return parser.parse_args()
+
+
+def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
+    """Returns every engine by the name it has in the table."""
+    exported = ours.of_kind("engine")
+    assert exported is not None
+    by_name = {build["folder"]: build for build in builds(ours)}
+    floating, int8 = by_name["baseline-fp32"], by_name["quantize-int8"]
+
+    def spec(build: dict[str, Any], engine: str, mode: str) -> EngineSpec:
+        entry = next(e for e in build["engines"] if (e["engine"], e["mode"]) == (engine, mode))
+        return spec_of(exported.path, build, entry, recipe.target)
+
+    float_static, float_dynamic = spec(floating, "openvino", "static"), spec(floating, "openvino", "dynamic")
+    folder = exported.path / floating["folder"]
+    baseline = ours.variants["baseline"].path
+    onnx, nncf = exported.path / floating["onnx"], nncf_model(exported.path / floating["onnx"], folder, recipe, out)
+    return {
+        "torch fp32": torch_spec(baseline, folder, "fp32", recipe.target),
+        "torch bf16": torch_spec(baseline, folder, "bf16", recipe.target),
+        "onnxruntime fp32": spec(floating, "onnxruntime", "dynamic"),
+        "onnxruntime int8, dynamic quantization": replace(
+            spec(floating, "onnxruntime", "dynamic"), path=str(dynamic_int8(onnx, out)), precision="int8"
+        ),
+        "openvino fp32, dynamic": float_dynamic,
+        "openvino fp32, static": float_static,
+        "openvino bf16, static": replace(float_static, precision="bf16", float_precision="bf16"),
+        "openvino int8 by NNCF, dynamic": replace(float_dynamic, path=str(nncf), precision="int8"),
+        "openvino int8 by NNCF, static": replace(float_static, path=str(nncf), precision="int8"),
+        "ours: onnxruntime int8": spec(int8, "onnxruntime", "dynamic"),
+        "ours: openvino int8, dynamic": spec(int8, "openvino", "dynamic"),
+        "ours: openvino int8, static": spec(int8, "openvino", "static"),
+    }
+
+
+def nncf_model(onnx: Path, folder: Path, recipe: Recipe, out: Path) -> Path:
+    """Quantizes the float model with NNCF as its documentation says for Transformers; returns the IR."""
+    import nncf
+    import openvino
+
+    from compress.preprocess import Preprocessor
+
+    path = out / "nncf.xml"
+    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), print)
+    processor = Preprocessor.load(folder)
+    rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
+    dataset = nncf.Dataset([processor.encode([row]) for row in rows])
+    model = openvino.Core().read_model(onnx)
+    quantized = nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATION_ROWS)
+    openvino.save_model(quantized, path, compress_to_fp16=False)
+    return path
+
+
+def dynamic_int8(onnx: Path, out: Path) -> Path:
+    """Quantizes the float model with ONNX Runtime's dynamic quantization, per channel; returns the ONNX file."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+
+    path = out / "dynamic.onnx"
+    quantize_dynamic(onnx, path, per_channel=True, reduce_range=False, weight_type=QuantType.QInt8)
+    return path
+
+
+def evaluate(specs: dict[str, EngineSpec], recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Returns the accuracy of every engine over the whole evaluation split, with its 95 % Wilson interval."""
+    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), lambda line: None)
+    found: dict[str, dict[str, Any]] = {}
+    answers: dict[str, Any] = {}
+    for name, spec in specs.items():
+        with EngineProcess(spec) as process:
+            logits = process.predict(data.evaluation.rows, spec.evaluation_batch)
+        answers[name] = logits.argmax(axis=1)
+        value = metrics(recipe.model.task, logits, data.evaluation.labels)["accuracy"]
+        low, high = wilson(round(value * len(data.evaluation)), len(data.evaluation))
+        agreement = float((answers[name] == answers["torch fp32"]).mean())
+        found[name] = {"value": value, "low": low, "high": high, "n": len(data.evaluation), "agreement_with_fp32": agreement}
+        print(f"{name}: {value:.4f}")
+    return found
+
+
+def table(document: dict[str, Any]) -> str:
+    """Returns the result as a Markdown table: accuracy, p50 at each shape, speed-up against torch fp32 in brackets."""
+    p50 = {(row["name"], row["batch"], row["sequence"]): row["p50_ms"] for row in document["latency"]}
+    heads = [f"{batch}x{sequence} ms" for batch, sequence in SHAPES]
+    lines = [f"| engine | accuracy | agreement | {' | '.join(heads)} |", "| --- | --- | --- |" + " --- |" * len(SHAPES)]
+    for name, figures in document["accuracy"].items():
+        cells = [f"{p50[name, *shape]:.2f} ({p50['torch fp32', *shape] / p50[name, *shape]:.2f}x)" for shape in SHAPES]
+        lines.append(f"| {name} | {figures['value']:.4f} | {figures['agreement_with_fp32']:.4f} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The `compress` command. A verb parses, calls one function and prints; everything heavy is imported inside it.
+
+Exit status: 0 finished, no goal missed; 3 finished, a goal missed (everything is written); 2 the input is wrong (one line per problem);
+1 our fault.
+"""
+
+import errno
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+from compress.errors import InputError
+
+app = typer.Typer(
+    name="compress",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Compress fine-tuned Transformers to true int8, serve them with Triton, and prove that they still work.",
+    epilog="Start with: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
+)
+
+RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
+RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; stages are named by id. Repeatable.")
+]
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")]
+
+
+@app.command()
+def init(
+    task: Annotated[str, typer.Option("--task", help="text-classification, text-regression or image-classification.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
+) -> None:
+    """Write a commented recipe to edit."""
+    from compress.templates import write_template
+
+    _finish(lambda: typer.echo(f"{write_template(task, output)}: edit it, then run: compress plan {output}"))
+
+
+@app.command()
+def plan(
+    recipe: RecipeFile, settings: Settings = None, out: Annotated[Path | None, typer.Option("--out")] = None, verbose: Verbose = False
+) -> None:
+    """Check everything and predict size, FLOPs, disk and time; loads no weights."""
+    from compress.plan import describe
+
+    _finish(lambda: typer.echo(describe(_read(recipe, settings), out)), verbose)
+
+
+@app.command()
+def run(
+    recipe: RecipeFile,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/<name> where absent.")] = None,
+    settings: Settings = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run that stage and every later one again.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Run every stage again.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Warnings and the result only.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Do it: resumable; finished stages are skipped.
+
+    Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize
+    """
+
+    def work() -> int:
+        from compress.pipeline import run as run_recipe
+        from compress.progress import ConsoleProgress
+
+        progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
+        outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress)
+        return _conclude(outcome.folder, outcome.missed)
+
+    _finish(work, verbose)
+
+
+@app.command()
+def report(folder: RunFolder, verbose: Verbose = False) -> None:
+    """Rebuild report.html and report.json from the manifests of a run."""
+
+    def work() -> int:
+        from compress.report import missed, write
+
+        return _conclude(folder, missed(write(folder)))
+
+    _finish(work, verbose)
+
+
+@app.command()
+def bench(folder: RunFolder, verbose: Verbose = False) -> None:
+    """Measure latency again: every engine, every shape."""
+
+    def work() -> int:
+        from compress.pipeline import measure_again
+        from compress.progress import ConsoleProgress
+
+        outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
+        return _conclude(outcome.folder, outcome.missed)
+
+    _finish(work, verbose)
+
+
+@app.command()
+def serve(folder: RunFolder, verbose: Verbose = False) -> None:
+    """Start Triton on the run's model repository, in the foreground; Ctrl-C stops it."""
+
+    def work() -> None:
+        from compress.verify import serve as serve_run
+
+        serve_run(folder, typer.echo)
+
+    _finish(work, verbose)
+
+
+@app.command()
+def verify(
+    folder: RunFolder,
+    live: Annotated[bool, typer.Option("--live", help="Also ask the served models, through Triton.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Hash every artifact again, reload the engines and compare them on the golden rows."""
+
+    def work() -> int:
+        from compress.verify import verify as verify_run
+
+        problems = verify_run(folder, live=live, log=typer.echo)
+        for problem in problems:
+            typer.echo(problem, err=True)
+        return 2 if problems else 0
+
+    _finish(work, verbose)
+
+
+@app.command()
+def clean(folder: RunFolder, verbose: Verbose = False) -> None:
+    """Remove stages that the last recipe no longer references."""
+
+    def work() -> None:
+        from compress.verify import clean as clean_run
+
+        for removed in clean_run(folder):
+            typer.echo(f"removed {removed}")
+
+    _finish(work, verbose)
+
+
+@app.command("list")
+def list_(
+    what: Annotated[str, typer.Argument(help="stages, methods, engines, tasks or recipes.")] = "stages",
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of a recipe, for editors.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """List what a recipe can name."""
+
+    def work() -> None:
+        from compress.catalogue import catalogue, schema_text
+
+        typer.echo(schema_text() if schema else catalogue(what))
+
+    _finish(work, verbose)
+
+
+@app.command()
+def doctor(
+    fix: Annotated[bool, typer.Option("--fix", help="Build the server environment where it is missing.")] = False, verbose: Verbose = False
+) -> None:
+    """Say what works on this machine, what is missing, and how to get it."""
+
+    def work() -> None:
+        from compress.doctor import examine
+
+        for line in examine(fix=fix):
+            typer.echo(line)
+
+    _finish(work, verbose)
+
+
+def _read(recipe: Path, settings: list[str] | None) -> Any:
+    from compress.recipe import read
+
+    return read(recipe, settings or [])
+
+
+def _conclude(folder: Path, missed: list[str]) -> int:
+    typer.echo(f"report: {folder / 'report.html'}")
+    if missed:
+        typer.echo(f"goals missed: {', '.join(missed)}")
+    return 3 if missed else 0
+
+
+def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
+    """Runs one verb and turns what it returns or raises into an exit status."""
+    try:
+        status = work() or 0
+    except InputError as error:
+        status = _say(2, verbose, *error.problems)
+    except KeyboardInterrupt:
+        status = _say(130, False, "stopped; finished stages are kept, run the same command to go on")
+    except OSError as error:
+        status = _say(2, verbose, _machine_line(error)) if error.errno in _MACHINE else _unexpected(error, verbose)
+    except Exception as error:  # the last frame of the program: everything else is our fault, and says so
+        status = _unexpected(error, verbose)
+    raise typer.Exit(status)
+
+
+_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def _machine_line(error: OSError) -> str:
+    remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
+    return f"{error.filename or 'the run folder'}: {error.strerror}; {remedy} or give another --out DIR; finished stages are kept"
+
+
+def _unexpected(error: BaseException, verbose: bool) -> int:
+    return _say(1, verbose, f"internal error: {type(error).__name__}: {error} (--verbose shows where)")
+
+
+def _say(status: int, verbose: bool, *lines: str) -> int:
+    if verbose:
+        traceback.print_exc()
+    for line in lines:
+        sys.stderr.write(" ".join(line.split()) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""Compress fine-tuned Transformers: recipe, pipeline, artifacts, training, evaluation and report."""

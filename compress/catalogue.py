@@ -1,0 +1,146 @@
+"""What a recipe can name, read off the config classes themselves: `compress list` and the recipe reference of the README."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from compress.errors import InputError, nearest
+from compress.recipe import STAGES, Recipe, schema
+from compress.stage import EngineName, Task
+
+RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+
+
+def schema_text() -> str:
+    """Returns the JSON schema of a recipe as text."""
+    return json.dumps(schema(), indent=1)
+
+
+def catalogue(what: str) -> str:
+    """Returns the lines of `compress list WHAT`.
+
+    Raises:
+        InputError: There is no such list.
+    """
+    lists = {"stages": _stages, "methods": _methods, "engines": _engines, "tasks": _tasks, "recipes": _recipes}
+    if what not in lists:
+        raise InputError(f"list {what}: unknown; allowed: {', '.join(lists)}{nearest(what, lists)}")
+    return "\n".join(lists[what]())
+
+
+def _stages() -> Iterator[str]:
+    for stage in STAGES:
+        yield f"{stage.NAME:<14}{_first_line(stage)}"
+
+
+def _methods() -> Iterator[str]:
+    for stage in STAGES:
+        for name, values in _choices(stage):
+            yield f"{stage.NAME}.{name}: {', '.join(map(str, values))}"
+
+
+def _engines() -> Iterator[str]:
+    where = {
+        "openvino": "CPU (default)",
+        "onnxruntime": "CPU",
+        "tensorrt": "NVIDIA GPUs; proved ahead of time without one",
+        "torch": "CPU, CUDA; the baseline",
+    }
+    for name in get_args(EngineName):
+        yield f"{name:<14}{where[name]}"
+
+
+def _tasks() -> Iterator[str]:
+    yield from get_args(Task)
+
+
+def _recipes() -> Iterator[str]:
+    for path in sorted(RECIPES.glob("**/*.yaml")):
+        yield f"{path.relative_to(RECIPES.parent)}: {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}"
+
+
+def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[Any, ...]]]:
+    for name, field in model.model_fields.items():
+        literals, models = _parts(field.annotation)
+        if literals:
+            yield prefix + name, literals
+        for inner in models:
+            yield from _choices(inner, f"{prefix}{name}.")
+
+
+def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return (), [annotation]
+    if get_origin(annotation) is Literal:
+        return get_args(annotation), []
+    literals: tuple[Any, ...] = ()
+    models: list[type[BaseModel]] = []
+    if get_origin(annotation) in (Union, UnionType, Annotated, tuple):
+        for argument in get_args(annotation):
+            more, inner = _parts(argument)
+            literals, models = literals + more, models + inner
+    return literals, models
+
+
+def reference() -> str:
+    """Returns the recipe reference as Markdown, generated from the fields of the config classes and the strings below them."""
+    sections: list[tuple[str, str, type[BaseModel]]] = [("The recipe", "", Recipe)]
+    sections += [(f"`{name}`", f"{name}.", model) for name, field in Recipe.model_fields.items() for model in _parts(field.annotation)[1]]
+    sections += [(f"stage `{stage.NAME}`", "", stage) for stage in STAGES]
+    return "\n".join(line for title, prefix, model in sections for line in _section(title, prefix, model))
+
+
+def _section(title: str, prefix: str, model: type[BaseModel]) -> Iterator[str]:
+    yield f"### {title}\n\n{_first_line(model)}\n\n| key | allowed | default | meaning |\n| --- | --- | --- | --- |"
+    yield from _rows(prefix, model)
+    yield ""
+
+
+def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]] | None = None) -> Iterator[str]:
+    shown = {model} if shown is None else shown
+    for name, field in model.model_fields.items():
+        inner = [nested for nested in _parts(field.annotation)[1] if nested not in shown]
+        meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+        yield f"| `{prefix}{name}` | {_type_text(field.annotation)} | {_default_text(field)} | {meaning} |"
+        if prefix or not issubclass(model, Recipe):
+            shown.update(inner)
+            for nested in inner:
+                yield from _rows(f"{prefix}{name}.", nested, shown)
+
+
+def _type_text(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _type_text(arguments[0])
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin in (Union, UnionType):
+        return " or ".join(_type_text(argument) for argument in arguments if argument is not NoneType)
+    if origin in (tuple, list):
+        return "list of " + _type_text(arguments[0])
+    if origin is dict:
+        return "map"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "map"
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "`true`, `false`"}
+    return names.get(getattr(annotation, "__name__", ""), "any")
+
+
+def _default_text(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=False)
+    if value is None or isinstance(value, BaseModel):
+        return ""
+    return f"`{json.dumps(value)}`"
+
+
+def _first_line(model: type[Any]) -> str:
+    return (model.__doc__ or "").strip().splitlines()[0]

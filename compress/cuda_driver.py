@@ -1,0 +1,109 @@
+"""The few calls of the CUDA driver that running an engine needs, through ctypes.
+
+`libcuda.so.1` comes with the NVIDIA driver itself, so that this works wherever a GPU does, in every container, without torch or a CUDA
+package. TensorRT uses the CUDA runtime, which shares the device's primary context with the driver: memory and streams made here are
+valid there. This file needs numpy only; it is copied beside `build_plans.py` in a GPU model repository.
+
+Left out: asynchronous copies and pinned memory. What is measured is the server's business, not this file's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
+LIBRARY = "libcuda.so.1"
+
+
+class CudaError(RuntimeError):
+    """The driver refused a call; one line: the call and the driver's name for the error."""
+
+
+def load_driver() -> Any | None:
+    """Returns the CUDA driver, or None where this machine has none."""
+    try:
+        return ctypes.CDLL(LIBRARY)
+    except OSError:
+        return None
+
+
+def capabilities(driver: Any | None) -> tuple[str, ...]:
+    """Returns the compute capability of every GPU in the driver's order, such as "80"; () where there is no driver or no GPU."""
+    if driver is None or driver.cuInit(0) != 0:  # cuInit fails with CUDA_ERROR_NO_DEVICE where the driver finds no GPU
+        return ()
+    count = ctypes.c_int()
+    _check(driver, "cuDeviceGetCount", ctypes.byref(count))
+    return tuple(_capability(driver, ordinal) for ordinal in range(count.value))
+
+
+class Device:
+    """One GPU: its primary context is current in this thread, and it has a stream.
+
+    Args:
+        driver: What `load_driver` gave.
+        ordinal: Its number in the driver's order.
+    """
+
+    def __init__(self, driver: Any, ordinal: int = 0) -> None:
+        self._driver = driver
+        _check(driver, "cuInit", 0)
+        self.capability = _capability(driver, ordinal)
+        handle, context, stream = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+        _check(driver, "cuDeviceGet", ctypes.byref(handle), ordinal)
+        _check(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), handle)
+        _check(driver, "cuCtxSetCurrent", context)
+        _check(driver, "cuStreamCreate", ctypes.byref(stream), 0)
+        self._stream = stream
+        self._blocks: dict[str, tuple[int, int]] = {}
+
+    @property
+    def stream(self) -> int:
+        """Handle of the stream. It waits for copies, which run on the default stream."""
+        return self._stream.value or 0
+
+    def block(self, name: str, num_bytes: int) -> int:
+        """Returns the address of a block of at least `num_bytes` on the GPU; the same name gives the same block until it has to grow."""
+        address, size = self._blocks.get(name, (0, 0))
+        if size < num_bytes:
+            if address:
+                _check(self._driver, "cuMemFree_v2", ctypes.c_uint64(address))
+            pointer = ctypes.c_uint64()
+            _check(self._driver, "cuMemAlloc_v2", ctypes.byref(pointer), ctypes.c_size_t(num_bytes))
+            address = pointer.value
+            self._blocks[name] = address, num_bytes
+        return address
+
+    def upload(self, array: NDArray[Any], address: int) -> None:
+        """Copies a contiguous array to the GPU."""
+        size = ctypes.c_size_t(array.nbytes)
+        _check(self._driver, "cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(array.ctypes.data), size)
+
+    def download(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
+        """Waits for the stream and returns a copy of what is at `address`."""
+        array = np.empty(shape, dtype)
+        _check(self._driver, "cuStreamSynchronize", self._stream)
+        size = ctypes.c_size_t(array.nbytes)
+        _check(self._driver, "cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(address), size)
+        return array
+
+
+def _capability(driver: Any, ordinal: int) -> str:
+    device, digits = ctypes.c_int(), []
+    _check(driver, "cuDeviceGet", ctypes.byref(device), ordinal)
+    for attribute in (COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR):
+        value = ctypes.c_int()
+        _check(driver, "cuDeviceGetAttribute", ctypes.byref(value), attribute, device)
+        digits.append(str(value.value))
+    return "".join(digits)
+
+
+def _check(driver: Any, call: str, *arguments: Any) -> None:
+    status = getattr(driver, call)(*arguments)
+    if status != 0:
+        name = ctypes.c_char_p()
+        driver.cuGetErrorName(status, ctypes.byref(name))
+        raise CudaError(f"{call}: {(name.value or b'unknown').decode()} ({status})")

@@ -1,0 +1,113 @@
+"""How many bytes a step is going to write, from the shapes of the model alone: the disk column of `compress plan`.
+
+Weights are nearly all of it: 4 bytes each in float, 1 byte for those that become int8. Graphs, tokenizer and predictions are added with
+round figures. Engines of TensorRT are left out: their size is known once they are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from compress.implicit import Evaluate, Latency
+from compress.model import linears
+from compress.model_config import auto_class, quiet, with_class
+from compress.stage import Context, Stage, Task
+from export.export import Export
+from quantize.ptq import Quantize, choose_layers
+from triton_repo.triton_repo import TritonRepo
+
+FLOAT_BYTES = 4
+GRAPH_BYTES_PER_LAYER = 70_000  # an OpenVINO graph of one encoder layer, as XML
+TOKENIZER_BYTES_PER_TOKEN = 23  # one entry of tokenizer.json
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What the files of one model weigh."""
+
+    parameters: int
+    int8_parameters: int
+    """Weights that become int8; 0 without a quantize stage."""
+    layers: int
+    tokenizer_bytes: int
+    prediction_bytes: int
+    """One file of logits and labels for the evaluation split."""
+
+    @property
+    def float_bytes(self) -> int:
+        """All weights in float."""
+        return FLOAT_BYTES * self.parameters
+
+    @property
+    def int8_bytes(self) -> int:
+        """All weights, those in int8 that can be."""
+        return FLOAT_BYTES * (self.parameters - self.int8_parameters) + self.int8_parameters
+
+
+def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: Context) -> int:
+    """Returns the size of the artifact of a step.
+
+    Args:
+        step: The step.
+        steps: All of them.
+        config: The Transformers config of the model.
+        context: Data, task and target.
+    """
+    quantizer = next((stage for stage in steps if isinstance(stage, Quantize)), None)
+    sizes = _sizes(config, context, quantizer)
+    if isinstance(step, Evaluate):
+        return sizes.prediction_bytes
+    if isinstance(step, Latency):
+        return 0
+    if isinstance(step, Export):
+        return sum(_build_bytes(precision, sizes, context) for precision in _precisions(steps))
+    if isinstance(step, TritonRepo):
+        return sum(_served_bytes(precision, sizes) for precision in _precisions(steps))
+    return sizes.float_bytes + sizes.tokenizer_bytes
+
+
+def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
+    parameters, int8_parameters = _parameters(config, context.task, quantizer)
+    rows, classes = len(context.data.evaluation), max(1, len(context.data.labels))
+    images = context.task == "image-classification"
+    return Sizes(
+        parameters=parameters,
+        int8_parameters=int8_parameters,
+        layers=getattr(config, "num_hidden_layers", 12),
+        tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
+        prediction_bytes=rows * (4 * classes + 8),
+    )
+
+
+def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int]:
+    """Returns how many parameters there are, and how many of them become int8; counted on the meta device."""
+    with torch.device("meta"), quiet():
+        model = auto_class(task).from_config(with_class(config, task))
+    chosen = choose_layers(model, linears(model), quantizer.exclude, "exclude")[0] if quantizer else {}
+    return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in chosen.values())
+
+
+def _precisions(steps: Sequence[Stage]) -> list[str]:
+    """Returns the precisions of the builds that export makes by default: the ends, and the last in float."""
+    variants = sum(isinstance(stage, Evaluate) for stage in steps)
+    if any(isinstance(stage, Quantize) for stage in steps):
+        return ["fp32", "int8", "fp32"]
+    return ["fp32"] * min(2, variants)
+
+
+def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
+    weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
+    copies = 1  # model.onnx
+    copies += "onnxruntime" in context.target.engines and precision == "int8"  # model_uint8.onnx
+    copies += "openvino" in context.target.engines  # openvino.bin
+    graph = sizes.layers * GRAPH_BYTES_PER_LAYER * ("openvino" in context.target.engines)
+    return copies * weights + graph + sizes.tokenizer_bytes + 3 * sizes.prediction_bytes
+
+
+def _served_bytes(precision: str, sizes: Sizes) -> int:
+    weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
+    return weights + sizes.layers * GRAPH_BYTES_PER_LAYER + sizes.tokenizer_bytes + sizes.prediction_bytes

@@ -1,0 +1,52 @@
+"""`compress doctor`: what works on this machine, what is missing, and how to get it."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Iterator
+
+from compress import environment
+
+
+def examine(fix: bool = False) -> Iterator[str]:
+    """Yields one line for each thing that a run may need; with `fix`, builds the server environment where it is missing."""
+    machine = environment.hardware()
+    yield f"processor      {machine['cpu']}, {machine['cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB"
+    yield f"features       {', '.join(machine['cpu_features']) or 'none of those that matter'}"
+    yield from _int8(machine["cpu_features"])
+    yield f"GPU            {', '.join(machine['gpus']) or 'none: TensorRT engines are proved ahead of time, not run'}"
+    for name in ("torch", "transformers", "onnx", "onnxruntime", "openvino", "tritonclient"):
+        yield f"{name:<15}{environment.versions().get(name, f'missing: pip install {name}')}"
+    yield from _tensorrt()
+    yield f"compiler       {shutil.which('g++') or 'no g++: torch is measured eager only, not compiled'}"
+    yield from _server(fix)
+
+
+def _int8(features: list[str]) -> Iterator[str]:
+    if not environment.NATIVE_INT8.isdisjoint(features):
+        yield "int8           native dot products; weights use 8 bits"
+    else:
+        yield "int8           no VNNI or AMX: products saturate at 16 bits, so weights use 7 bits, and int8 gains little speed here"
+
+
+def _tensorrt() -> Iterator[str]:
+    if importlib.util.find_spec("tensorrt"):
+        yield f"tensorrt       {environment.versions().get('tensorrt', 'installed')}"
+    elif importlib.util.find_spec("tensorrt_rtx_bindings"):
+        yield "tensorrt       not installed; TensorRT-RTX proves the graphs ahead of time"
+    else:
+        yield "tensorrt       not installed: pip install tensorrt (with a GPU) or 'compress-transformers[tensorrt-rtx]' (proof without one)"
+
+
+def _server(fix: bool) -> Iterator[str]:
+    from compress.errors import InputError
+    from triton_repo import environment as server  # imported here: it starts the interpreter of the server
+
+    try:
+        if fix:
+            server.build()
+        found = server.check()
+        yield f"triton server  {found.path}, {', '.join(f'{name} {version}' for name, version in found.versions.items())}"
+    except InputError as error:
+        yield f"triton server  {error.problems[0]}"

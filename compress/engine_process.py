@@ -1,0 +1,187 @@
+"""One engine in a process of its own, spoken to in JSON lines.
+
+The thread pools of torch, ONNX Runtime and OpenVINO slow each other several times over when they share a process, so that every engine
+gets its own. What runs in there is not known here: a command, and a map that it understands (`export.worker` is one). Each request is one
+line {"op": ..., ...}, each answer one line, {"error": "..."} where it failed. Arrays and rows travel through files.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from compress.preprocess import Row
+from compress.process import environment, spawn
+
+Array = NDArray[Any]
+
+
+class EngineError(RuntimeError):
+    """An engine failed; one line: which engine, and what it said."""
+
+
+class Job(Protocol):
+    """What has to be known of an engine to start its process."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What its rows and messages are marked with: `engine`, `mode`, `precision`, `float_precision`, `device`."""
+
+    @property
+    def threads(self) -> int:
+        """CPU threads it runs with."""
+
+    @property
+    def command(self) -> list[str]:
+        """The command line of its process."""
+
+    def message(self) -> dict[str, Any]:
+        """What the process needs to open it, as JSON types."""
+
+
+class EngineProcess:
+    """A running engine. Use it in a `with` block.
+
+    Args:
+        job: The engine.
+
+    Raises:
+        EngineError: It could not be opened.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self._files = tempfile.TemporaryDirectory(prefix="compress-engine-")
+        env = environment(OMP_NUM_THREADS=str(job.threads), MKL_NUM_THREADS=str(job.threads), HF_HUB_OFFLINE="1")
+        self._errors = Path(self._files.name, "stderr")
+        with self._errors.open("wb") as errors:
+            self._process = spawn(job.command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors)
+        try:
+            self.versions: dict[str, str] = self.ask("open", spec=job.message())["versions"]
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        """Sends one request and waits for its answer.
+
+        Raises:
+            EngineError: The engine reports an error, or its process died.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            raise EngineError(f"{self._name}: its process ended with status {self._process.wait()} during {op!r}{self._last_words()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise EngineError(f"{self._name}: {answer['error']}")
+        return answer
+
+    def predict(self, rows: Sequence[Row], batch_size: int) -> Array:
+        """Returns the logits of `rows`, float32 [n, C], in row order; every row is padded to its bucket.
+
+        Raises:
+            EngineError: The engine failed, or answered NaN or infinity.
+        """
+        given, answered = (Path(self._files.name, name) for name in ("rows.safetensors", "logits.safetensors"))
+        write_rows(given, rows)
+        self.ask("predict", rows=str(given), out=str(answered), batch_size=batch_size)
+        logits: Array = load_file(answered)["logits"]
+        bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+        if len(bad):
+            raise EngineError(f"{self._name}: the answer to {len(bad)} of {len(rows)} rows is NaN or infinite, first to row {bad[0]}")
+        return logits
+
+    def probe(self, tensors: Sequence[str], rows: Sequence[Row], length: int | None) -> dict[str, Array]:
+        """Returns tensors inside the graph by name, for `rows` in one batch, padded to `length` tokens.
+
+        Raises:
+            EngineError: The engine failed.
+        """
+        given, answered = (Path(self._files.name, name) for name in ("probed.safetensors", "tensors.safetensors"))
+        write_rows(given, rows)
+        self.ask("probe", rows=str(given), out=str(answered), tensors=list(tensors), length=length)
+        found: dict[str, Array] = load_file(answered)
+        return found
+
+    def close(self) -> None:
+        """Ends the process and removes its files; does nothing the second time."""
+        if self._process.stdin is not None and not self._process.stdin.closed:
+            try:
+                self._process.stdin.close()  # the end of its input ends it
+            except BrokenPipeError:
+                self._process.kill()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
+        self._files.cleanup()
+
+    def __enter__(self) -> EngineProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None:
+            self._process.kill()
+        self.close()
+
+    @property
+    def _name(self) -> str:
+        labels = self.job.labels
+        return f"{labels['engine']} {labels['mode']} {labels['precision']}"
+
+    def _last_words(self) -> str:
+        lines = self._errors.read_text(errors="replace").strip().splitlines()
+        return f": {' '.join(lines[-1].split())[:300]}" if lines else ""
+
+
+def write_rows(path: Path, rows: Sequence[Row], more: Mapping[str, Array] | None = None) -> None:
+    """Writes rows, all of one type, to a safetensors file: `bytes` uint8 [all], `lengths` int64 [n, parts of a row], and `more`."""
+    parts = [_encode(row) for row in rows]
+    data = np.frombuffer(b"".join(part for row in parts for part in row), dtype=np.uint8)
+    lengths = np.array([[len(part) for part in row] for row in parts], dtype=np.int64)
+    save_file(
+        {"bytes": data, "lengths": lengths, **(more or {})}, path, {"kind": "image" if rows and isinstance(rows[0], bytes) else "text"}
+    )
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Reads the rows of a file of `write_rows`."""
+    from safetensors import safe_open
+
+    with safe_open(path, framework="numpy") as file:
+        kind = file.metadata()["kind"]
+        data, lengths = file.get_tensor("bytes").tobytes(), file.get_tensor("lengths")
+    ends = lengths.cumsum().reshape(lengths.shape)
+    rows: list[Row] = []
+    for row_ends, row_lengths in zip(ends, lengths, strict=True):
+        parts = [data[end - size : end] for end, size in zip(row_ends, row_lengths, strict=True)]
+        if kind == "image":
+            rows.append(parts[0])
+        else:
+            rows.append((parts[0].decode(), parts[1].decode()) if len(parts) == 2 else parts[0].decode())
+    return rows
+
+
+def _encode(row: Row) -> list[bytes]:
+    if isinstance(row, bytes):
+        return [row]
+    return [part.encode() for part in (row if isinstance(row, tuple) else (row,))]

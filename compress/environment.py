@@ -1,0 +1,74 @@
+"""What this machine is: library versions, processor features, memory, GPUs. Goes into manifests, cache keys of engines, and the report."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from compress.stage import physical_cores
+
+LIBRARIES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "openvino",
+    "tensorrt",
+    "tensorrt_rtx_cu13_libs",
+    "tritonclient",
+    "numpy",
+)
+NATIVE_INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
+"""Features that multiply int8 into int32 without saturating at 16 bits."""
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns the versions of Python and of the libraries that results depend on, as far as they are installed."""
+    found = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def hardware() -> dict[str, Any]:
+    """Returns processor, features, cores of the affinity mask, memory (bytes) and GPUs of this machine."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.M)
+    present = set(flags[1].split()) if flags else set()
+    return {
+        "cpu": model[1].strip() if model else platform.processor() or platform.machine(),
+        "cpu_features": [feature for feature in FEATURES if feature in present],
+        "cores": physical_cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus(),
+        "kernel": platform.release(),
+    }
+
+
+@functools.cache
+def gpus() -> list[str]:
+    """Returns the names of the NVIDIA GPUs that the driver shows; empty without one."""
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if os.path.isdir("/proc/driver/nvidia/gpus") else []
+    names = [re.search(r"^Model:\s*(.+)$", card.read_text(), re.M) for card in cards]
+    return [name[1].strip() for name in names if name]
+
+
+def fingerprint() -> dict[str, Any]:
+    """Returns versions and hardware as they enter the cache keys of everything that is measured or built for this machine."""
+    return {"versions": versions(), "hardware": hardware()}

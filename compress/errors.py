@@ -1,0 +1,27 @@
+"""The one exception for wrong input: recipe, model folder, data, image or request.
+
+A message says what was given, what is allowed and what to do. Everything that is not an `InputError` is our fault, and the command
+line treats it so (exit status 1 instead of 2).
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class InputError(ValueError):
+    """The user's input is wrong: one line for each problem, all problems at once.
+
+    Args:
+        problems: One finished sentence each, without a line break: where (key path, file and line), what was given, what is
+            allowed, what to do.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = tuple(" ".join(problem.split()) for problem in problems)
+
+
+def nearest(given: str, allowed: Iterable[str]) -> str:
+    """Returns `"; did you mean 'x'?"` for the closest allowed word, or the empty string where nothing comes close."""
+    close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
+    return f"; did you mean {close[0]!r}?" if close else ""

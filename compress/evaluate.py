@@ -1,0 +1,155 @@
+"""What a model answers on a split, and how good that is.
+
+The figures are the usual ones of these tasks, written out in numpy (tests compare them with scikit-learn and SciPy):
+
+    accuracy  = mean(argmax(logits) == y)                                            ties take the lowest class
+    f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in answers or labels
+    matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k answered, t_k true counts
+    pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
+
+A figure without a meaning (0 / 0: a constant answer has no correlation) is 0, so that it can never look good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.errors import InputError
+from compress.stage import Progress, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compress.preprocess import Preprocessor
+
+Array = NDArray[Any]
+
+PRIMARY: dict[Task, str] = {"text-classification": "accuracy", "text-regression": "pearson", "image-classification": "accuracy"}
+"""The metric that goals and the report are about; higher is better for each."""
+
+
+def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
+    """Returns the figures of a task, each as a fraction.
+
+    Args:
+        task: Decides which figures.
+        logits: Float `[n, C]`; `[n, 1]` for regression.
+        labels: Class ids `[n]`, or values `[n]` for regression.
+
+    Raises:
+        InputError: There are no rows.
+    """
+    if not len(labels):
+        raise InputError("data: no row to evaluate; at least one labelled row is needed")
+    assert len(logits) == len(labels), (logits.shape, labels.shape)
+    if task == "text-regression":
+        values = logits.reshape(len(labels))
+        return {"pearson": pearson(values, labels), "spearman": spearman(values, labels)}
+    answers = logits.argmax(axis=1)
+    accuracy = float(np.mean(answers == labels))
+    if task == "image-classification":
+        return {"accuracy": accuracy}
+    return {"accuracy": accuracy, "f1": f1(answers, labels, logits.shape[1]), "matthews": matthews(answers, labels)}
+
+
+def f1(answers: Array, labels: Array, num_classes: int) -> float:
+    """Returns F1 of class 1 for two classes, else the unweighted mean over the classes that occur in `answers` or `labels`."""
+    if num_classes == 2:
+        return _f1_of(answers == 1, labels == 1)
+    return float(np.mean([_f1_of(answers == k, labels == k) for k in np.union1d(answers, labels)]))
+
+
+def matthews(answers: Array, labels: Array) -> float:
+    """Returns the Matthews correlation coefficient of any number of classes (Gorodkin 2004)."""
+    num_classes = int(max(answers.max(), labels.max())) + 1
+    answered = np.bincount(answers, minlength=num_classes).astype(np.float64)
+    true = np.bincount(labels, minlength=num_classes).astype(np.float64)
+    rows, correct = float(len(labels)), float(np.sum(answers == labels))
+    spread = (rows**2 - float(answered @ answered)) * (rows**2 - float(true @ true))
+    return _ratio(correct * rows - float(answered @ true), math.sqrt(spread))
+
+
+def pearson(x: Array, y: Array) -> float:
+    """Returns the linear correlation of two `[n]` arrays, in float64; 0 where either is constant."""
+    x, y = x.astype(np.float64), y.astype(np.float64)
+    if np.ptp(x) == 0 or np.ptp(y) == 0:  # the mean of equal values may differ from them by a rounding
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of tiny or huge values would leave the range
+    return min(1.0, max(-1.0, _ratio(float(x @ y), math.sqrt(float(x @ x) * float(y @ y)))))
+
+
+def spearman(x: Array, y: Array) -> float:
+    """Returns the rank correlation of two `[n]` arrays."""
+    return pearson(ranks(x), ranks(y))
+
+
+def ranks(x: Array) -> Array:
+    """Returns the ranks 1..n of an `[n]` array; equal values share the average of their ranks."""
+    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean: Array = (last - (counts - 1) / 2)[inverse]
+    return mean
+
+
+def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
+    """Returns the logits of `rows`, float32 `[n, C]`, in row order; every row is padded to its bucket, as engines and server do it.
+
+    Raises:
+        InputError: The model answers NaN or infinity; names the row.
+    """
+    import torch
+
+    from compress.model import device_of, forward
+
+    device, logits = device_of(model), None
+    was_training = model.training
+    model.eval()
+    with torch.inference_mode(), progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
+        for indices, features in preprocessor.batches(rows, batch_size):
+            answer = forward(model, {name: torch.from_numpy(value).to(device) for name, value in features.items()}).cpu().numpy()
+            logits = np.zeros((len(rows), answer.shape[1]), np.float32) if logits is None else logits
+            logits[indices] = answer
+            if advance is not None:
+                advance(len(indices))
+    model.train(was_training)
+    if logits is None:
+        raise InputError("data: no row to predict; at least one row is needed")
+    bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+    if len(bad):
+        raise InputError(
+            f"model: the answer to {len(bad)} of {len(rows)} rows is NaN or infinite, first to row {bad[0]}; check its weights"
+        )
+    return logits
+
+
+def save_predictions(path: Path, logits: Array, labels: Array) -> None:
+    """Writes `logits` (as float32 `[n, C]`) and `labels` (`[n]`, int64 or float32) to a safetensors file."""
+    from safetensors.numpy import save_file
+
+    kind = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int64
+    save_file({"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(labels, kind)}, path)
+
+
+def load_predictions(path: Path) -> tuple[Array, Array]:
+    """Returns (logits float32 `[n, C]`, labels `[n]`) of a file written by `save_predictions`."""
+    from safetensors.numpy import load_file
+
+    tensors = load_file(path)
+    return tensors["logits"], tensors["labels"]
+
+
+def _f1_of(answered: Array, true: Array) -> float:
+    hits = float(np.sum(answered & true))
+    return _ratio(2 * hits, float(np.sum(answered) + np.sum(true)))
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    return numerator / denominator if denominator else 0.0

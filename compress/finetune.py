@@ -1,0 +1,141 @@
+"""Finetuning: the model learns the task from the labels of the train split.
+
+    classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
+    regression      loss_b = (z_b - y_b)^2
+
+with p = softmax of the logits z. The weights kept are those that did best on the selection split, which takes no part in the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from compress.artifact import Artifact
+from compress.stage import Context, Stage, Task
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.data import Data
+    from compress.preprocess import Preprocessor
+    from compress.train import Objective
+
+EVALUATION_BATCH = 64
+
+
+class Finetune(Stage):
+    """Trains the model on the labels; the first stage where there is one, and its output is the baseline."""
+
+    NAME: ClassVar[str] = "finetune"
+
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 3
+    """Passes over the train split; 0.5 is half a pass."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
+    """Peak learning rate: 2e-5 to 5e-5 for a pretrained encoder, around 1e-3 for a small model with random weights."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Rows per step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows in memory at once, where a whole batch does not fit; the result does not depend on it, up to rounding and dropout."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the steps over which the learning rate rises from 0."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Decoupled weight decay of matrices; biases and norms have none."""
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of the target that is spread over all classes; 0 for regression."""
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two looks at the selection split; absent: once an epoch."""
+    keep: Literal["best", "last"] = "best"
+    """Weights that are kept: the best on the selection split, or the last."""
+
+    def work(self, macs: int, data: Data) -> float:
+        """Forward and twice as much backward for every row of every epoch, and a forward for the selection split."""
+        return macs * self.epochs * (3.0 * len(data.train.rows) + len(data.selection.rows))
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes the trained checkpoint.
+
+        Returns:
+            `losses` per epoch, `selection` (metric, values, best step), `steps`, `seconds_per_step`, `autocast`.
+
+        Raises:
+            InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
+        """
+        from compress.data import preprocessor
+        from compress.errors import InputError
+        from compress.evaluate import PRIMARY
+        from compress.model import load, save
+        from compress.train import TrainConfig, autocast_dtype, train, training_device
+
+        if self.label_smoothing and context.task == "text-regression":
+            raise InputError(
+                f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes: leave it out"
+            )
+        device = training_device()
+        model = load(parent.path, device)
+        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        config = TrainConfig(**self.model_dump(include=set(TrainConfig.model_fields) & set(type(self).model_fields)))
+        history = train(
+            model,
+            supervised(context.task, self.label_smoothing),
+            context.data.train.rows,
+            context.data.train.labels,
+            prepared,
+            config,
+            context.seed,
+            context.scratch,
+            context.progress,
+            selection_metric(context, prepared),
+            label=self.id or self.NAME,
+            depends={"label_smoothing": self.label_smoothing},
+        )
+        save(
+            model.cpu(),
+            parent.path,
+            out,
+            f"Finetuned for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
+        )
+        return {
+            "losses": history.losses,
+            "selection": {"metric": PRIMARY[context.task], "values": history.selection, "best_step": history.best_step},
+            "steps": history.steps,
+            "seconds_per_step": history.seconds / max(1, history.steps),
+            "autocast": str(autocast_dtype(device)).removeprefix("torch."),
+        }
+
+
+def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
+    """Returns the objective of learning from labels: cross entropy, or squared error for regression."""
+    from torch.nn import functional
+
+    from compress.model import forward
+    from compress.train import Batch
+
+    def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        logits = forward(model, batch.features)
+        return {"cross_entropy": functional.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=label_smoothing)}
+
+    def regress(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"squared_error": (forward(model, batch.features)[:, 0] - batch.labels).square()}
+
+    return regress if task == "text-regression" else classify
+
+
+def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
+    """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
+    from compress.evaluate import PRIMARY, metrics, predict
+
+    split = context.data.selection
+    if not len(split.rows):
+        return None
+
+    def value(model: nn.Module) -> float:
+        logits = predict(model, prepared, split.rows, EVALUATION_BATCH)
+        return metrics(context.task, logits, split.labels)[PRIMARY[context.task]]
+
+    return value

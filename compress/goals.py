@@ -1,0 +1,257 @@
+"""Goals: what the recipe asked for, against what the report measured.
+
+Every goal is judged on the point estimate. A goal whose figure was not measured is neither met nor missed: its value is None and its
+reason says what is missing. All figures come from one report, so ratios never mix runs.
+
+    max_drop      baseline in torch - last variant at the last hop that ran (Triton, else engine, else torch)
+    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
+    int8_faster   p50(fastest float of the same engine and checkpoint) / p50(int8) at the largest shape, has to exceed 1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from compress.environment import NATIVE_INT8
+
+FLOATS = ("fp32", "bf16", "fp16")
+ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01
+
+Row = Mapping[str, Any]
+Shape = tuple[int, int | None]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that a goal is judged on, or why there is none."""
+
+    value: float | None = None
+    at: str | None = None
+    """Where it was measured, in words."""
+    reason: str | None = None
+    low: float | None = None
+    high: float | None = None
+
+
+def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Judges the goals of a recipe.
+
+    Args:
+        goals: The `goals` section of the recipe: `max_drop`, `min_speedup`, `max_latency_ms`, `max_size_mb`, `min_throughput`,
+            `int8_faster`; absent or None is not judged.
+        report: The report; of it `variants`, `baseline`, `metric` and `target.engines` are read.
+
+    Returns:
+        For each goal `goal`, `limit`, `value`, `met` (None where the value is), and where known `at`, `low`, `high`, `reason`.
+    """
+    goals = goals or {}
+    judged = [
+        _at_most("max_drop", goals.get("max_drop"), drop(report)),
+        _at_least("min_speedup", goals.get("min_speedup"), speedup(report)),
+        *(_at_most("max_latency_ms", goal["value"], latency(report, goal)) for goal in goals.get("max_latency_ms") or ()),
+        _at_most("max_size_mb", goals.get("max_size_mb"), size_mb(report)),
+        _at_least("min_throughput", goals.get("min_throughput"), throughput(report)),
+    ]
+    if goals.get("int8_faster", True) is not False and is_quantized(last_variant(report)):
+        judged.append(_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit))
+    return [goal for goal in judged if goal["limit"] is not None]
+
+
+def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the variant that the run ends with; empty where there is none."""
+    variants = report.get("variants") or [{}]
+    return variants[-1] or {}
+
+
+def baseline(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the variant that every other one is compared with; empty where there is none."""
+    name = report.get("baseline")
+    return next((variant for variant in report.get("variants") or () if name is not None and variant.get("id") == name), {})
+
+
+def first_engine(report: Mapping[str, Any]) -> str | None:
+    """Returns the engine that goals are judged on: the first of the target, else the first beside torch that was measured."""
+    listed = (report.get("target") or {}).get("engines") or ()
+    measured = [str(row["engine"]) for row in last_variant(report).get("latency") or () if row.get("engine")]
+    return next(iter([*listed, *(engine for engine in measured if engine != "torch"), *measured]), None)
+
+
+def is_quantized(variant: Mapping[str, Any]) -> bool:
+    """Whether a variant went through a quantize stage."""
+    rows = variant.get("latency") or ()
+    named = "quantize" in (variant.get("stages") or ()) or bool(variant.get("quantization"))
+    return named or any(row.get("precision") not in (*FLOATS, None) for row in rows)
+
+
+def last_hop(report: Mapping[str, Any]) -> str | None:
+    """Returns the last hop at which the last variant was evaluated: triton, else the first engine, else another, else torch."""
+    cells = last_variant(report).get("accuracy") or {}
+    measured = [hop for hop, cell in cells.items() if (cell or {}).get("value") is not None]
+    engines = [hop for hop in measured if hop not in ("triton", "torch")]
+    return next((hop for hop in ["triton", first_engine(report), *engines, "torch"] if hop in measured), None)
+
+
+def drop(report: Mapping[str, Any]) -> Figure:
+    """Returns what the run cost in the primary metric: positive is lost."""
+    before = ((baseline(report).get("accuracy") or {}).get("torch")) or {}
+    hop = last_hop(report)
+    if before.get("value") is None:
+        return Figure(reason=f"the baseline was not evaluated in torch{_because(before.get('reason'))}")
+    if hop is None:
+        return Figure(reason="the last variant was not evaluated at any hop")
+    last = last_variant(report)
+    after, paired = last["accuracy"][hop], (last.get("drops") or {}).get(hop) or {}
+    if before.get("n") != after.get("n"):
+        counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
+        return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {hop} on {counts[1]}")
+    sign = -1 if (report.get("metric") or {}).get("higher_is_better") is False else 1
+    return Figure(sign * (before["value"] - after["value"]), at=hop, low=paired.get("low"), high=paired.get("high"))
+
+
+def speedup(report: Mapping[str, Any]) -> Figure:
+    """Returns the speed-up at the worst shape: first engine against torch fp32 eager of the baseline on the same device."""
+    engine = first_engine(report)
+    fast = served_cells(report)
+    if not fast:
+        return Figure(reason=_unmeasured(report, engine))
+    device = next(iter(fast.values())).get("device")
+    slow = reference_cells(report, device)
+    if not slow:
+        return Figure(reason="torch fp32 eager of the baseline was not timed on this device")
+    missing = sorted(fast.keys() ^ slow.keys(), key=str)
+    if missing:
+        return Figure(reason=f"{shape_name(missing[0])} was not timed for both {engine} and the baseline in torch")
+    worst = min(fast, key=lambda shape: slow[shape]["p50_ms"] / fast[shape]["p50_ms"])
+    return Figure(slow[worst]["p50_ms"] / fast[worst]["p50_ms"], at=f"{engine}, {shape_name(worst)}")
+
+
+def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
+    """Returns one latency percentile of the last variant on the first engine.
+
+    Args:
+        report: The report.
+        goal: `percentile` (50, 90 or 99), `batch`, `sequence` (None for images).
+    """
+    shape, key = (goal["batch"], goal.get("sequence")), f"p{goal['percentile']}_ms"
+    cells, engine = served_cells(report), first_engine(report)
+    where = f"{engine}, p{goal['percentile']}, {shape_name(shape)}"
+    if not cells:
+        return Figure(at=where, reason=_unmeasured(report, engine))
+    if shape not in cells:
+        return Figure(
+            at=where, reason=f"not a measured shape; measured: {', '.join(shape_name(known) for known in sorted(cells, key=_work))}"
+        )
+    if cells[shape].get(key) is None:
+        return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for p{goal['percentile']}")
+    return Figure(cells[shape][key], at=where)
+
+
+def size_mb(report: Mapping[str, Any]) -> Figure:
+    """Returns the size of what the first engine needs to serve, in 10^6 bytes."""
+    size, engine = last_variant(report).get("size_bytes"), first_engine(report)
+    return Figure(size / 1e6, at=engine) if size is not None else Figure(reason=f"no files of {engine or 'an engine'} were built")
+
+
+def throughput(report: Mapping[str, Any]) -> Figure:
+    """Returns the rows per second of the first engine at its best shape."""
+    rates = {shape: row["throughput_per_s"] for shape, row in served_cells(report).items() if row.get("throughput_per_s") is not None}
+    if not rates:
+        return Figure(reason=_unmeasured(report, first_engine(report)))
+    best = max(rates, key=lambda shape: rates[shape])
+    return Figure(rates[best], at=f"{first_engine(report)}, {shape_name(best)}")
+
+
+def int8_gain(report: Mapping[str, Any]) -> Figure:
+    """Returns how many times faster int8 is than the fastest float of the same engine and checkpoint, at the largest shape."""
+    last, engine, cells = last_variant(report), first_engine(report), served_cells(report)
+    cells = {shape: row for shape, row in cells.items() if row.get("precision") not in (*FLOATS, None)}
+    if not cells:
+        return Figure(reason=_unmeasured(report, engine))
+    shape = max(cells, key=_work)
+    same = [row for row in _measured(last, engine) if _shape(row) == shape and row.get("precision") in FLOATS]
+    if not same:
+        return Figure(reason=f"no float engine of the same checkpoint was timed at {shape_name(shape)}")
+    fastest = min(same, key=lambda row: float(row["p50_ms"]))
+    value = fastest["p50_ms"] / cells[shape]["p50_ms"]
+    where = f"{engine}, {shape_name(shape)}, against {fastest['precision']}"
+    return Figure(value, at=where, reason=None if value > 1 else _blame(last, (report.get("environment") or {}).get("cpu_features")))
+
+
+def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
+    """Returns the latency rows of what is served, by shape: last variant, first engine, quantized precision where it has one."""
+    rows = _measured(last_variant(report), first_engine(report))
+    precision = next((row.get("precision") for row in rows if row.get("precision") not in FLOATS), None)
+    precision = precision or (rows[0].get("precision") if rows else None)
+    return _first_by_shape([row for row in rows if row.get("precision") == precision])
+
+
+def reference_cells(report: Mapping[str, Any], device: str | None) -> dict[Shape, Row]:
+    """Returns the latency rows that speed-ups refer to, by shape: baseline, torch fp32 eager, same device."""
+    rows = _measured(baseline(report), "torch")
+    kind = ("fp32", "eager", device)
+    return _first_by_shape([row for row in rows if (row.get("precision"), row.get("mode"), row.get("device")) == kind])
+
+
+def shape_name(shape: Shape) -> str:
+    """Returns a shape in words: `batch 8 x 128 tokens`; images have no sequence."""
+    batch, sequence = shape
+    return f"batch {batch}" if sequence is None else f"batch {batch} x {sequence} tokens"
+
+
+def _measured(variant: Mapping[str, Any], engine: str | None) -> list[Row]:
+    return [row for row in variant.get("latency") or () if row.get("engine") == engine and row.get("p50_ms")]
+
+
+def _first_by_shape(rows: list[Row]) -> dict[Shape, Row]:
+    # the recommended mode of a shape comes first
+    return {_shape(row): row for row in reversed(rows)}
+
+
+def _shape(row: Row) -> Shape:
+    return row.get("batch") or 1, row.get("sequence")
+
+
+def _work(shape: Shape) -> tuple[int, int]:
+    return shape[0] * (shape[1] or 1), shape[0]
+
+
+def _unmeasured(report: Mapping[str, Any], engine: str | None) -> str:
+    if engine is None:
+        return "no engine was timed"
+    cell = (last_variant(report).get("accuracy") or {}).get(engine) or {}
+    return f"{engine} was not timed{_because(cell.get('reason'))}"
+
+
+def _because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
+
+
+def _blame(variant: Mapping[str, Any], cpu_features: Sequence[str] | None) -> str:
+    """Says what kept int8 from being faster: the processor where it has no int8 dot product, and the float layers by share of the work."""
+    lacking = cpu_features is not None and NATIVE_INT8.isdisjoint(cpu_features)
+    machine = "; this processor has neither VNNI nor AMX, so int8 products cost it as much as float ones" if lacking else ""
+    layers = [layer for layer in variant.get("int8_layers") or () if layer.get("macs")]
+    total = sum(layer["macs"] for layer in layers)
+    slow = sorted((layer for layer in layers if layer.get("precision") in FLOATS), key=lambda layer: -layer["macs"])
+    if not layers:
+        return f"not faster than float; which layers ran in int8 is not known{machine}"
+    if not slow:
+        return f"not faster than float although every layer ran in int8{machine}"
+    named = ", ".join(f"{layer['name']} ({100 * layer['macs'] / total:.1f} % of MACs)" for layer in slow[:5])
+    return f"not faster than float{machine}; layers that ran in float: {named}{f' and {len(slow) - 5} more' if len(slow) > 5 else ''}"
+
+
+def _at_most(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
+    return _judged(goal, limit, figure, lambda value, bound: value <= bound + ROUNDING)
+
+
+def _at_least(goal: str, limit: float | None, figure: Figure) -> dict[str, Any]:
+    return _judged(goal, limit, figure, lambda value, bound: value >= bound - ROUNDING)
+
+
+def _judged(goal: str, limit: float | None, figure: Figure, holds: Callable[[float, float], bool]) -> dict[str, Any]:
+    met = None if figure.value is None or limit is None else bool(holds(figure.value, limit))
+    known = {key: getattr(figure, key) for key in ("at", "low", "high", "reason") if getattr(figure, key) is not None}
+    return {"goal": goal, "limit": limit, "value": figure.value, "met": met, **known}

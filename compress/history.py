@@ -1,0 +1,68 @@
+"""How long stages took on this machine: the memory behind the times that `compress plan` predicts.
+
+Every finished stage adds a line (hardware, stage, work, seconds) to a file in the user's cache folder. A prediction is
+`seconds = fixed + rate * work`, fitted to the lines of this hardware by least squares with both terms >= 0 (Lawson and Hanson's NNLS,
+rows weighted by 1 / seconds so that relative errors count). With lines of one size only, half of the time is taken as fixed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from compress.artifact import digest
+from compress.environment import hardware
+
+KEPT = 20
+
+
+def history_file() -> Path:
+    """Returns the file of recorded times; its folder follows $XDG_CACHE_HOME."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compress" / "times.jsonl"
+
+
+def record(stage: str, work: float, seconds: float) -> None:
+    """Adds one finished stage; where the cache folder cannot be written nothing is remembered, as nothing depends on it."""
+    line = json.dumps({"machine": _machine(), "stage": stage, "work": work, "seconds": seconds})
+    try:
+        history_file().parent.mkdir(parents=True, exist_ok=True)
+        with history_file().open("a", encoding="utf-8") as stream:
+            stream.write(line + "\n")
+    except OSError:
+        return
+
+
+def predict(stage: str, work: float) -> float | None:
+    """Returns the seconds that a stage with that much work takes here, or None where none was recorded."""
+    known = list(_known(stage))[-KEPT:]
+    if not known:
+        return None
+    works, seconds = np.array(known).T
+    if np.ptp(np.log(works)) < 0.01:
+        return float(np.median(seconds) * (1 + work / np.median(works)) / 2)
+    from scipy.optimize import nnls
+
+    scale = works.max()
+    (fixed, rate), _ = nnls(np.stack([np.ones_like(works), works / scale], axis=1) / seconds[:, None], np.ones_like(seconds))
+    return float(fixed + rate * work / scale)
+
+
+def _known(stage: str) -> Iterator[tuple[float, float]]:
+    if not history_file().exists():
+        return
+    for line in history_file().read_text(encoding="utf-8").splitlines():
+        try:
+            entry = json.loads(line)
+            if (entry["machine"], entry["stage"]) == (_machine(), stage):
+                yield max(1.0, float(entry["work"])), max(1e-3, float(entry["seconds"]))
+        except (ValueError, KeyError, TypeError):
+            continue  # a line that a kill cut off
+
+
+def _machine() -> str:
+    machine = hardware()
+    return digest({key: machine[key] for key in ("cpu", "cpu_features", "cores", "gpus")})[:16]

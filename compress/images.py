@@ -1,0 +1,148 @@
+"""Sets of images: folders `split/class/file.jpg`, tar archives of the same shape, and the built-in digits of scikit-learn.
+
+An archive is read from front to back and never extracted: its names reach no file system. It has to be whole. A class is the folder
+that an image lies in. Hidden files (`.DS_Store`, `._x.jpg`) are passed over; everything else that is not a PNG or JPEG image is an error.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import BinaryIO
+
+import numpy as np
+from PIL import Image
+
+from compress.errors import InputError
+from compress.preprocess import MAX_IMAGE_BYTES
+
+ENDINGS = (".png", ".jpg", ".jpeg")
+ARCHIVES = (".tar", ".tar.gz", ".tgz")
+BLOCK = 512
+KINDS = "PNG and JPEG images (.png .jpg .jpeg)"
+
+
+@dataclass(frozen=True)
+class LabelledImage:
+    """One encoded image of a set."""
+
+    place: str
+    """Where it lies, for error messages."""
+    split: str | None
+    """Name of the folder above the folder of its class, where it is in the set."""
+    label: str
+    """Name of its class."""
+    data: bytes
+    """The encoded image."""
+
+
+def is_archive(path: Path) -> bool:
+    """Whether the name of a file says that it is a tar archive."""
+    return path.name.lower().endswith(ARCHIVES)
+
+
+def read_images(path: Path) -> Iterator[LabelledImage]:
+    """Yields the images of a folder `class/file`, in the order of their names, or of a tar archive, in the order of its members.
+
+    Raises:
+        InputError: The archive is damaged, or something in it is not an image in the folder of a class.
+    """
+    if path.is_dir():
+        yield from _folder(path)
+        return
+    for parts, data in _members(path):
+        yield LabelledImage(f"{path} member {'/'.join(parts)}", parts[-3] if len(parts) > 2 else None, parts[-2], data)
+
+
+def _folder(folder: Path) -> Iterator[LabelledImage]:
+    for classes in sorted(folder.iterdir()):
+        if classes.name.startswith("."):
+            continue
+        if not classes.is_dir():
+            raise InputError(f"{classes}: not in the folder of a class; {folder.name}/CLASS/FILE with {KINDS} is allowed")
+        for file in sorted(classes.iterdir()):
+            if file.name.startswith("."):
+                continue
+            _check_name(str(file), file.name)
+            try:
+                _check_size(str(file), file.stat().st_size)
+                yield LabelledImage(str(file), None, classes.name, file.read_bytes())
+            except OSError as error:
+                raise InputError(f"{file}: cannot be read ({error.strerror}); {KINDS} are allowed") from error
+
+
+def _members(path: Path) -> Iterator[tuple[tuple[str, ...], bytes]]:
+    """Yields (path parts, contents) of every image of an archive."""
+    try:
+        with _open(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+            for member in archive:
+                where, parts = f"{path} member {member.name!r:.120}", PurePosixPath(member.name).parts
+                if member.isdir() or parts[-1:] == () or parts[-1].startswith("."):
+                    continue
+                _check_member(where, member, parts)
+                content = archive.extractfile(member)
+                assert content is not None, f"a plain file has contents: {member.name}"
+                yield parts, content.read()
+            _check_end(stream, archive.offset)
+    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
+        reason = " ".join(str(error).split())[:160]
+        raise InputError(f"{path}: not a whole tar archive ({reason}); a .tar, .tar.gz or .tgz file is allowed") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    return path.open("rb") if path.name.lower().endswith(".tar") else io.BufferedReader(gzip.open(path, "rb"), 2**16)
+
+
+def _check_end(stream: BinaryIO, offset: int) -> None:
+    """Raises where an archive does not end as it should: tarfile takes a damaged header for the end, and would drop the rest."""
+    stream.seek(offset)
+    if stream.read(BLOCK) != bytes(BLOCK):
+        raise tarfile.ReadError(f"no header and no end of the archive at byte {offset}")
+    while stream.read(2**20):  # to the end, where gzip keeps its checksum
+        pass
+
+
+def _check_member(where: str, member: tarfile.TarInfo, parts: tuple[str, ...]) -> None:
+    if not member.isfile():
+        raise InputError(f"{where}: a link or device; plain files are allowed")
+    if ".." in parts or parts[0] == "/":
+        raise InputError(f"{where}: leads out of the archive; SPLIT/CLASS/FILE is allowed")
+    _check_name(where, parts[-1])
+    if len(parts) < 2:
+        raise InputError(f"{where}: not in the folder of a class; CLASS/FILE or SPLIT/CLASS/FILE is allowed")
+    _check_size(where, member.size)
+
+
+def _check_name(where: str, name: str) -> None:
+    if not name.lower().endswith(ENDINGS):
+        raise InputError(f"{where}: not an image by its name; {KINDS} are allowed")
+
+
+def _check_size(where: str, size: int) -> None:
+    if size > MAX_IMAGE_BYTES:
+        raise InputError(f"{where}: {size} bytes; an image has at most {MAX_IMAGE_BYTES}")
+
+
+def digits() -> list[LabelledImage]:
+    """Returns the 1,797 digits of scikit-learn as 8 x 8 grey PNG images, first the train split, then the test split.
+
+    The split is stratified 80/20 with seed 0. The values 0 to 16 are scaled to 0 to 255.
+    """
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    bunch = load_digits()
+    pixels = np.rint(bunch.images * (255 / 16)).astype(np.uint8)
+    train, test = train_test_split(np.arange(len(pixels)), test_size=0.2, stratify=bunch.target, random_state=0)
+
+    def encode(index: int, split: str) -> LabelledImage:
+        file = io.BytesIO()
+        Image.fromarray(pixels[index]).save(file, "PNG")
+        return LabelledImage(f"sklearn:digits image {index}", split, str(bunch.target[index]), file.getvalue())
+
+    return [encode(i, "train") for i in train] + [encode(i, "test") for i in test]

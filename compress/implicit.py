@@ -1,0 +1,98 @@
+"""The steps that the pipeline adds by itself: the model at the start, torch predictions after every variant, latency after `export`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, ClassVar
+
+from compress.artifact import Artifact, Kind, write_json
+from compress.data import preprocessor
+from compress.evaluate import PRIMARY, metrics, predict, save_predictions
+from compress.model import ModelConfig, import_model, source_digest
+from compress.stage import Context, Stage
+
+BATCH_SIZE = 32
+PREDICTIONS = "torch.safetensors"
+EXPORTED = "export.json"
+LATENCY = "latency.json"
+
+
+class Source(Stage):
+    """The model that the recipe names, checked and written as a clean checkpoint with the labels of the data."""
+
+    NAME: ClassVar[str] = "model"
+
+    model: ModelConfig
+    """Where it comes from."""
+    tokenizer: str | None
+    """Tokenizer of a text model that starts from random weights."""
+
+    def depends(self, context: Context) -> Any:
+        """Its output depends on the contents of the source, not on the training rows."""
+        return {"source": source_digest(self.model, self.tokenizer), "labels": list(context.data.labels)}
+
+    def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
+        """Writes the checkpoint; there is no parent."""
+        return import_model(self.model, context.data.labels, context.seed, out, tokenizer=self.tokenizer, log=context.progress.log)
+
+
+class Evaluate(Stage):
+    """Predicts the evaluation split with a checkpoint in torch, every row padded to its bucket as in the engines."""
+
+    NAME: ClassVar[str] = "evaluate"
+    PRODUCES: ClassVar[Kind] = "evaluation"
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes logits and labels to `torch.safetensors` and returns the metrics and their n."""
+        from compress.model import count, load
+
+        model = load(parent.path)
+        split = context.data.evaluation
+        processor = preprocessor(parent.path, context.task, context.max_length, context.target)
+        logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
+        save_predictions(out / PREDICTIONS, logits, split.labels)
+        figures = metrics(context.task, logits, split.labels)
+        context.progress.log(f"  {parent.id} in torch: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={len(split.rows)})")
+        size = count(model, context.task, context.max_length)
+        return {"metrics": figures, "n": len(split.rows), "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
+
+
+class Latency(Stage):
+    """Measures every engine in its own process, the processes in turn (see `compress.latency`)."""
+
+    NAME: ClassVar[str] = "latency"
+    PRODUCES: ClassVar[Kind] = "latency"
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report."""
+        from compress.latency import measure
+
+        jobs = engine_jobs(parent, context)
+        rows = measure([spec for _, spec in jobs], shapes(context), context.progress)
+        write_json(out / LATENCY, [{"variant": jobs[row.pop("job")][0], **row} for row in rows])
+        return {"rows": len(rows)}
+
+
+def shapes(context: Context) -> list[tuple[int, int | None]]:
+    """Returns the target shapes (batch, sequence) from small to large; the sequence is None for images."""
+    lengths: list[int | None] = [None]
+    if context.task != "image-classification":
+        lengths = [*sorted(context.target.sequence_lengths)]
+    return [(batch, length) for batch in sorted(context.target.batch_sizes) for length in lengths]
+
+
+def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
+    """Returns (variant, engine spec) for all that can run: the baseline in torch first, then each build, its recommended mode first."""
+    from export.engine import spec_of, torch_spec
+
+    builds = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
+    preprocess = exported.path / builds[0]["folder"]
+    jobs = [
+        (context.baseline.id, torch_spec(context.baseline.path, preprocess, precision, context.target)) for precision in ("fp32", "bf16")
+    ]
+    for build in builds:
+        for engine in build["engines"]:
+            if engine["runnable"] and engine["engine"] != "torch":
+                jobs.append((build["variant"], spec_of(exported.path, build, engine, context.target)))
+    return jobs

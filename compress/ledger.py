@@ -1,0 +1,152 @@
+"""The ledger: what every variant answers at every hop, from torch through the engines to the running server.
+
+A hop is one place where a variant was asked the whole evaluation split. The predictions of each lie in the artifact that measured it, in
+row order; this module finds them, lists every row whose answer changed on the way, and keeps 64 golden rows for `verify`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from compress import artifact
+from compress.data import Data
+from compress.engine_process import read_rows, write_rows
+from compress.evaluate import load_predictions
+from compress.preprocess import Row
+from compress.run_folder import Run
+
+GOLDEN_ROWS = 64
+SERVED = "triton.json"
+EXPORTED = "export.json"
+
+
+@dataclass(frozen=True)
+class Hop:
+    """The predictions of one variant at one hop."""
+
+    variant: str
+    hop: str
+    """torch, onnxruntime, openvino, tensorrt or triton."""
+    mode: str
+    precision: str
+    logits: np.ndarray
+    """float32 [n, C], in the order of the evaluation split."""
+    labels: np.ndarray
+    """int64 or float32 [n]."""
+    metrics: dict[str, float]
+
+
+def builds(run: Run) -> list[dict[str, Any]]:
+    """Returns the builds of the export stage; empty where the recipe does not export."""
+    exported = run.of_kind("engine")
+    if exported is None:
+        return []
+    document: dict[str, Any] = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))
+    return list(document["builds"])
+
+
+def main_builds(run: Run) -> dict[str, dict[str, Any]]:
+    """Returns for each exported variant the build that stands for it: int8 where there is one, its float otherwise."""
+    chosen: dict[str, dict[str, Any]] = {}
+    for build in builds(run):
+        if build["variant"] not in chosen or build["precision"] == "int8":
+            chosen[build["variant"]] = build
+    return chosen
+
+
+def served(run: Run) -> list[dict[str, Any]]:
+    """Returns the models that were asked through the server; empty where none was."""
+    repository = run.of_kind("model_repository")
+    if repository is None or not (repository.path / SERVED).exists():
+        return []
+    document: dict[str, Any] = json.loads((repository.path / SERVED).read_text(encoding="utf-8"))
+    return list(document["models"])
+
+
+def hops(run: Run) -> Iterator[Hop]:
+    """Yields every hop of every variant, in the order torch, engines, server; of the modes of an engine only the recommended one."""
+    exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
+    for name in run.variants:
+        evaluated = run.artifacts[f"evaluate-{name}"]
+        yield _hop(name, "torch", "eager", "", evaluated.path / evaluated.metrics["predictions"], evaluated.metrics["metrics"])
+        build = main_builds(run).get(name)
+        for engine in recommended(build) if build else []:
+            if engine.get("predictions") and build and exported:
+                path = exported.path / engine["predictions"]
+                yield _hop(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
+        for model in served(run):
+            if build and (model["variant"], model["precision"]) == (name, build["precision"]) and model.get("predictions") and repository:
+                yield _hop(name, "triton", "", model["precision"], repository.path / model["predictions"], model["metrics"])
+
+
+def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
+    """Returns one entry for each engine of a build: its recommended mode, which comes first."""
+    first: dict[str, dict[str, Any]] = {}
+    for engine in build["engines"]:
+        if engine["engine"] != "torch":
+            first.setdefault(engine["engine"], engine)
+    return list(first.values())
+
+
+def write_flips(run: Run, data: Data) -> int:
+    """Writes `flips.jsonl`: a line for each row whose answer differs from the hop before, or from the baseline in torch.
+
+    Returns:
+        The number of lines.
+    """
+    lines, baseline, before = [], None, None
+    for hop in hops(run):
+        answers = _answers(hop.logits)
+        if hop.hop == "torch":
+            reference, origin = (baseline, "baseline torch") if baseline is not None else (answers, "")
+            baseline = answers if baseline is None else baseline
+        else:
+            assert before is not None
+            reference, origin = before
+        for row in np.flatnonzero(answers != reference):
+            values = {"before": data.labels[reference[row]], "after": data.labels[answers[row]], "label": data.labels[int(hop.labels[row])]}
+            text = _readable(data.evaluation.rows[row])
+            lines.append({"row": int(row), "variant": hop.variant, "from": origin, "to": hop.hop, **values, "input": text})
+        before = (answers, hop.hop)
+    artifact.write_text(run.folder / "flips.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
+    return len(lines)
+
+
+def write_golden(run: Run, data: Data) -> None:
+    """Writes `golden.safetensors`: 64 evaluation rows and their logits at every hop, so that `verify` needs no data."""
+    count = min(GOLDEN_ROWS, len(data.evaluation))
+    chosen = np.linspace(0, len(data.evaluation) - 1, count).round().astype(np.int64)
+    tensors: dict[str, np.ndarray] = {"row": chosen}
+    for hop in hops(run):
+        tensors[f"logits.{hop.variant}.{hop.hop}"] = np.ascontiguousarray(hop.logits[chosen])
+    temporary = run.folder / ".golden.safetensors.tmp"
+    write_rows(temporary, [data.evaluation.rows[row] for row in chosen], tensors)
+    temporary.replace(run.folder / "golden.safetensors")
+
+
+def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
+    """Returns the golden rows and their logits by `variant.hop`."""
+    logits = {name.removeprefix("logits."): value for name, value in load_file(path).items() if name.startswith("logits.")}
+    return read_rows(path), logits
+
+
+def _hop(variant: str, hop: str, mode: str, precision: str, path: Path, metrics: dict[str, float]) -> Hop:
+    logits, labels = load_predictions(path)
+    return Hop(variant, hop, mode, precision, logits, labels, metrics)
+
+
+def _answers(logits: np.ndarray) -> np.ndarray:
+    """Returns the class of each row; ties take the lowest index. A regression has one class, so nothing can flip."""
+    answers: np.ndarray = logits.argmax(axis=1)
+    return answers
+
+
+def _readable(row: Any) -> Any:
+    return f"image of {len(row)} bytes" if isinstance(row, bytes) else row

@@ -1,0 +1,448 @@
+"""Models: how a source becomes a checkpoint of ours, and how a checkpoint is loaded, run, saved and counted.
+
+A checkpoint is a plain Transformers folder: config.json (with the names of the labels), model.safetensors, tokenizer.json or
+preprocessor_config.json, and a README.md. Attention goes through `scaled_dot_product_attention` wherever the model has it.
+
+Multiply-accumulates (MACs) of one row are counted by running the shape on the meta device: each GEMM of [m, k] by [k, n] costs m k n,
+the products Q K^T and P V of attention included; FLOPs = 2 MACs. Left out: models that bring Python code of their own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from compress.artifact import digest, file_digest, write_json
+from compress.errors import InputError
+from compress.model_config import (
+    REFUSED,
+    ModelConfig,
+    auto_class,
+    build_config,
+    check_length,
+    check_task,
+    label_list,
+    label_names,
+    one_line,
+    own_names,
+    quiet,
+    read_config,
+    set_labels,
+    some,
+    with_class,
+)
+from compress.model_files import (
+    IMAGE_FILES,
+    SMALL_FILES,
+    TEXT_FILES,
+    WEIGHT_FILES,
+    check_finite,
+    check_tokenizer,
+    copy_files,
+    find,
+    headers,
+    is_local,
+    read_json,
+    weight_files,
+)
+from compress.stage import Task
+
+QUANTIZATION = "quantization.json"
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Size of a model."""
+
+    parameters: int
+    """Number of parameters; shared ones count once."""
+    macs: int
+    """Multiply-accumulates of all GEMMs for one row."""
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations of all GEMMs for one row."""
+        return 2 * self.macs
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What is known of a model before its weights are read."""
+
+    config: Any
+    """The Transformers config."""
+    labels: tuple[str, ...] | None
+    """Names of the classes; None where the data names them."""
+    weight_bytes: int
+    """Size of the weight files; 0 for random weights and for a Hub id that is not downloaded yet."""
+
+
+def check_model(config: ModelConfig, num_labels: int | None = None, max_length: int | None = None, tokenizer: str | None = None) -> Checked:
+    """Checks all of a model that can be checked without reading its weights.
+
+    Args:
+        config: The recipe's model.
+        num_labels: Number of labels of the data, where known.
+        max_length: Largest number of tokens, for text.
+        tokenizer: The recipe's tokenizer.
+
+    Raises:
+        InputError: The model cannot be used; says why and what to do.
+    """
+    if config.path is None:
+        checked, size = build_config(config, tokenizer), 0
+        count(checked, config.task, max_length or 8)
+    else:
+        source = find(config.path, "model.path", weights=False)
+        checked = read_config(source, "model.path")
+        local = any(source.glob("*.safetensors*")) or Path(config.path).expanduser() == source
+        if local:
+            headers(source, "model.path")
+        size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if local else 0
+        check_task(config, checked, num_labels)
+    names = label_names(config)
+    if max_length is not None and config.task != "image-classification":
+        check_length(checked, max_length)
+    if config.task == "text-regression" or (num_labels is not None and names is None):
+        set_labels(checked, config.task, tuple(f"LABEL_{i}" for i in range(num_labels or 1)))
+    return Checked(checked, names, size)
+
+
+def import_model(
+    config: ModelConfig,
+    data_labels: tuple[str, ...],
+    seed: int,
+    out: Path,
+    tokenizer: str | None = None,
+    log: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Writes the recipe's model into `out` as a clean checkpoint.
+
+    Args:
+        config: The recipe's model.
+        data_labels: Class names of the data, in order of their ids; ignored for regression.
+        seed: Seed of whatever is drawn.
+        out: Existing empty folder.
+        tokenizer: Hub id or folder of a tokenizer; needed for text with random weights.
+        log: Where to tell.
+
+    Returns:
+        `source`, `model_type`, `parameters`, `labels`, `new_weights` (names of the drawn weights, "all" for random weights).
+
+    Raises:
+        InputError: The model cannot be used; says why and what to do.
+    """
+    task = config.task
+    if task != "text-regression" and len(data_labels) < 2:
+        raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: text-regression)")
+    if config.path is None:
+        model, new = _random_model(config, data_labels, seed, tokenizer), ["all"]
+        source = None
+    else:
+        source = find(config.path, "model.path")
+        model, new = _import_folder(config, source, data_labels, seed)
+    with quiet():
+        model.save_pretrained(out)
+    _save_preprocessing(config, source, model.config, out, tokenizer)
+    labels = [] if task == "text-regression" else list(label_list(model.config))
+    origin = config.path or "random weights"
+    _write_card(out, origin, task, labels)
+    log(f"  model: {model.config.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"source": origin, "model_type": model.config.model_type, "parameters": parameters, "labels": labels, "new_weights": new}
+
+
+def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Loads a checkpoint, in evaluation mode; a quantized one gets its `Int8Linear` layers.
+
+    Raises:
+        InputError: The folder is no whole checkpoint.
+    """
+    config = read_config(folder, "checkpoint")
+    headers(folder, "checkpoint")
+    is_image = "ForImageClassification" in (config.architectures or [""])[0]
+    model, info = _load_weights(auto_class("image-classification" if is_image else "text-classification"), folder, config, dtype)
+    if info["missing"] or info["mismatched"]:
+        raise InputError(
+            f"checkpoint: {folder} lacks weights: {some(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
+        )
+    if (folder / QUANTIZATION).exists():
+        from compress.int8 import apply_quantization
+
+        apply_quantization(model, folder)
+    placed: nn.Module = model.to(device).eval()
+    return placed
+
+
+def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
+    """Writes a float model as a checkpoint; tokenizer and processor files are taken from `source`.
+
+    Args:
+        model: A Transformers model.
+        source: The checkpoint it came from.
+        out: Existing folder.
+        summary: One sentence for the model card: what was done.
+    """
+    with quiet():
+        model.save_pretrained(out)  # type: ignore[operator]
+    copy_files(source, out, TEXT_FILES + IMAGE_FILES)
+    card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
+    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")
+
+
+def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
+    """Returns the logits, float32 `[n, C]`.
+
+    Args:
+        model: A loaded checkpoint.
+        features: `input_ids`, `attention_mask`, ... int64 `[n, L]`, or `pixel_values` float32 `[n, channels, H, W]`.
+    """
+    logits: Tensor = model(**features).logits
+    return logits.float()
+
+
+def linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """Returns every float linear layer by module name, in the order of the modules: encoder, pooler, head."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Returns the device of the first parameter."""
+    return next(model.parameters()).device
+
+
+def count(model: Any, task: Task, length: int) -> Counts:
+    """Returns parameters and MACs of the shape that a config describes; allocates and loads no weights.
+
+    Args:
+        model: A model (float or int8: its config decides) or a Transformers config.
+        task: The task.
+        length: Tokens of the row; ignored for images, which have the model's image size.
+
+    Raises:
+        InputError: Transformers cannot run this shape.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config: Any = model.config if isinstance(model, nn.Module) else model
+    try:
+        with torch.device("meta"), quiet():
+            copy = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task).from_config(with_class(config, task))).eval()
+            inputs = _meta_inputs(config, task, length)
+            with FlopCounterMode(display=False) as counter, torch.no_grad():
+                copy(**inputs)
+    except REFUSED as error:
+        raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
+    return Counts(sum(parameter.numel() for parameter in copy.parameters()), counter.get_total_flops() // 2)
+
+
+def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
+    if task == "image-classification":
+        size = getattr(config, "image_size", 224)
+        height, width = size if isinstance(size, list | tuple) else (size, size)
+        return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}
+    # No attention mask: most models look at its values, and a meta tensor has none. The GEMMs are the same.
+    ids = torch.zeros(1, length, dtype=torch.long)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if config.model_type.startswith("deberta") else {"input_ids": ids}
+
+
+def _load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
+    """Loads the weights that fit; names the others: `missing`, `mismatched`, `unexpected`."""
+    try:
+        with quiet():
+            model, info = auto.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except (OSError, *REFUSED) as error:
+        raise InputError(
+            f"model: {folder} cannot be loaded ({one_line(error)}); check that config.json and the weights belong together"
+        ) from error
+    mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]}
+    return model, {"missing": set(info["missing_keys"]), "mismatched": mismatched, "unexpected": set(info["unexpected_keys"])}
+
+
+def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ...], seed: int) -> tuple[Any, list[str]]:
+    """Loads a model folder with the head that the recipe asks for; returns the names of the weights that were drawn."""
+    if (source / QUANTIZATION).exists():
+        raise InputError(f"model.path: {source} is quantized already; give the float model it was made from")
+    found = read_config(source, "model.path")
+    check_task(config, found, len(data_labels))
+    headers(source, "model.path")
+    check_finite(source, "model.path")
+    labels = own_names(found) if config.head == "keep" else None
+    if labels is not None and config.task != "text-regression" and labels != tuple(data_labels):
+        raise InputError(
+            f"model.path: its labels are {some(labels)}, those of the data {some(data_labels)}; rename them, or give model.head: new"
+        )
+    set_labels(found, config.task, labels or data_labels)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model, info = _load_weights(auto_class(config.task), source, found, torch.float32)
+        head = {name for name in model.state_dict() if _is_head(name, model.base_model_prefix)}
+        _check_weights(source, config.head, model.base_model_prefix, head, info)
+        drawn = info["missing"] | info["mismatched"]
+        if config.head == "new":
+            drawn |= {name for name in head if ".pooler." not in name}
+            model = _with_new(model, drawn, config.task)
+    return model, sorted(drawn)
+
+
+def _is_head(name: str, prefix: str) -> bool:
+    """Whether a weight belongs to the head: outside the backbone, or its pooler, which checkpoints of language models lack."""
+    return not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler.")
+
+
+def _check_weights(source: Path, head_mode: str, prefix: str, head: set[str], info: Mapping[str, set[str]]) -> None:
+    lost = info["missing"] | info["mismatched"]
+    if lost - head:
+        raise InputError(
+            f"model.path: {source}: {len(lost - head)} weights are missing or of another shape than config.json says: {some(lost - head)}; "
+            "only the head may be new: give a whole model"
+        )
+    if lost and head_mode == "keep":
+        raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or of another shape); give model.head: new")
+    layers = {name for name in info["unexpected"] if name.startswith(f"{prefix}.") and re.search(r"\.\d+\.", name)}
+    if layers:
+        raise InputError(
+            f"model.path: {source} holds layers that config.json does not have: {some(layers)}; the two do not belong together"
+        )
+
+
+def _with_new(model: Any, drawn: set[str], task: Task) -> Any:
+    """Returns a freshly drawn model that takes every weight but `drawn` from `model`."""
+    fresh = auto_class(task).from_config(model.config)
+    fresh.load_state_dict({name: value for name, value in model.state_dict().items() if name not in drawn}, strict=False)
+    return fresh
+
+
+def source_digest(config: ModelConfig, tokenizer: str | None = None) -> str:
+    """Returns the digest of everything outside the recipe that an imported model comes from: file contents, or the Hub's commit."""
+    parts: dict[str, Any] = {}
+    for name, path in (("path", config.path), ("tokenizer", tokenizer)):
+        if path is not None:
+            folder = find(path, f"model.{name}" if name == "path" else name, weights=False)
+            parts[name] = _folder_digest(folder) if is_local(path) else [path, folder.name]
+    if isinstance(config.config, str):
+        parts["config"] = read_json(Path(config.config).expanduser(), "model.config")
+    return digest(parts)
+
+
+def _folder_digest(folder: Path) -> dict[str, str]:
+    patterns = (*WEIGHT_FILES, *SMALL_FILES)
+    return {file.name: file_digest(file) for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()}
+
+
+def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, tokenizer: str | None) -> Any:
+    built = build_config(config, tokenizer)
+    set_labels(built, config.task, data_labels)
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(seed)
+        return auto_class(config.task).from_config(with_class(built, config.task))
+
+
+def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | None) -> None:
+    """Writes what turns rows into features: the tokenizer, or the image processor's settings."""
+    if config.task == "image-classification":
+        if config.preprocessor is not None:
+            write_json(out / IMAGE_FILES[0], config.preprocessor)
+        elif source is None:
+            write_json(out / IMAGE_FILES[0], image_settings(built))
+        else:
+            read_json(source / IMAGE_FILES[0], "model.path")
+            copy_files(source, out, IMAGE_FILES)
+        return
+    folder = find(tokenizer, "tokenizer", weights=False) if tokenizer is not None else cast(Path, source)
+    _save_tokenizer(folder, out, built.vocab_size)
+
+
+def image_settings(config: Any) -> dict[str, Any]:
+    """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
+    size = config.image_size
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return {
+        "image_processor_type": "ViTImageProcessor",
+        "do_convert_rgb": config.num_channels == 3,
+        "do_resize": True,
+        "size": {"height": height, "width": width},
+        "resample": 2,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "image_mean": [0.5] * config.num_channels,
+        "image_std": [0.5] * config.num_channels,
+    }
+
+
+def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
+    """Copies the tokenizer files byte for byte; a folder without tokenizer.json gets it from Transformers' fast tokenizer."""
+    from tokenizers import Tokenizer
+    from transformers import AutoTokenizer
+
+    check_tokenizer(folder, "model.path")
+    copy_files(folder, out, TEXT_FILES)
+    if not (out / "tokenizer.json").is_file():
+        try:
+            with quiet():
+                AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).save_pretrained(out)
+        except (OSError, ImportError, *REFUSED) as error:
+            raise InputError(
+                f"model.path: {folder} has no tokenizer that can be read ({one_line(error)}); tokenizer.json is allowed"
+            ) from error
+    if not (out / "tokenizer.json").is_file():
+        raise InputError(
+            f"model.path: {folder} has no tokenizer.json, and its tokenizer has no fast form; save a fast tokenizer beside the model"
+        )
+    try:
+        highest = max(Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
+    except Exception as error:  # the tokenizers library raises plain Exception
+        raise InputError(f"model.path: {folder / 'tokenizer.json'} cannot be read ({one_line(error)}); save the tokenizer again") from error
+    if highest >= vocab_size:
+        raise InputError(
+            f"model.path: the tokenizer's highest id is {highest}, the model has {vocab_size} embeddings; they do not belong together"
+        )
+
+
+def _write_card(out: Path, origin: str, task: Task, labels: list[str]) -> None:
+    tag = "image-classification" if task == "image-classification" else "text-classification"
+    lines = [
+        "---",
+        f"pipeline_tag: {tag}",
+        "library_name: transformers",
+        "---",
+        "# Model",
+        "",
+        f"- Source: {origin}",
+        f"- Task: {task}",
+        f"- Labels: {', '.join(labels) or 'none'}",
+    ]
+    (out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+__all__ = [
+    "Checked",
+    "Counts",
+    "ModelConfig",
+    "check_model",
+    "count",
+    "device_of",
+    "forward",
+    "import_model",
+    "label_names",
+    "linears",
+    "load",
+    "save",
+    "source_digest",
+]

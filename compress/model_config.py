@@ -1,0 +1,246 @@
+"""What a recipe may name as its model, and what can be said of it from its config alone.
+
+`ModelConfig` is the recipe's `model:`. A Transformers config says which classes of models there are for it, how many outputs and which
+labels the trained head has, and how many tokens it reads; all of that is checked here, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from compress.errors import InputError, nearest
+from compress.model_files import check_tokenizer, find, read_json
+from compress.stage import Config, Task
+
+OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
+    "_name_or_path"
+}
+REFUSED = (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError, AssertionError, AttributeError, IndexError)
+"""What Transformers raises for values that make no model."""
+
+
+class ModelConfig(Config):
+    """The model to start from: a trained one (`path`), or random weights (`config` and `init: random`)."""
+
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """Hub id or local folder (config.json and safetensors)."""
+    config: dict[str, Any] | str | None = None
+    """For random weights: a Transformers config as a map (`model_type` and the sizes that differ from its defaults), or its JSON file."""
+    init: Literal["random"] | None = None
+    """`random`, with `config`: the weights are drawn from the recipe's seed."""
+    task: Task
+    """What the model does; regression has one output and no labels."""
+    head: Literal["keep", "new"] = "keep"
+    """`new` replaces the classifier by a random one for the labels of the data; `finetune` then has to be the first stage."""
+    preprocessor: dict[str, Any] | None = None
+    """Contents of preprocessor_config.json, for images; where absent the file of `path`, or a plain resize to the model's image size."""
+    trust_remote_code: Literal[False] = False
+    """Code that comes with a model is never run."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelConfig:
+        if (self.path is None) == (self.config is None):
+            raise ValueError("give either path (a trained model), or config with init: random")
+        if (self.config is None) != (self.init is None):
+            raise ValueError("config and init: random go together: give both, or path alone")
+        return self
+
+
+def label_names(config: ModelConfig) -> tuple[str, ...] | None:
+    """Returns the class names that the model brings; None where the data names them (new or random head, LABEL_0, regression)."""
+    if config.path is None or config.head == "new" or config.task == "text-regression":
+        return None
+    return own_names(read_config(find(config.path, "model.path", weights=False), "model.path"))
+
+
+def read_config(folder: Path, key: str) -> Any:
+    """Returns the Transformers config of a folder.
+
+    Raises:
+        InputError: It is missing, damaged, of an unknown type, of a quantized model, or needs code of its own.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    raw = read_json(folder / "config.json", key)
+    kind = raw.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        own = "; it brings Python code of its own, which is never run" if raw.get("auto_map") else ""
+        near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
+        raise InputError(f"{key}: {folder / 'config.json'} has model_type {kind!r}, which this Transformers does not know{own}{near}")
+    if raw.get("quantization_config"):
+        raise InputError(
+            f"{key}: {folder} is quantized already (quantization_config in config.json); give the float model it was made from"
+        )
+    try:
+        with quiet():
+            return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except (StrictDataclassError, OSError, *REFUSED) as error:
+        raise InputError(f"{key}: {folder / 'config.json'} is no usable config ({one_line(error)})") from error
+
+
+def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
+    """Checks a trained model's kind, problem type and number of outputs (labels of the data: `num_labels`, where known).
+
+    Raises:
+        InputError: It cannot do the task at all, or only with a new head.
+    """
+    classes = task_classes(found, config.task)
+    if not classes:
+        raise InputError(
+            f"model.path: {config.path} is a {found.model_type}, which cannot do {config.task}; give a model that can, or change model.task"
+        )
+    if config.head == "new":
+        return
+    remedy = "; give model.head: new (then finetune must be the first stage)"
+    given = (found.architectures or classes)[0]
+    if given not in classes:
+        raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
+    regression = config.task == "text-regression"
+    expected = (None, "regression" if regression else "single_label_classification")
+    if found.problem_type not in expected:
+        raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {expected[1]}{remedy}")
+    wanted = 1 if regression else num_labels
+    if (wanted is not None and found.num_labels != wanted) or (not regression and found.num_labels < 2):
+        needs = "1" if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
+        raise InputError(f"model.path: {config.path} has {found.num_labels} outputs; {config.task} needs {needs}{remedy}")
+
+
+def check_length(config: Any, max_length: int) -> None:
+    """Raises an `InputError` where a text model cannot read `max_length` tokens."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if positions is None:
+        return
+    # RoBERTa and its kin count positions from the pad id + 1 on.
+    usable = positions - (config.pad_token_id + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0)
+    if max_length > usable:
+        raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
+
+
+def build_config(config: ModelConfig, tokenizer: str | None) -> Any:
+    """Returns the Transformers config of a model with random weights.
+
+    Raises:
+        InputError: Unknown keys or values, a missing tokenizer, or a type that cannot do the task.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    raw = dict(config.config) if isinstance(config.config, dict) else read_json(Path(str(config.config)).expanduser(), "model.config")
+    kind = raw.pop("model_type", None)
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
+        raise InputError(f"model.config.model_type: {kind!r} given; a model type of Transformers is allowed, for example bert or vit{near}")
+    default = AutoConfig.for_model(kind)
+    allowed = (set(default.to_dict()) | set(default.attribute_map)) - OWN_KEYS
+    is_file = isinstance(config.config, str)  # a whole config.json names labels, versions, ...: those are ours to set
+    unknown = sorted(set(raw) - allowed - (OWN_KEYS if is_file else set()))
+    if unknown:
+        raise InputError(*(f"model.config.{name}: no key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
+    values = {name: value for name, value in raw.items() if name in allowed}
+    if config.task != "image-classification":
+        values = {**_tokenizer_values(tokenizer, values, default), **values}
+    try:
+        built = AutoConfig.for_model(kind, **values)
+    except (StrictDataclassError, *REFUSED) as error:
+        raise InputError(f"model.config: not a usable {kind} ({one_line(error)})") from error
+    classes = task_classes(built, config.task)
+    if not classes:
+        raise InputError(f"model.config.model_type: a {kind} cannot do {config.task}; give a type that can, or change model.task")
+    return built
+
+
+def _tokenizer_values(tokenizer: str | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:
+    """Sizes and ids that a random text model takes from its tokenizer."""
+    from transformers import AutoTokenizer
+
+    if tokenizer is None:
+        raise InputError("tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer")
+    folder = find(tokenizer, "tokenizer", weights=False)
+    check_tokenizer(folder, "tokenizer")
+    try:
+        with quiet():
+            loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ImportError, *REFUSED) as error:
+        raise InputError(f"tokenizer: {folder} is no tokenizer ({one_line(error)}); a folder with tokenizer.json is allowed") from error
+    if given.get("vocab_size", len(loaded)) < len(loaded):
+        raise InputError(
+            f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {len(loaded)} entries: give at least that"
+        )
+    names = [name for name in ("pad_token_id", "bos_token_id", "eos_token_id") if hasattr(default, name)]
+    return {"vocab_size": len(loaded), **{name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}}
+
+
+def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
+    """Sets the labels (regression has one output, named score) and the problem type of a config, in place."""
+    labels = ("score",) if task == "text-regression" else labels
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {name: i for i, name in enumerate(labels)}
+    config.problem_type = "regression" if task == "text-regression" else "single_label_classification"
+
+
+def label_list(config: Any) -> tuple[str, ...]:
+    """Returns the label names of a config by class id."""
+    return tuple(str(config.id2label[i]) for i in sorted(config.id2label))
+
+
+def own_names(config: Any) -> tuple[str, ...] | None:
+    """Returns the label names of a config; None where they are the generic LABEL_0, LABEL_1, ..."""
+    names = label_list(config)
+    return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
+
+
+def auto_class(task: Task) -> Any:
+    """Returns the class of Transformers that picks the model class for a task."""
+    import transformers
+
+    if task == "image-classification":
+        return transformers.AutoModelForImageClassification
+    return transformers.AutoModelForSequenceClassification
+
+
+def task_classes(config: Any, task: Task) -> list[str]:
+    """Returns the names of the model classes for this kind of config and this task, best first; empty where there is none."""
+    mapping = auto_class(task)._model_mapping
+    found = mapping.get(type(config), ())
+    return [c.__name__ for c in (found if isinstance(found, tuple) else (found,))]
+
+
+def with_class(config: Any, task: Task) -> Any:
+    """Names the model class in a config that names none, and returns it: `from_config` needs that where there are several."""
+    config.architectures = config.architectures or task_classes(config, task)[:1]
+    return config
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keeps Transformers from drawing bars and printing load reports: what matters of them is raised or logged here."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def some(names: Iterable[str], limit: int = 3) -> str:
+    """Returns the first of some names, and how many more there are; sets are sorted first."""
+    names = sorted(names) if isinstance(names, set) else list(names)
+    return ", ".join(map(str, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
+
+
+def one_line(error: BaseException) -> str:
+    """Returns the message of an exception of a library as one short line."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else text[:197] + "..."

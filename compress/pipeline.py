@@ -1,0 +1,246 @@
+"""The pipeline: a fold of stages over artifacts, with a cache.
+
+    Recipe --> [stage.run(Artifact, Context, folder)]* --> Report
+
+`run` is the whole of it: lock the run folder, read the data, put the implicit steps between the stages of the recipe (`plan_steps`), and
+for every step either find the finished artifact under its cache key or make it. An artifact is found by the digest of everything that
+went into it, and every byte of it is hashed again before it is used.
+"""
+
+from __future__ import annotations
+
+import resource
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compress import artifact, environment, history, ledger, report
+from compress.artifact import Artifact
+from compress.data import Data, load_data
+from compress.errors import InputError, nearest
+from compress.finetune import Finetune
+from compress.implicit import Evaluate, Latency, Source
+from compress.model import check_model, count, label_names
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, check, dump
+from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
+from compress.stage import Context, Stage
+from export.export import Export
+from triton_repo.triton_repo import TritonRepo
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run came to."""
+
+    folder: Path
+    """The run folder; `report.html` and `report.json` lie in it."""
+    report: Mapping[str, Any]
+    """The contents of `report.json`."""
+
+    @property
+    def missed(self) -> list[str]:
+        """The goals that were not met."""
+        return [str(goal["goal"]) for goal in self.report["goals"] if goal["met"] is False]
+
+
+def run(
+    recipe: Recipe,
+    out: Path | None = None,
+    *,
+    start: str | None = None,
+    force: bool = False,
+    again: str | None = None,
+    progress: ConsoleProgress | None = None,
+) -> Outcome:
+    """Runs a recipe: every stage that is not finished yet, then the report.
+
+    Args:
+        recipe: A checked recipe.
+        out: The run folder; `runs/<name>` where absent.
+        start: Id of a stage: it and every later one are run again.
+        force: Run every stage again.
+        again: Id of one step to run again, and only that.
+        progress: Where to tell; the terminal where absent.
+
+    Returns:
+        The run folder and its report. A missed goal is no error: see `Outcome.missed`.
+
+    Raises:
+        InputError: The recipe, the model, the data or the machine is not fit for it.
+    """
+    folder, progress = out or Path("runs") / recipe.name, progress or ConsoleProgress()
+    steps = plan_steps(recipe)
+    _check_start(start, steps)
+    if recipe.target.device == "cpu":
+        _check_server(steps)
+    with locked(folder):
+        sweep(folder)
+        progress.file = folder / "log.txt"
+        context = prepare(recipe, folder, progress)
+        made: dict[str, tuple[Artifact, bool, float]] = {}
+        parent: Artifact | None = None
+        for step in steps:
+            force = force or step.id == start
+            result, cached, seconds = advance(step, parent, context, folder, force or step.id == again)
+            made[str(step.id)] = (result, cached, seconds)
+            if is_variant(step, steps):
+                context = replace(context, checkpoints={**context.checkpoints, str(step.id): result})
+            if isinstance(step, Evaluate) and parent is not None:
+                context = replace(context, predictions={**context.predictions, parent.id: result.path / result.metrics["predictions"]})
+            if result.kind == "model_repository":
+                link_repository(folder, result)
+            parent = result if result.kind not in ("evaluation", "latency") else parent
+        write_lock(folder, dump(recipe), environment.fingerprint(), made)
+        return Outcome(folder, finish(folder, context.data, progress.warnings))
+
+
+def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:
+    """Measures the latency of a finished run once more, every engine at every shape, and writes the report again.
+
+    Raises:
+        InputError: The folder holds no finished run, or the run has no engines.
+    """
+    recipe = check(open_run(folder).recipe)
+    if not any(isinstance(stage, Export) for stage in recipe.stages):
+        raise InputError(f"{folder}: has no engines to measure; add `- export: {{}}` to the stages of the recipe and run it")
+    return run(recipe, folder, again="latency", progress=progress)
+
+
+def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Context:
+    """Reads the data, checks the model without its weights, and returns the context that the first step sees."""
+    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log)
+    num_labels = None if recipe.model.task == "text-regression" else len(data.labels)
+    checked = check_model(recipe.model, num_labels, recipe.data.max_length, recipe.tokenizer)
+    return Context(
+        task=recipe.model.task,
+        data=data,
+        max_length=recipe.data.max_length,
+        target=recipe.target,
+        seed=recipe.seed,
+        progress=progress,
+        scratch=folder / "stages" / ".scratch",
+        macs=count(checked.config, recipe.model.task, recipe.data.max_length).macs,
+        fingerprint=environment.fingerprint(),
+    )
+
+
+def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
+    """Writes everything that is derived from the artifacts: flips, golden rows, report; returns the contents of `report.json`."""
+    finished = open_run(folder)
+    ledger.write_flips(finished, data)
+    ledger.write_golden(finished, data)
+    return report.write(folder, warnings)
+
+
+def plan_steps(recipe: Recipe) -> list[Stage]:
+    """Returns the stages of a recipe with the implicit ones: the model before, an evaluation after each variant, latency after export."""
+    steps: list[Stage] = []
+    finetunes = any(isinstance(stage, Finetune) for stage in recipe.stages)
+    source = Source(id="model" if finetunes else "baseline", model=recipe.model, tokenizer=recipe.tokenizer)
+    for stage in (source, *recipe.stages):
+        steps.append(stage)
+        if is_variant(stage, (source, *recipe.stages)):
+            steps.append(Evaluate(id=f"evaluate-{stage.id}"))
+        if isinstance(stage, Export):
+            steps.append(Latency(id="latency"))
+    return steps
+
+
+def advance(step: Stage, parent: Artifact | None, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
+    """Finds the artifact of a step under its cache key, or makes it.
+
+    Returns:
+        The artifact, whether it was there already, and the seconds it took to make it.
+    """
+    key = cache_key(step, parent, context)
+    destination = folder / "stages" / f"{step.id}-{key[:8]}"
+    found = None if force else _find(destination, key, context)
+    if found is not None:
+        context.progress.log(f"{step.id}: unchanged, taken from {destination}")
+        return found, True, float(found.manifest["seconds"])
+    context.progress.log(f"{step.id}: running")
+    started = time.monotonic()
+    context = replace(context, scratch=folder / "stages" / f".{step.id}-{key[:8]}.scratch")
+    if force:  # a checkpoint inside the stage belongs to the earlier attempt
+        shutil.rmtree(context.scratch, ignore_errors=True)
+    with artifact.writing(destination) as temporary:
+        metrics = step.run(parent, context, temporary)  # type: ignore[arg-type]
+        seconds = time.monotonic() - started
+        fields = {
+            "stage": step.NAME,
+            "config": step.model_dump(mode="json"),
+            "seed": context.seed,
+            **context.fingerprint,
+            "metrics": metrics,
+            "seconds": seconds,
+            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        parents = [parent.digest] if parent else []
+        artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)
+    shutil.rmtree(context.scratch, ignore_errors=True)
+    history.record(step.NAME, step.work(context.macs, context.data), seconds)
+    context.progress.log(f"{step.id}: done in {seconds:.1f} s")
+    return artifact.load(destination), False, seconds
+
+
+def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
+    """Returns the digest of everything that the output of a step depends on.
+
+    Checkpoints depend on what training sees; everything that is built or measured also depends on the target, the library versions and
+    the hardware. The name of the run and the goals never enter.
+    """
+    contents: dict[str, Any] = {
+        "stage": step.NAME,
+        "version": step.VERSION,
+        "config": step.model_dump(mode="json"),
+        "depends": step.depends(context),
+        "parent": parent.digest if parent else None,
+        "teacher": context.teacher.digest if context.teacher else None,
+        "task": context.task,
+        "seed": context.seed,
+        "data": context.data.digest,
+        "max_length": context.max_length,
+        "threads": context.target.num_threads,
+    }
+    if step.PRODUCES != "checkpoint":
+        contents["target"] = context.target.model_dump(mode="json")
+        contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
+        contents |= context.fingerprint
+    return artifact.digest(contents)
+
+
+def _find(destination: Path, key: str, context: Context) -> Artifact | None:
+    if not destination.exists():
+        return None
+    try:
+        found = artifact.load(destination)
+        problems = artifact.verify(found)
+    except artifact.DamagedArtifact as error:
+        problems = [str(error)]
+    if problems:
+        context.progress.warn(f"{destination.name}: damaged, made again: {'; '.join(problems)}")
+        return None
+    return found if found.key == key else None
+
+
+def is_variant(step: Stage, steps: Sequence[Stage]) -> bool:
+    """Whether the output of a step is a row of the report: every checkpoint but the model before its finetuning."""
+    return step.PRODUCES == "checkpoint" and not (isinstance(step, Source) and any(isinstance(other, Finetune) for other in steps))
+
+
+def _check_start(start: str | None, steps: list[Stage]) -> None:
+    ids = [str(step.id) for step in steps]
+    if start is not None and start not in ids:
+        raise InputError(f"--from {start}: no such stage; stages: {', '.join(ids)}{nearest(start, ids)}")
+
+
+def _check_server(steps: list[Stage]) -> None:
+    """Finds out before the first stage whether the server that the last one needs is there."""
+    if any(isinstance(step, TritonRepo) and step.serve for step in steps):
+        from triton_repo import environment as server
+
+        server.check()

@@ -1,0 +1,101 @@
+"""`compress plan`: everything that can be known before a weight is read or a second is spent on training.
+
+Parameters and FLOPs are counted on the meta device by the same function that counts the finished checkpoints. Times come from what this
+machine recorded earlier (`compress.history`), and are "unknown" before. A step counts as cached only while everything before it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from compress import artifact, history
+from compress.artifact import Artifact, DamagedArtifact
+from compress.disk import predicted_bytes
+from compress.model import Counts, check_model, count
+from compress.pipeline import cache_key, is_variant, plan_steps, prepare
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe
+from compress.stage import Context, Stage
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """What one step is going to be."""
+
+    step: Stage
+    cached: Artifact | None
+    """Its finished artifact, where nothing before it has to be made again."""
+    size: Counts | None
+    """Parameters and MACs of its checkpoint; None for steps that make none."""
+    disk_bytes: int
+    seconds: float | None
+    """Predicted time; None where this machine has no record of such a stage."""
+
+
+def describe(recipe: Recipe, out: Path | None = None) -> str:
+    """Returns the plan as text.
+
+    Raises:
+        InputError: The recipe, the data or the model is not fit for a run.
+    """
+    folder = out or Path("runs") / recipe.name
+    context = prepare(recipe, folder, ConsoleProgress("quiet"))
+    planned = list(steps_of(recipe, folder, context))
+    data = context.data
+    lines = [
+        f"{recipe.name}: {recipe.model.task}, run folder {folder}",
+        f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation rows",
+        f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'time':>10}",
+    ]
+    lines += [_line(entry) for entry in planned]
+    todo = [entry for entry in planned if entry.cached is None]
+    seconds = [entry.seconds for entry in todo]
+    known = [value for value in seconds if value is not None]
+    total = _duration(sum(known)) if len(known) == len(seconds) else "unknown (no such run is recorded on this machine)"
+    lines.append(f"total: {_bytes(sum(entry.disk_bytes for entry in planned))} on disk, time {total}")
+    return "\n".join(lines)
+
+
+def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
+    """Yields what every step is going to be, in order."""
+    num_labels = None if recipe.model.task == "text-regression" else len(context.data.labels)
+    checked = check_model(recipe.model, num_labels, recipe.data.max_length, recipe.tokenizer)
+    size = count(checked.config, context.task, context.max_length)
+    steps = plan_steps(recipe)
+    parent: Artifact | None = None
+    chain = True
+    for step in steps:
+        found = _find(step, parent, context, folder) if chain else None
+        chain = found is not None
+        disk = found.size_bytes if found else predicted_bytes(step, steps, checked.config, context)
+        seconds = 0.0 if found else history.predict(step.NAME, step.work(size.macs, context.data))
+        yield PlannedStep(step, found, size if step.PRODUCES == "checkpoint" else None, disk, seconds)
+        if found and is_variant(step, steps):
+            context = replace(context, checkpoints={**context.checkpoints, str(step.id): found})
+        parent = found if found and found.kind not in ("evaluation", "latency") else parent
+
+
+def _find(step: Stage, parent: Artifact | None, context: Context, folder: Path) -> Artifact | None:
+    key = cache_key(step, parent, context)
+    try:
+        found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
+    except DamagedArtifact:
+        return None
+    return found if found.key == key else None
+
+
+def _line(entry: PlannedStep) -> str:
+    parameters = f"{entry.size.parameters:,}" if entry.size else ""
+    flops = f"{entry.size.flops / 1e9:.3f}" if entry.size else ""
+    time = "cached" if entry.cached else "unknown" if entry.seconds is None else _duration(entry.seconds)
+    return f"{entry.step.id!s:<20} {parameters:>12} {flops:>11} {_bytes(entry.disk_bytes):>10} {time:>10}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _bytes(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"

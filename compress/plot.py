@@ -1,0 +1,242 @@
+"""The geometry of the report's charts: where points, whiskers, ticks and labels go. The template draws them as SVG.
+
+Latency is on a logarithmic axis, since its ratios are what matters. Labels stand beside their points; each takes the place, of 32 around
+its point, that overlaps least with markers, whiskers and the labels before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+RADIUS = 5.5
+MAX_LABELS = 26
+CHARACTER, BOLD, LINE = 7.0, 8.0, 15.0  # width of a letter and height of 12 px system text, measured for wide fonts
+DIRECTIONS = ((1, 0), (-1, 0), (0.75, -0.75), (0.75, 0.75), (-0.75, -0.75), (-0.75, 0.75), (0, -1), (0, 1))
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measured configuration."""
+
+    x: float
+    """Latency in milliseconds, positive."""
+    y: float
+    """The metric."""
+    low: float | None
+    high: float | None
+    label: str
+    title: str
+    engine: str
+    role: str
+    """`served`, `reference` or `other`: decides the colour."""
+
+
+@dataclass(frozen=True)
+class Label:
+    """Text beside a point, in pixels."""
+
+    x: float
+    y: float
+    text: str
+    leader: str | None
+    """Path of the line to the point, where the label stands apart."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point as it is drawn, in pixels."""
+
+    x: float
+    y: float
+    low: float | None
+    high: float | None
+    outline: str
+    """Path of the marker."""
+    point: Point
+    label: Label | None
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A chart ready to be drawn, in pixels."""
+
+    width: int
+    height: int
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_ticks: list[tuple[float, str]]
+    y_ticks: list[tuple[float, str]]
+    marks: list[Mark]
+    front: str | None
+    """Path of the Pareto front; None below two points."""
+
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass
+class _Page:
+    """What already stands on the plot, as boxes: left, top, right, bottom."""
+
+    bounds: Box
+    markers: list[Box] = field(default_factory=list)
+    whiskers: list[Box] = field(default_factory=list)
+    labels: list[Box] = field(default_factory=list)
+
+
+def scatter(points: Sequence[Point], width: int, height: int, tick: Callable[[float], str], *, all_labels: bool) -> Plot | None:
+    """Lays out accuracy against latency.
+
+    Args:
+        points: What was measured.
+        width: Pixels.
+        height: Pixels.
+        tick: Writes a value of the metric at its axis.
+        all_labels: Label every point (up to 26), or only the front, what is served and the reference.
+
+    Returns:
+        The layout; None without points.
+    """
+    if not points:
+        return None
+    left, right, top, bottom = 52.0, width - 14.0, 14.0, height - 42.0
+    x_low, x_high = min(p.x for p in points) / 1.35, max(p.x for p in points) * 1.35
+    x_ticks = log_ticks(x_low, x_high, 8 if width > 500 else 5)
+    low, high = min(_low(p) for p in points), max(_high(p) for p in points)
+    pad = max((high - low) * 0.08, 1e-4)
+    low, high = low - pad, high + pad
+    digits_step = linear_ticks(low, high, 6)
+
+    def place_x(value: float) -> float:
+        return left + (right - left) * math.log(value / x_low) / math.log(x_high / x_low)
+
+    def place_y(value: float) -> float:
+        return bottom - (bottom - top) * (value - low) / (high - low)
+
+    best = pareto(points)
+    named = points if all_labels and len(points) <= MAX_LABELS else [p for p in points if p in best or p.role != "other"]
+    page = _Page((left + 2, top, right, bottom))
+    page.markers = [_around(place_x(p.x), place_y(p.y), RADIUS + 1) for p in points]
+    page.whiskers = [(place_x(p.x) - 1, place_y(_high(p)), place_x(p.x) + 1, place_y(_low(p))) for p in points]
+    order = sorted(named, key=lambda p: (p.role == "other", p not in best, p.x))
+    labels = {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, place_x(p.x), place_y(p.y), page) for p in order}
+    marks = [
+        Mark(
+            place_x(p.x),
+            place_y(p.y),
+            None if p.low is None else place_y(p.low),
+            None if p.high is None else place_y(p.high),
+            marker(p.engine, place_x(p.x), place_y(p.y)),
+            p,
+            labels.get(id(p)),
+        )
+        for p in sorted(points, key=lambda p: p.role == "served")
+    ]
+    front = _stairs([(place_x(p.x), place_y(p.y)) for p in best], right) if len(points) > 1 else None
+    return Plot(
+        width,
+        height,
+        left,
+        right,
+        top,
+        bottom,
+        [(place_x(value), f"{value:g}") for value in x_ticks],
+        [(place_y(value), tick(value)) for value in digits_step],
+        marks,
+        front,
+    )
+
+
+def pareto(points: Sequence[Point]) -> list[Point]:
+    """Returns the points that no other beats: none is both faster and at least as good. By latency, rising."""
+    front: list[Point] = []
+    for point in sorted(points, key=lambda p: (p.x, -p.y)):
+        if not front or point.y > front[-1].y:
+            front.append(point)
+    return front
+
+
+def log_ticks(low: float, high: float, most: int) -> list[float]:
+    """Returns round values of a logarithmic axis between `low` and `high` (both positive), at most about `most`."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for steps in ((1, 1.5, 2, 3, 4, 5, 6, 8), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,)):
+        ticks = [float(f"{step * 10.0**power:.6g}") for power in powers for step in steps if low <= step * 10.0**power <= high]
+        if len(ticks) <= most:
+            return ticks
+    return ticks[:: math.ceil(len(ticks) / most)]
+
+
+def linear_ticks(low: float, high: float, most: int) -> list[float]:
+    """Returns round values of a linear axis between `low` and `high`, at most `most`."""
+    raw = (high - low) / most
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= raw)
+    return [round(index * step, 10) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
+def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
+    """Returns the path of the marker of an engine: its shape tells it apart without colour."""
+    r = radius
+    if engine == "onnxruntime":
+        s = r * 0.88
+        return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z"
+    if engine == "openvino":
+        d = r * 1.25
+        return f"M{x:.1f} {y - d:.1f}l{d:.1f} {d:.1f}l{-d:.1f} {d:.1f}l{-d:.1f} {-d:.1f}z"
+    if engine == "tensorrt":
+        t = r * 1.15
+        return f"M{x:.1f} {y - t:.1f}l{t:.1f} {1.8 * t:.1f}h{-2 * t:.1f}z"
+    return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"
+
+
+def position(value: float, low: float, high: float) -> float:
+    """Returns where `value` lies between `low` and `high`, in percent, kept inside 0..100."""
+    return 50.0 if high <= low else round(min(100.0, max(0.0, 100 * (value - low) / (high - low))), 2)
+
+
+def _low(point: Point) -> float:
+    return point.y if point.low is None else min(point.low, point.y)
+
+
+def _high(point: Point) -> float:
+    return point.y if point.high is None else max(point.high, point.y)
+
+
+def _around(x: float, y: float, radius: float) -> Box:
+    return x - radius, y - radius, x + radius, y + radius
+
+
+def _label(text: str, letter: float, x: float, y: float, page: _Page) -> Label:
+    width, choices = len(text) * letter, []
+    for ring, distance in enumerate((11.0, 24.0, 40.0, 58.0)):
+        for turn, (dx, dy) in enumerate(DIRECTIONS):
+            near_x, near_y = x + dx * distance, y + dy * (distance + LINE / 3)
+            left = near_x if dx > 0 else near_x - width if dx < 0 else near_x - width / 2
+            box = (left, near_y - LINE / 2, left + width, near_y + LINE / 2)
+            choices.append((_cost(box, page) + 40 * ring + turn, ring, box, (near_x, near_y)))
+    _, ring, box, near = min(choices, key=lambda choice: choice[:2])
+    page.labels.append(box)
+    leader = f"M{x:.1f} {y:.1f}L{near[0]:.1f} {near[1]:.1f}" if ring else None
+    return Label(box[0], (box[1] + box[3]) / 2 + 4, text, leader)
+
+
+def _cost(box: Box, page: _Page) -> float:
+    outside = max(0, page.bounds[0] - box[0]) + max(0, box[2] - page.bounds[2])
+    outside += max(0, page.bounds[1] - box[1]) + max(0, box[3] - page.bounds[3])
+    crowd = sum(_overlap(box, other) for other in page.labels) * 3 + sum(_overlap(box, other) for other in page.markers) * 2
+    return 50 * outside + crowd + 2 * sum(_overlap(box, other) for other in page.whiskers)
+
+
+def _overlap(a: Box, b: Box) -> float:
+    return max(0.0, min(a[2], b[2]) - max(a[0], b[0])) * max(0.0, min(a[3], b[3]) - max(a[1], b[1]))
+
+
+def _stairs(corners: Sequence[tuple[float, float]], right: float) -> str:
+    path = f"M{corners[0][0]:.1f} {corners[0][1]:.1f}"
+    for x, y in corners[1:]:
+        path += f"H{x:.1f}V{y:.1f}"
+    return f"{path}H{right:.1f}"

@@ -1,0 +1,369 @@
+"""From a row (a text, a pair of texts, an encoded image) to the arrays of a model, and from its logits to an answer.
+
+This one file prepares rows for training, for every engine, and inside the Triton server, where it is copied beside the model: so it
+needs numpy (1 or 2), tokenizers and Pillow and nothing else. Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs:
+longest first) and padded to the smallest bucket that holds the longest row. Images are decoded by Pillow, turned upright by their EXIF
+tag, converted, resized and cropped as the model's preprocessor_config.json says; rescaling and normalizing an 8-bit value v of channel c
+
+    x = (float32(v * rescale_factor) - mean_c) / std_c
+
+has only 256 outcomes per channel, so it is one table look-up, computed once with the same roundings as the Transformers processor.
+
+Left out: padding to the left, images of more than 8 bits per channel, and the processors with steps of their own (crop_pct,
+reordered channels, patches); the callers refuse those.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+from tokenizers import Tokenizer
+
+SCHEMA = 1
+PREPROCESS = "preprocess.json"
+TOKENIZER = "tokenizer.json"
+FORMATS = ("PNG", "JPEG")
+MAX_IMAGE_BYTES = 64 * 2**20
+MAX_IMAGE_PIXELS = 64 * 10**6
+MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
+
+Row = str | tuple[str, str] | bytes
+"""A text, a pair of texts, or an encoded PNG or JPEG image."""
+
+
+class BadRow(ValueError):
+    """A row cannot be prepared; one line: which row, what was given, what is allowed."""
+
+
+def decode_image(data: bytes, draft: bool = False) -> Image.Image:
+    """Decodes a PNG or JPEG image and turns it upright.
+
+    Args:
+        data: The encoded file.
+        draft: Decode a JPEG at an eighth of its size and leave it as it lies: a quick check that it is whole.
+
+    Raises:
+        BadRow: It is not a whole PNG or JPEG, or too large (a decompression bomb), or has more than 8 bits per channel.
+    """
+    if len(data) > MAX_IMAGE_BYTES:
+        raise BadRow(f"an image of {len(data)} bytes; at most {MAX_IMAGE_BYTES} are allowed")
+    try:
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
+        width, height = image.size
+        if width * height > MAX_IMAGE_PIXELS:
+            raise BadRow(f"an image of {width} x {height} pixels; at most {MAX_IMAGE_PIXELS} in all are allowed")
+        if draft:
+            image.draft(None, (max(1, width // 8), max(1, height // 8)))
+        image.load()
+        upright = image if draft else ImageOps.exif_transpose(image)
+    except BadRow:
+        raise
+    except Exception as error:  # Pillow raises whatever a decoder trips over: OSError, SyntaxError, struct.error, EOFError, ...
+        raise BadRow(f"not a readable image ({' '.join(str(error).split())[:120]}); a whole PNG or JPEG file is allowed") from error
+    if upright.mode not in MODES:
+        raise BadRow(f"an image of mode {upright.mode}; 8 bits per channel (grey, palette, RGB, with or without alpha) are allowed")
+    return upright
+
+
+@dataclass(frozen=True)
+class ImageSteps:
+    """What preprocessor_config.json asks for, ready to run on images."""
+
+    height: int
+    """Rows after resizing; 0 where `shortest_edge` rules, or where nothing is resized."""
+    width: int
+    """Columns after resizing; 0 as for `height`."""
+    shortest_edge: int
+    """Length of the shorter side after resizing, the aspect ratio kept; 0 for a fixed size."""
+    resample: int
+    """Pillow's number of the filter."""
+    crop: tuple[int, int] | None
+    """(height, width) of the centre crop."""
+    on_white: bool
+    """Whether transparency is laid on white (do_convert_rgb); it is dropped otherwise."""
+    table: np.ndarray
+    """float32 [C, 256]: the value of an 8-bit value in each channel."""
+
+    @classmethod
+    def build(cls, image: Mapping[str, Any]) -> ImageSteps:
+        """Prepares the steps of an "image" map: the keys of preprocessor_config.json, all resolved, and `num_channels`.
+
+        Raises:
+            BadRow: It asks for something that this file does not do.
+        """
+        size = dict(image["size"]) if image["do_resize"] else {}
+        if sorted(size) not in ([], ["height", "width"], ["shortest_edge"]):
+            raise BadRow(f"preprocessor size {size}; {{height, width}} or {{shortest_edge}} is allowed")
+        crop = (int(image["crop_size"]["height"]), int(image["crop_size"]["width"])) if image.get("do_center_crop") else None
+        height, width, edge = (int(size.get(key, 0)) for key in ("height", "width", "shortest_edge"))
+        return cls(
+            height,
+            width,
+            edge,
+            2 if image.get("resample") is None else int(image["resample"]),
+            crop,
+            bool(image.get("do_convert_rgb")),
+            _table(image),
+        )
+
+    @property
+    def shape(self) -> tuple[int, int, int] | None:
+        """(channels, height, width) of every output; None where it depends on the image."""
+        size = self.crop or ((self.height, self.width) if self.height else None)
+        return (len(self.table), *size) if size else None
+
+    def __call__(self, data: bytes) -> np.ndarray:
+        """Returns float32 [C, H, W] for one encoded image."""
+        image = self._convert(decode_image(data))
+        if self.height or self.shortest_edge:
+            size = (self.width, self.height) if self.height else _edge_size(image.size, self.shortest_edge)
+            if size[0] * size[1] > MAX_IMAGE_PIXELS:
+                raise BadRow(
+                    f"an image of {image.width} x {image.height} pixels is too narrow to resize: it would have {size[0]} x {size[1]}"
+                )
+            image = image.resize(size, resample=Image.Resampling(self.resample))
+        pixels = np.asarray(image, dtype=np.uint8)
+        pixels = pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1)
+        if self.crop:
+            pixels = _center_crop(pixels, *self.crop)
+        return np.stack([row[channel] for row, channel in zip(self.table, pixels, strict=True)])
+
+    def _convert(self, image: Image.Image) -> Image.Image:
+        transparent = "A" in image.getbands() or image.info.get("transparency") is not None
+        if self.on_white and transparent:
+            layer = image.convert("RGBA")
+            image = Image.alpha_composite(Image.new("RGBA", layer.size, (255, 255, 255, 255)), layer)
+        return image.convert("L" if len(self.table) == 1 else "RGB")
+
+
+def _table(image: Mapping[str, Any]) -> np.ndarray:
+    """Returns float32 [C, 256], rounded where the Transformers processor rounds: after rescaling in float64, then in float32."""
+    channels = int(image["num_channels"])
+    if channels not in (1, 3):
+        raise BadRow(f"a model of {channels} channels; 1 (grey) or 3 (RGB) are allowed")
+    values = np.arange(256, dtype=np.float64)
+    scaled = (values * float(image["rescale_factor"])).astype(np.float32) if image["do_rescale"] else values.astype(np.float32)
+    table = np.repeat(scaled[None], channels, axis=0)
+    if image["do_normalize"]:
+        mean, std = (_per_channel(image[key], key, channels) for key in ("image_mean", "image_std"))
+        table = (table - mean[:, None]) / std[:, None]
+    return table
+
+
+def _per_channel(value: Any, key: str, channels: int) -> np.ndarray:
+    values = np.array(value if isinstance(value, Sequence) else [value] * channels, dtype=np.float32)
+    if len(values) != channels:
+        raise BadRow(f"preprocessor {key} has {len(values)} values; {channels}, one per channel, are allowed")
+    return values
+
+
+def _edge_size(size: tuple[int, int], edge: int) -> tuple[int, int]:
+    width, height = size
+    long = int(edge * max(size) / min(size))
+    return (edge, long) if width <= height else (long, edge)
+
+
+def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
+    """Cuts the centre out of uint8 [C, H, W]; what is too small is surrounded by zeros first, the odd row and column before it."""
+    lacking = [max(0, height - pixels.shape[1]), max(0, width - pixels.shape[2])]
+    top, left = ((pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2)
+    if any(lacking):
+        before = [(gap + 1) // 2 for gap in lacking]
+        pixels = np.pad(pixels, [(0, 0)] + [(first, gap - first) for first, gap in zip(before, lacking, strict=True)])
+        top, left = top + before[0], left + before[1]
+    return pixels[:, top : top + height, left : left + width]
+
+
+@dataclass(frozen=True)
+class Preprocessor:
+    """Prepares rows and reads answers for one checkpoint; frozen, and safe to share between threads."""
+
+    modality: str
+    """"text" or "image"."""
+    input_names: tuple[str, ...]
+    """Names of the model's inputs, in the order in which its graph takes them."""
+    labels: tuple[str, ...]
+    """Name of each class by id; the single name of the value for regression."""
+    task: str
+    """text-classification, text-regression or image-classification."""
+    max_length: int = 0
+    """Tokens kept of a row; 0 for images."""
+    buckets: tuple[int, ...] = ()
+    """Lengths (tokens) that rows are padded to, ascending, the last one max_length; () for images."""
+    pad_token_id: int = 0
+    """Id that fills input_ids."""
+    pad_token_type_id: int = 0
+    """Id that fills token_type_ids."""
+    image: Mapping[str, Any] | None = None
+    """The resolved preprocessor_config.json with `num_channels`; None for text."""
+    tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
+    """The tokenizer, truncating to max_length, not padding; None for images."""
+    steps: ImageSteps | None = field(default=None, init=False, repr=False, compare=False)
+    """The image steps, derived from `image`."""
+
+    def __post_init__(self) -> None:
+        if self.image is not None:
+            object.__setattr__(self, "steps", ImageSteps.build(self.image))
+        if self.tokenizer is not None:
+            # Set once, here: changing a tokenizer while another thread encodes with it would be a race.
+            self.tokenizer.no_padding()
+            self.tokenizer.enable_truncation(self.max_length, strategy="longest_first")
+
+    @classmethod
+    def load(cls, folder: Path) -> Preprocessor:
+        """Reads preprocess.json and, for text, tokenizer.json."""
+        values = json.loads((folder / PREPROCESS).read_text(encoding="utf-8"))
+        if values.pop("schema") != SCHEMA:
+            raise BadRow(f"{folder / PREPROCESS}: schema {SCHEMA} expected")
+        for key in ("input_names", "labels", "buckets"):
+            values[key] = tuple(values[key])
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER)) if values["modality"] == "text" else None
+        return cls(**values, tokenizer=tokenizer)
+
+    def save(self, folder: Path) -> None:
+        """Writes preprocess.json and, for text, tokenizer.json; the same preprocessor writes the same bytes."""
+        values = {
+            "schema": SCHEMA,
+            "task": self.task,
+            "modality": self.modality,
+            "input_names": list(self.input_names),
+            "labels": list(self.labels),
+            "max_length": self.max_length,
+            "buckets": list(self.buckets),
+            "pad_token_id": self.pad_token_id,
+            "pad_token_type_id": self.pad_token_type_id,
+            "image": dict(self.image) if self.image is not None else None,
+        }
+        (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+        if self.tokenizer is not None:
+            self.tokenizer.save(str(folder / TOKENIZER))
+
+    def encode(self, rows: Sequence[Row], length: int | None = None) -> dict[str, np.ndarray]:
+        """Prepares rows as one batch.
+
+        Args:
+            rows: n rows of the model's modality.
+            length: Pad to this many tokens; 0 for the longest row (training). The smallest bucket that holds the longest row where
+                absent. Ignored for images.
+
+        Returns:
+            Text: int64 [n, L] for each of `input_names`. Images: `{input_names[0]: float32 [n, C, H, W]}`.
+
+        Raises:
+            BadRow: A row is of the wrong type, or a broken image.
+            ValueError: A row is longer than `length`.
+        """
+        if self.steps is not None:
+            return {self.input_names[0]: self._images(rows)}
+        return self._pad(self._tokenize(rows), length)
+
+    def groups(self, rows: Sequence[Row]) -> dict[int, list[int]]:
+        """Returns bucket -> indices of the rows whose smallest bucket it is, buckets ascending; `{0: all}` for images."""
+        if self.steps is not None:
+            return {0: list(range(len(rows)))} if rows else {}
+        return self._by_bucket(self._tokenize(rows))
+
+    def batches(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
+        """Yields (row indices, prepared batch) of at most `batch_size` rows, every row once, each batch of one bucket."""
+        tokens = self._tokenize(rows) if self.steps is None else None
+        groups = self.groups(rows) if tokens is None else self._by_bucket(tokens)
+        for bucket, members in groups.items():
+            for start in range(0, len(members), batch_size):
+                indices = members[start : start + batch_size]
+                if tokens is None:
+                    yield indices, self.encode([rows[i] for i in indices])
+                else:
+                    yield indices, self._pad([tokens[i] for i in indices], bucket)
+
+    def answer(self, logits: np.ndarray) -> list[tuple[str, float]]:
+        """Reads logits.
+
+        Args:
+            logits: float32 [n, C].
+
+        Returns:
+            Classification: label and float32 softmax score of the largest logit, the lowest class id on ties. Regression: the name
+            of the value, and the value.
+        """
+        if logits.ndim != 2 or logits.shape[1] != len(self.labels):
+            raise ValueError(f"logits of shape {logits.shape}; [n, {len(self.labels)}] expected")
+        values = np.asarray(logits, dtype=np.float32)
+        if self.task.endswith("regression"):
+            return [(self.labels[0], float(value)) for value in values[:, 0]]
+        best = values.argmax(axis=1)
+        powers = np.exp(values - values.max(axis=1, keepdims=True))
+        scores = powers / powers.sum(axis=1, keepdims=True)
+        return [(self.labels[i], float(row[i])) for i, row in zip(best, scores, strict=True)]
+
+    def _tokenize(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Returns int32 [2, length] per row: ids and type ids, truncated, not padded."""
+        for index, row in enumerate(rows):
+            _check_text(index, row)
+        assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
+        return [np.array((row.ids, row.type_ids), dtype=np.int32) for row in self.tokenizer.encode_batch_fast(list(rows))]
+
+    def _by_bucket(self, tokens: Sequence[np.ndarray]) -> dict[int, list[int]]:
+        lengths = np.array([row.shape[1] for row in tokens], dtype=np.int64)
+        buckets = np.array(self.buckets)[np.searchsorted(self.buckets, lengths)]
+        return {bucket: np.flatnonzero(buckets == bucket).tolist() for bucket in self.buckets if (buckets == bucket).any()}
+
+    def _pad(self, tokens: Sequence[np.ndarray], length: int | None) -> dict[str, np.ndarray]:
+        longest = max((row.shape[1] for row in tokens), default=0)
+        if length is None:
+            length = next(bucket for bucket in self.buckets if bucket >= longest)
+        elif length and longest > length:
+            raise ValueError(f"a row of {longest} tokens does not fit into {length}")
+        shape = (len(tokens), length or longest)
+        arrays = {
+            "input_ids": np.full(shape, self.pad_token_id, np.int64),
+            "attention_mask": np.zeros(shape, np.int64),
+            "token_type_ids": np.full(shape, self.pad_token_type_id, np.int64),
+        }
+        for index, row in enumerate(tokens):
+            size = row.shape[1]
+            arrays["input_ids"][index, :size], arrays["token_type_ids"][index, :size] = row
+            arrays["attention_mask"][index, :size] = 1
+        return {name: arrays[name] for name in self.input_names}
+
+    def _images(self, rows: Sequence[Row]) -> np.ndarray:
+        assert self.steps is not None, "an image preprocessor has steps"
+        shape = self.steps.shape
+        pixels = np.empty((len(rows), *(shape or (len(self.steps.table), 0, 0))), np.float32)
+        for index, row in enumerate(rows):
+            one = self._image(index, row, self.steps)
+            if index == 0 and shape is None:  # the size is the images' own; it has to be one size
+                pixels = np.empty((len(rows), *one.shape), np.float32)
+            if one.shape != pixels.shape[1:]:
+                raise BadRow(
+                    f"row {index}: an image of {one.shape[2]} x {one.shape[1]} pixels beside one of {pixels.shape[3]} x {pixels.shape[2]}"
+                )
+            pixels[index] = one
+        return pixels
+
+    @staticmethod
+    def _image(index: int, row: Row, steps: ImageSteps) -> np.ndarray:
+        if not isinstance(row, bytes):
+            raise BadRow(f"row {index}: {type(row).__name__} given; the bytes of a PNG or JPEG image are allowed")
+        try:
+            return steps(row)
+        except BadRow as error:
+            raise BadRow(f"row {index}: {error}") from error
+
+
+def _check_text(index: int, row: Row) -> None:
+    parts = row if isinstance(row, tuple) and len(row) == 2 else (row,)
+    for part in parts:
+        if not isinstance(part, str):
+            raise BadRow(f"row {index}: {type(part).__name__} given; a text, or a pair of texts, is allowed")
+        if not part.isascii():
+            try:
+                part.encode()
+            except UnicodeEncodeError as error:
+                raise BadRow(f"row {index}: a lone surrogate at character {error.start}; Unicode text is allowed") from error

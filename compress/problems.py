@@ -1,0 +1,68 @@
+"""Says in one line each what is wrong with a config: key path, what was given, what is allowed, nearest key."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+
+from compress.errors import nearest
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """Turns pydantic's errors into one line each.
+
+    Args:
+        error: What validating `model` raised.
+        model: The config class, to name the allowed keys.
+        prefix: Key path of the config within the recipe.
+    """
+    lines: dict[str, None] = {}
+    for problem in error.errors(include_url=False):
+        location = [part for part in problem["loc"] if not _is_union_tag(part)]
+        path = ".".join(str(part) for part in ([prefix] if prefix else []) + location) or "recipe"
+        given = _shorten(problem["input"])
+        if problem["type"] == "extra_forbidden":
+            allowed = _keys_at(model, location[:-1])
+            lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"] = None
+        elif problem["type"] == "missing":
+            lines[f"{path}: missing; it is required"] = None
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            lines[f"{path}: {given} given; {message[0].lower()}{message[1:]}"] = None
+    return list(lines)
+
+
+def _is_union_tag(part: Any) -> bool:
+    # pydantic puts the name of the union member it tried ("int", "Model", "tuple[...]", "constrained-str") into the path
+    return isinstance(part, str) and (not part.replace("_", "").isalnum() or part[:1].isupper() or part in _PRIMITIVES)
+
+
+_PRIMITIVES = frozenset({"str", "int", "float", "bool", "none", "dict", "list"})
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _keys_at(model: type[BaseModel], location: Sequence[Any]) -> list[str]:
+    """Returns the allowed keys of the config that `location` leads to from `model`."""
+    for part in location:
+        if isinstance(part, int):
+            continue
+        inner = [m for m in _models_in(model.model_fields[part].annotation) if m] if part in model.model_fields else []
+        if not inner:
+            return []
+        model = inner[0]
+    return list(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    if get_origin(annotation) in (Union, types.UnionType, Annotated, tuple, list, dict):
+        return [found for argument in get_args(annotation) for found in _models_in(argument)]
+    return []

@@ -1,0 +1,292 @@
+"""Readers of tables: tsv, csv, json, jsonl and parquet files, each also as .gz, and data sets of the Hub.
+
+Each yields the wanted columns row by row, with the place of the row for error messages, and holds one row (parquet: one batch) at a
+time. tsv (also .txt) has no quoting: a row is a line, a field is what stands between two tabs. csv is RFC 4180. Both are UTF-8 with or
+without a byte-order mark, and only a line feed, or carriage return and line feed, ends a line: never the other characters that
+Unicode counts as line breaks.
+
+With a header every row has as many fields as the header. Without one (`header: false`, columns by position) a row has to reach the last
+column asked for and may go on: the STS-B test file, for one, carries licence columns in some of its rows.
+
+Left out: guessing of delimiters and encodings, and files that hold several splits.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from compress.errors import InputError, nearest
+
+Column = str | int
+Cells = tuple[Any, ...]
+TABLES = (".tsv", ".txt", ".csv", ".jsonl", ".json", ".parquet")
+MAX_FIELD_CHARACTERS = 2**28
+
+
+@dataclass(frozen=True)
+class Table:
+    """One table file and what to take from it."""
+
+    path: Path
+    """The file."""
+    columns: tuple[Column, ...]
+    """The wanted columns: names, or positions counted from 0 (tsv and csv only)."""
+    header: bool = True
+    """Whether the first line names the columns (tsv and csv only)."""
+
+    @property
+    def unit(self) -> str:
+        """What the number in a place counts: lines, or rows where a file has no lines."""
+        return "line" if suffix(self.path) in (".tsv", ".txt", ".csv", ".jsonl") else "row"
+
+    def place(self, number: int) -> str:
+        """Returns where a row stands, for an error message."""
+        return f"{self.path} {self.unit} {number}"
+
+
+def suffix(path: Path) -> str:
+    """Returns the ending that names the format, in lower case: `.tsv` for `train.TSV.gz`."""
+    name = path.name.lower().removesuffix(".gz")
+    return Path(name).suffix
+
+
+def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
+    """Yields (line or row number counted from 1, one cell per wanted column).
+
+    Cells of tsv and csv are texts; those of the others are what the file holds.
+
+    Raises:
+        InputError: The file cannot be read as what its name says; names the file and, where there is one, the line.
+    """
+    readers: dict[str, Callable[[Table, BinaryIO], Iterator[tuple[int, Cells]]]] = {
+        ".tsv": _tsv,
+        ".txt": _tsv,
+        ".csv": _csv,
+        ".jsonl": _json_lines,
+        ".json": _json,
+        ".parquet": _parquet,
+    }
+    ending = suffix(table.path)
+    if ending not in readers:
+        raise InputError(f"{table.path}: a file of kind {ending or '(no ending)'!r}; allowed: {' '.join(readers)}, each also with .gz")
+    try:
+        with _open(table.path) as stream:
+            yield from readers[ending](table, stream)
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{table.path}: cannot be read ({_reason(error)}); a whole, readable {ending} file is allowed") from error
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.name.lower().endswith(".gz"):
+        return io.BufferedReader(gzip.open(path, "rb"), 2**16)
+    return path.open("rb")
+
+
+def _reason(error: BaseException) -> str:
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())[:160]
+
+
+def _lines(table: Table, stream: BinaryIO) -> Iterator[str]:
+    """Yields the lines as text, without their line feed."""
+    number = 0
+    for number, raw in enumerate(stream, 1):
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            what = f"byte 0x{raw[error.start]:02x} at position {error.start + 1} is not UTF-8"
+            raise InputError(f"{table.place(number)}: {what}; save the file as UTF-8") from error
+        yield line.removesuffix("\n")
+    if number == 0:
+        raise InputError(f"{table.path}: empty file; at least one row is allowed")
+
+
+def _tsv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
+    lines = ((number, line.removesuffix("\r").split("\t")) for number, line in enumerate(_lines(table, stream), 1))
+    return _fields(table, lines)
+
+
+def _csv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
+    return _fields(table, _csv_records(table, stream))
+
+
+def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
+    # The limit belongs to the whole process; its default of 131,072 characters refuses long documents.
+    csv.field_size_limit(MAX_FIELD_CHARACTERS)
+    reader = csv.reader((line + "\n" for line in _lines(table, stream)), strict=True)
+    start = 1
+    try:
+        for record in reader:
+            yield start, record
+            start = reader.line_num + 1
+    except csv.Error as error:
+        raise InputError(
+            f"{table.place(start)}: {error}; RFC 4180 is allowed: a field with quotes is quoted, its quotes doubled"
+        ) from error
+
+
+def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, Cells]]:
+    """Takes the wanted columns out of records of text fields, and checks their number; blank lines may only end the file."""
+    records = iter(records)
+    width, positions = 0, _positions(table, None)
+    if table.header:
+        header = next(records)[1]
+        width, positions = len(header), _positions(table, header)
+    needed, blank = max(positions) + 1, 0
+    for number, fields in records:
+        if fields in ([], [""]) and max(width, needed) > 1:
+            blank = blank or number
+            continue
+        if blank:
+            raise InputError(f"{table.place(blank)}: a blank line between rows; blank lines are allowed at the end only")
+        if len(fields) != width if table.header else len(fields) < needed:
+            expected = f"{width}, as in the header," if table.header else f"at least {needed}"
+            raise InputError(f"{table.place(number)}: {len(fields)} {_fields_of(table, len(fields))}; {expected} are allowed")
+        yield number, tuple([fields[position] for position in positions])
+
+
+def _fields_of(table: Table, count: int) -> str:
+    separator = "comma" if suffix(table.path) == ".csv" else "tab"
+    return f"{separator}-separated field{'' if count == 1 else 's'}"
+
+
+def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
+    """Returns the position of each wanted column; positions pass, names are looked up in the header."""
+    problems, positions = [], []
+    for column in table.columns:
+        if isinstance(column, int):
+            positions.append(column)
+            if header is not None and column >= len(header):
+                problems.append(f"{table.path}: no column {column}; allowed: 0 to {len(header) - 1}")
+        elif header is None and not table.header:
+            problems.append(f"{table.path}: column {column!r} given with header: false; positions counted from 0 are allowed")
+        elif header is not None:
+            if header.count(column) > 1:
+                problems.append(f"{table.path}: {header.count(column)} columns are named {column!r}; give the position, counted from 0")
+            elif column not in header:
+                problems.append(missing_column(str(table.path), column, header))
+            else:
+                positions.append(header.index(column))
+    if problems:
+        raise InputError(*problems)
+    return positions or [0]
+
+
+def missing_column(where: str, column: Column, available: Iterable[str]) -> str:
+    """Returns the message for a column that is not there."""
+    names = [str(name) for name in available]
+    shown = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"{where}: no column {column!r}; available: {shown or 'none'}{nearest(str(column), names)}; set data.columns"
+
+
+def _names(table: Table) -> list[str]:
+    """Returns the wanted columns of a file whose columns have names only."""
+    for column in table.columns:
+        if isinstance(column, int):
+            raise InputError(f"{table.path}: column {column} given; a {suffix(table.path)} file has names: set data.columns to them")
+    if not table.header:
+        raise InputError(f"{table.path}: header: false given; it is for tsv and csv, a {suffix(table.path)} file names its columns")
+    return [str(column) for column in table.columns]
+
+
+def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
+    names, blank = _names(table), 0
+    for number, line in enumerate(_lines(table, stream), 1):
+        if not line.strip():
+            blank = blank or number
+            continue
+        if blank:
+            raise InputError(f"{table.place(blank)}: a blank line between rows; one JSON object a line is allowed")
+        yield number, _pick(table, number, _parse_json(table.place(number), line), names)
+
+
+def _json(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
+    names = _names(table)
+    rows = _parse_json(str(table.path), "\n".join(_lines(table, stream)))
+    if not isinstance(rows, list):
+        raise InputError(f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed (one object a line: name it .jsonl)")
+    for number, row in enumerate(rows, 1):
+        yield number, _pick(table, number, row, names)
+
+
+def _parse_json(where: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{where}: not JSON ({_reason(error)}); JSON as in RFC 8259 is allowed") from error
+
+
+def _pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
+    if not isinstance(row, dict):
+        raise InputError(f"{table.place(number)}: a JSON {type(row).__name__}; an object with the columns as keys is allowed")
+    for name in names:
+        if name not in row:
+            raise InputError(missing_column(table.place(number), name, row))
+    return tuple([row[name] for name in names])
+
+
+def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = _names(table)
+    try:
+        file = pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, io.BufferedReader) else stream)
+        absent = [missing_column(str(table.path), name, file.schema_arrow.names) for name in names if name not in file.schema_arrow.names]
+        if absent:
+            raise InputError(*absent)
+        number = 0
+        for batch in file.iter_batches(batch_size=4096, columns=names):
+            for cells in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+                number += 1
+                yield number, cells
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{table.path}: not a readable parquet file ({_reason(error)}); write it again") from error
+
+
+def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callable[[str], None]) -> dict[str, tuple[list[Cells], Any]]:
+    """Reads the splits of a Hub data set.
+
+    Args:
+        path: Hub id, `owner/name`.
+        subset: Its configuration.
+        columns: The wanted columns.
+        log: Where to tell that something may be downloaded.
+
+    Returns:
+        Split name -> rows of cells (images as encoded bytes) and the features of the columns.
+
+    Raises:
+        InputError: It cannot be reached, has no such subset, or lacks a column.
+    """
+    import datasets
+
+    log(f"data: reading {path}{f' ({subset})' if subset else ''} from the Hub or its cache")
+    where = f"data.path {path}{f' (subset {subset})' if subset else ''}"
+    try:
+        splits = datasets.load_dataset(path, subset)
+    except Exception as error:  # whatever the network, the Hub, the cache or the files of a stranger run into
+        advice = "a local file or folder, or a Hub id that this machine can reach, is allowed"
+        raise InputError(f"{where}: cannot be loaded ({_reason(error)}); {advice}") from error
+    found: dict[str, tuple[list[Cells], Any]] = {}
+    for name, split in splits.items():
+        absent = [
+            missing_column(f"{where} split {name}", column, split.column_names) for column in columns if column not in split.column_names
+        ]
+        if absent:
+            raise InputError(*absent)
+        for column in columns:
+            if isinstance(split.features[column], datasets.Image):
+                split = split.cast_column(column, datasets.Image(decode=False))
+        wanted = split.select_columns(list(columns))
+        batches = wanted.iter(batch_size=1000)
+        found[name] = ([cells for batch in batches for cells in zip(*(batch[column] for column in columns), strict=True)], split.features)
+    return found

@@ -1,0 +1,339 @@
+"""The recipe: one YAML file, read into one frozen, typed value.
+
+`read` finds every problem before anything is loaded, and reports all of them at once as one `InputError`: key path, what was given,
+what is allowed, nearest key. A new stage is one import and one line in `STAGES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from compress.data import DataConfig
+from compress.errors import InputError, nearest
+from compress.finetune import Finetune
+from compress.model import ModelConfig
+from compress.problems import explain
+from compress.stage import Config, Stage, Target
+from export.export import Export
+from quantize.ptq import Quantize
+from triton_repo.triton_repo import TritonRepo
+
+STAGES: tuple[type[Stage], ...] = (Finetune, Quantize, Export, TritonRepo)
+"""Every stage a recipe may name, in the order in which they may follow one another."""
+
+MAX_BYTES = 1_000_000
+
+
+class LatencyGoal(Config):
+    """An upper bound of one latency percentile at one shape, first engine listed."""
+
+    percentile: Literal[50, 90, 99] = 50
+    """Percentile of the samples."""
+    batch: Annotated[int, Field(ge=1)] = 1
+    """Batch size of the cell."""
+    sequence: Annotated[int, Field(ge=1)] | None = None
+    """Sequence length of the cell; absent for images."""
+    value: Annotated[float, Field(gt=0)]
+    """The bound in milliseconds."""
+
+
+class Goals(Config):
+    """What the compressed model has to reach; a goal that is absent is not judged."""
+
+    max_drop: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Largest drop of the primary metric, as a fraction: baseline in torch minus the last variant at the last hop that ran."""
+    min_speedup: Annotated[float, Field(gt=0)] | None = None
+    """Smallest speed-up at the worst target shape: first engine listed against torch fp32 eager of the baseline."""
+    max_latency_ms: tuple[LatencyGoal, ...] = ()
+    """Upper bounds of latency percentiles."""
+    max_size_mb: Annotated[float, Field(gt=0)] | None = None
+    """Largest size of the files that the first engine needs to serve, in 10^6 bytes."""
+    min_throughput: Annotated[float, Field(gt=0)] | None = None
+    """Smallest throughput in rows per second, at the best target shape of the first engine."""
+    int8_faster: bool = True
+    """Whether an int8 engine that is not faster than the fastest float of the same engine counts as a missed goal."""
+
+
+class Recipe(Config):
+    """A whole run: the model, the data, what to reach, where to serve it, and the stages that lead there."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """Name of the run: letters, digits, '.', '_' and '-'. Names the run folder."""
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Seed of everything random."""
+    model: ModelConfig
+    """The model to start from."""
+    tokenizer: str | None = None
+    """Hub id or folder of a tokenizer, for text models that start from random weights."""
+    data: DataConfig
+    """Training and evaluation data."""
+    goals: Goals = Goals()
+    """What to reach."""
+    target: Target = Target()
+    """Where to serve it."""
+    stages: tuple[Any, ...] = ()
+    """One-key maps, in order: the key names the stage, the value is its config."""
+
+    def stage(self, stage_id: str) -> Stage:
+        """Returns the stage with that id."""
+        found: Stage = next(stage for stage in self.stages if stage.id == stage_id)
+        return found
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader for which a repeated key is an error."""
+
+
+def _mapping(loader: _UniqueKeys, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    seen: set[Any] = set()
+    for key_node, _ in node.value:
+        if key_node.tag == "tag:yaml.org,2002:merge":
+            continue
+        key = loader.construct_object(key_node, deep=True)
+        if not isinstance(key, str | int | float | bool):
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a plain word", key_node.start_mark)
+        if key in seen:
+            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
+        seen.add(key)
+    loader.flatten_mapping(node)
+    return {loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value}
+
+
+_UniqueKeys.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """Returns the value of a YAML text; plain types only, no repeated keys.
+
+    Raises:
+        InputError: It is not YAML; names `source` and the line.
+    """
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise InputError(f"{source}{line}: not a readable recipe: {getattr(error, 'problem', None) or error}") from error
+    except (RecursionError, ValueError) as error:
+        raise InputError(f"{source}: not a readable recipe: {error}") from error
+
+
+def read(path: Path, settings: Sequence[str] = ()) -> Recipe:
+    """Reads and checks a recipe.
+
+    Args:
+        path: The YAML file.
+        settings: `key.path=value` overrides; the value is YAML, stages are named by id.
+
+    Raises:
+        InputError: Every problem of the recipe, one line each.
+    """
+    raw = _read_file(path, ())
+    for setting in settings:
+        _apply(raw, setting)
+    return check(raw)
+
+
+def check(raw: Mapping[str, Any]) -> Recipe:
+    """Turns plain data into a `Recipe`, or raises one `InputError` with every problem."""
+    raw = dict(raw)
+    entries = raw.pop("stages", None)
+    problems: list[str] = []
+    recipe: Recipe | None = None
+    try:
+        recipe = Recipe.model_validate(raw)
+    except ValidationError as error:
+        problems += explain(error, Recipe)
+    stages, stage_problems = _check_stages(entries)
+    problems += stage_problems
+    if recipe is None or problems:
+        raise InputError(*problems)
+    recipe = recipe.model_copy(update={"stages": tuple(stages)})
+    problems = _check_order(recipe)
+    if problems:
+        raise InputError(*problems)
+    return recipe
+
+
+def dump(recipe: Recipe) -> dict[str, Any]:
+    """Returns the recipe as plain data with every default written out; `check` reads it back."""
+    data = recipe.model_dump(mode="json", exclude={"stages"})
+    data["stages"] = [{stage.NAME: stage.model_dump(mode="json")} for stage in recipe.stages]
+    return data
+
+
+def schema() -> dict[str, Any]:
+    """Returns the JSON schema of a recipe file, for editors."""
+    document = Recipe.model_json_schema()
+    definitions = document.setdefault("$defs", {})
+    entries = []
+    for stage in STAGES:
+        body = stage.model_json_schema(ref_template="#/$defs/{model}")
+        definitions.update(body.pop("$defs", {}))
+        entries.append({"type": "object", "properties": {stage.NAME: body}, "required": [stage.NAME], "additionalProperties": False})
+    document["properties"]["stages"] = {"type": "array", "items": {"anyOf": entries}}
+    document["properties"]["extends"] = {"type": "string", "description": "A recipe to start from: maps are merged, stages replaced."}
+    document["required"] = [key for key in document.get("required", []) if key == "name"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "compress recipe", **document}
+
+
+def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
+    path = path.expanduser()
+    if path.is_dir():
+        raise InputError(f"{path}: a folder; a recipe is a YAML file")
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise InputError(f"{path}: {path.stat().st_size} bytes; a recipe has at most {MAX_BYTES}")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise InputError(
+            f"{path}: cannot be read ({error.strerror}); give the path of a YAML recipe, or start one with `compress init`"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
+    raw = parse_yaml(text, str(path))
+    if not isinstance(raw, dict):
+        raise InputError(f"{path}: a recipe is a map of name, model, data, stages, ...; given {type(raw).__name__}")
+    if raw.keys() >= {"schema", "recipe", "environment"}:  # the recipe.lock.yaml of a run: the resolved recipe is in it
+        raw = raw["recipe"]
+    raw = {str(key): value for key, value in raw.items()}
+    _resolve_paths(raw, path.resolve().parent)
+    parent = raw.pop("extends", None)
+    if parent is None:
+        return raw
+    if not isinstance(parent, str):
+        raise InputError(f"{path}: extends: {parent!r} given; the path of another recipe is allowed")
+    base = (path.resolve().parent / Path(parent).expanduser()).resolve()
+    if base in (*seen, path.resolve()):
+        raise InputError(f"{path}: extends: {parent} leads back to itself")
+    return _merge(_read_file(base, (*seen, path.resolve())), raw)
+
+
+def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merges maps deeply; everything else, `stages` included, is replaced."""
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
+    """Makes the local paths of one recipe file absolute, in place; whatever is not a local path stays as it is (a Hub id)."""
+
+    def resolve(owner: Any, key: str) -> None:
+        value = owner.get(key) if isinstance(owner, dict) else None
+        if not isinstance(value, str) or not value or ":" in value:
+            return
+        given = Path(value).expanduser()
+        if value.startswith(("./", "../", "~")) or given.is_absolute() or (folder / given).exists():
+            owner[key] = str((folder / given).resolve())
+
+    resolve(raw.get("model"), "path")
+    resolve(raw.get("model"), "config")
+    resolve(raw.get("data"), "path")
+    resolve(raw, "tokenizer")
+    stages = raw.get("stages")
+    for entry in stages if isinstance(stages, list) else []:
+        for body in entry.values() if isinstance(entry, dict) else []:
+            resolve(body, "teacher")
+
+
+def _apply(raw: dict[str, Any], setting: str) -> None:
+    key, separator, text = setting.partition("=")
+    parts = key.strip().split(".")
+    if not separator or not all(parts):
+        raise InputError(f"--set {setting}: key.path=value is allowed, for example --set data.max_length=64")
+    value = parse_yaml(text, f"--set {key}")
+    if parts[0] == "stages" and len(parts) > 1:
+        entry, name = _stage_entry(raw, parts[1], setting)
+        entry[name] = _merge(dict(entry[name] or {}), _nest(parts[2:], value)) if len(parts) > 2 else value
+        override: dict[str, Any] = {"stages": [{name: _nest(parts[2:], value)}] if len(parts) > 2 else []}
+        _resolve_paths(override, Path.cwd())
+        if len(parts) == 3 and override["stages"]:
+            entry[name][parts[2]] = override["stages"][0][name][parts[2]]
+        return
+    override = _nest(parts, value)
+    _resolve_paths(override, Path.cwd())
+    merged = _merge(raw, override)
+    raw.clear()
+    raw.update(merged)
+
+
+def _stage_entry(raw: dict[str, Any], stage_id: str, setting: str) -> tuple[dict[str, Any], str]:
+    ids = []
+    for entry in raw.get("stages") or []:
+        for name, body in entry.items() if isinstance(entry, dict) else []:
+            ids.append((body or {}).get("id", name) if isinstance(body, dict | None) else name)
+            if ids[-1] == stage_id:
+                return entry, name
+    raise InputError(
+        f"--set {setting}: no stage has the id {stage_id!r}; stages: {', '.join(map(str, ids)) or 'none'}{nearest(stage_id, map(str, ids))}"
+    )
+
+
+def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
+    for part in reversed(parts):
+        value = {part: value}
+    return dict(value)
+
+
+def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
+    known = {stage.NAME: stage for stage in STAGES}
+    if not isinstance(entries, list) or not entries:
+        given = f"{entries!r:.60}" if entries else "nothing"
+        return [], [
+            f"stages: {given} given; a list of one-key maps is allowed, such as `- quantize: {{mode: ptq}}`; keys: {', '.join(known)}"
+        ]
+    stages: list[Stage] = []
+    problems: list[str] = []
+    for position, entry in enumerate(entries):
+        if isinstance(entry, str) and entry in known:
+            entry = {entry: {}}
+        if not isinstance(entry, dict) or len(entry) != 1:
+            problems.append(f"stages[{position}]: {entry!r:.80} given; a map with one key is allowed; keys: {', '.join(known)}")
+            continue
+        [(name, body)] = entry.items()
+        if name not in known:
+            problems.append(f"stages[{position}]: unknown stage {name!r}; allowed: {', '.join(known)}{nearest(str(name), known)}")
+            continue
+        try:
+            stage = known[name].model_validate({} if body is None else body)
+            stages.append(stage if stage.id else stage.model_copy(update={"id": name}))
+        except ValidationError as error:
+            label = body.get("id", name) if isinstance(body, dict) else name
+            problems += explain(error, known[name], f"stages.{label}")
+    return stages, problems
+
+
+def _check_order(recipe: Recipe) -> list[str]:
+    problems = []
+    order = {stage: position for position, stage in enumerate(STAGES)}
+    ids: set[str] = set()
+    for before, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
+        if stage.id in ids or stage.id == "baseline":
+            problems.append(f"stages.{stage.id}: the id {stage.id!r} is taken; give this {stage.NAME} stage an `id:` of its own")
+        ids.add(stage.id)
+        if before is not None and order[type(stage)] < order[type(before)]:
+            problems.append(
+                f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {', '.join(s.NAME for s in STAGES)}"
+            )
+    for once in (Finetune, Quantize, Export, TritonRepo):
+        if sum(isinstance(stage, once) for stage in recipe.stages) > 1:
+            problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")
+    kinds = [type(stage) for stage in recipe.stages]
+    if TritonRepo in kinds and Export not in kinds:
+        problems.append("stages: triton_repo needs engines; put `- export: {}` before it")
+    if TritonRepo in kinds and recipe.target.device == "cpu" and "openvino" not in recipe.target.engines:
+        given = ", ".join(recipe.target.engines)
+        problems.append(f"target.engines: {given} given; triton_repo serves openvino on the CPU: add it, or leave triton_repo out")
+    untrained = recipe.model.head == "new" or recipe.model.path is None
+    if untrained and kinds and kinds[0] is not Finetune:
+        what = "head: new" if recipe.model.path else "init: random"
+        problems.append(f"stages: a model with {what} has to be trained first; put `- finetune: {{}}` at the start")
+    return problems

@@ -1,0 +1,160 @@
+"""The report: everything that a run's manifests say, as one JSON document and one HTML page.
+
+`collect` reads the run folder and nothing else, so that `compress report` gives the same report at any later time.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from compress import artifact, goals, html, ledger, statistics
+from compress.evaluate import PRIMARY
+from compress.ledger import Hop
+from compress.run_folder import Run, open_run
+from compress.stage import Task
+
+SCHEMA = 1
+
+
+def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]:
+    """Writes `report.json` and `report.html`.
+
+    Args:
+        folder: A finished run.
+        warnings: What the run warned of; those of the last report are kept where absent.
+
+    Returns:
+        The contents of `report.json`.
+    """
+    report = collect(open_run(folder), _kept_warnings(folder) if warnings is None else list(warnings))
+    artifact.write_json(folder / "report.json", report)
+    artifact.write_text(folder / "report.html", html.render(report))
+    return report
+
+
+def missed(report: dict[str, Any]) -> list[str]:
+    """Returns the goals that were judged and not met."""
+    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
+
+
+def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
+    """Returns the report of a run as plain data, in the schema of `report.json`."""
+    task: Task = run.recipe["model"]["task"]
+    every_hop = list(ledger.hops(run))
+    rows = _latency_rows(run)
+    baseline = next(iter(run.variants))
+    report: dict[str, Any] = {
+        "schema": SCHEMA,
+        "name": run.recipe["name"],
+        "task": task,
+        "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
+        "metric": {"name": PRIMARY[task], "higher_is_better": True},
+        "baseline": baseline,
+        "target": dict(run.recipe["target"]),
+        "variants": [_variant(run, name, task, every_hop, rows) for name in run.variants],
+        "stages": [_stage(run, stage) for stage in run.stages],
+        "triton": {"models": ledger.served(run)},
+        "flips": _count_lines(run.folder / "flips.jsonl"),
+        "warnings": warnings,
+        "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
+        "commands": _commands(run),
+    }
+    report["goals"] = goals.judge(run.recipe["goals"], report)
+    return report
+
+
+def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    evaluated = run.artifacts[f"evaluate-{name}"].metrics
+    build = ledger.main_builds(run).get(name)
+    first = next(iter(ledger.recommended(build)), None) if build else None
+    mine = [hop for hop in every_hop if hop.variant == name]
+    reference, metric = every_hop[0], statistics.primary(task)
+    return {
+        "id": name,
+        "stages": [stage for stage in run.variants if list(run.variants).index(stage) <= list(run.variants).index(name)],
+        "parameters": evaluated["parameters"],
+        "macs": evaluated["macs"],
+        "size_bytes": first["size_bytes"] if first else None,
+        "checkpoint_bytes": run.artifacts[name].size_bytes,
+        "precision": build["precision"] if build else None,
+        "int8_share": first["int8_share"] if first else None,
+        "int8_share_all": first["int8_share_all"] if first else None,
+        "int8_share_reason": first.get("int8_share_reason") if first else "no engine was built for this variant",
+        "int8_layers": first.get("layers", []) if first else [],
+        "metrics": {hop.hop: hop.metrics for hop in mine},
+        "accuracy": _accuracy(run, name, task, mine, build),
+        "drops": {hop.hop: statistics.paired(metric, reference.logits, hop.logits, hop.labels) for hop in mine if hop is not reference},
+        "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
+        "parity": build.get("parity") if build else None,
+        "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
+    }
+
+
+def _accuracy(run: Run, name: str, task: Task, mine: list[Hop], build: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the primary metric at every hop, with a 95 % interval, or the reason why it was not measured."""
+    metric = statistics.primary(task)
+    cells: dict[str, Any] = {hop.hop: statistics.single(metric, hop.logits, hop.labels) for hop in mine}
+    for engine in run.recipe["target"]["engines"]:
+        if engine not in cells and engine != "torch":
+            entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
+            reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
+            cells[engine] = {"value": None, "reason": reason}
+    if "triton" not in cells:
+        asked = run.of_kind("model_repository") is not None
+        reason = "this variant is not in the model repository" if asked else "the recipe has no triton_repo stage"
+        cells["triton"] = {"value": None, "reason": reason}
+    return cells
+
+
+def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a latency row with the primary metric of exactly the configuration that was timed, where it was evaluated."""
+    told = {key: value for key, value in row.items() if key != "variant"}
+    wanted = tuple(row[key] for key in ("variant", "precision", "engine", "mode"))
+    for build in ledger.builds(run):
+        for engine in build["engines"]:
+            if (build["variant"], build["precision"], engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
+                return {**told, "accuracy": {"value": engine["metrics"][PRIMARY[task]], "n": engine["n"]}}
+    return told
+
+
+def _latency_rows(run: Run) -> list[dict[str, Any]]:
+    measured = run.of_kind("latency")
+    rows: list[dict[str, Any]] = json.loads((measured.path / "latency.json").read_text(encoding="utf-8")) if measured else []
+    return rows
+
+
+def _stage(run: Run, stage: Any) -> dict[str, Any]:
+    manifest = run.artifacts[stage["id"]].manifest
+    return {
+        "id": stage["id"],
+        "stage": manifest["stage"],
+        "seconds": stage["seconds"],
+        "cached": stage["cached"],
+        "peak_memory_bytes": manifest["peak_memory_bytes"],
+    }
+
+
+def _commands(run: Run) -> list[str]:
+    folder = run.folder
+    return [
+        f"compress run {folder}/recipe.lock.yaml --out {folder}",
+        f"compress verify {folder} --live",
+        f"compress bench {folder}",
+        f"compress serve {folder}",
+    ]
+
+
+def _kept_warnings(folder: Path) -> list[str]:
+    try:
+        return list(json.loads((folder / "report.json").read_text(encoding="utf-8"))["warnings"])
+    except (OSError, ValueError, KeyError):
+        return []
+
+
+def _count_lines(path: Path) -> int | None:
+    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else None

@@ -1,0 +1,320 @@
+"""The data section of a recipe, and the files, archives and data sets that it leads to.
+
+`read_sources` finds what every split is made of and reads it: rows, their labels as the files hold them, and the place of each row, so
+that every later complaint can name file and line. Formats are in `readers` (tables) and `images`.
+
+Left out: tables that hold several splits, and downloads other than from the Hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from compress import images, readers
+from compress.errors import InputError, nearest
+from compress.preprocess import BadRow, Row, decode_image
+from compress.readers import Cells, Column, Table
+from compress.stage import Config, Task
+
+DIGITS = "sklearn:digits"
+SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
+_SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+Log = Callable[[str], None]
+
+ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
+
+
+class Columns(Config):
+    """Which columns hold what: names, or positions counted from 0 where a file has no header."""
+
+    text: ColumnName | None = None
+    """The text, or the first of a pair; `text` where absent."""
+    text_pair: ColumnName | None = None
+    """The second text of a pair; absent for single texts."""
+    image: ColumnName | None = None
+    """The image: encoded bytes, or a path beside the table; `image` where absent. Folders and archives of images have no columns."""
+    label: ColumnName | None = None
+    """The label; `label` where absent. A split whose labels are all -1 counts as unlabelled."""
+
+    def over(self, base: Columns) -> Columns:
+        """Returns these columns, completed by those of `base`."""
+        return base.model_copy(update=self.model_dump(exclude_none=True))
+
+    def wanted(self, task: Task) -> tuple[Column, ...]:
+        """Returns the columns that a task reads, the label last."""
+        label = "label" if self.label is None else self.label
+        if task == "image-classification":
+            return ("image" if self.image is None else self.image, label)
+        text = "text" if self.text is None else self.text
+        return (text, label) if self.text_pair is None else (text, self.text_pair, label)
+
+
+class FileConfig(Config):
+    """One file of a split that differs from the others."""
+
+    file: Annotated[str, Field(min_length=1)]
+    """The file, relative to `data.path`."""
+    header: bool = True
+    """Whether its first line names the columns (tsv and csv)."""
+    columns: Columns = Columns()
+    """Its columns; those not given are the ones of `data.columns`."""
+
+
+def _as_files(value: Any) -> Any:
+    entries = value if isinstance(value, list | tuple) else [value]
+    return [{"file": entry} if isinstance(entry, str) else entry for entry in entries]
+
+
+Files = Annotated[tuple[FileConfig, ...], BeforeValidator(_as_files)]
+
+
+class FilesConfig(Config):
+    """The files of each split; a file, or a list of files that are read one after the other."""
+
+    train: Annotated[Files, Field(min_length=1)]
+    """Rows to learn from."""
+    test: Files = ()
+    """Rows for the final figures."""
+    validation: Files = ()
+    """Rows for choices; for the final figures too where there is no labelled test split."""
+
+
+class DataConfig(Config):
+    """Training and evaluation data."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """A Hub id, a folder or a file of csv tsv json jsonl parquet (.gz too), a folder or tar archive of images, or `sklearn:digits`."""
+    subset: str | None = None
+    """Configuration of a Hub data set; ignored for local data."""
+    columns: Columns = Columns()
+    """Which columns hold text, pair, image and label."""
+    files: FilesConfig | None = None
+    """The files of each split, relative to `path`; found by their names (train.*, test.*, dev.* or validation.*) where absent."""
+    max_length: Annotated[int, Field(ge=8, le=65536)] = 128
+    """Tokens kept of a row, special tokens included; longer rows are truncated. Ignored for images."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What one file gave to one split."""
+
+    name: str
+    """The file or data set."""
+    rows: list[Row] = field(default_factory=list)
+    """Its rows."""
+    labels: list[Any] = field(default_factory=list)
+    """Their labels as the file holds them."""
+    places: list[Any] = field(default_factory=list)
+    """Line or row number of each row, or its whole place as a text."""
+    unit: str = "row"
+    """What a number in `places` counts."""
+    label_names: tuple[str, ...] = ()
+    """What the data set calls its class ids."""
+
+    def place(self, index: int) -> str:
+        """Returns where a row stands, for an error message."""
+        place = self.places[index]
+        return place if isinstance(place, str) else f"{self.name} {self.unit} {place}"
+
+    def add(self, row: Row, label: Any, place: int | str) -> None:
+        """Appends one row."""
+        self.rows.append(row)
+        self.labels.append(label)
+        self.places.append(place)
+
+
+Sources = dict[str, list[Source]]
+
+
+def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
+    """Finds and reads the data.
+
+    Returns:
+        Split name (train, test, validation) -> what its files gave, in order. A table alone gives only train.
+
+    Raises:
+        InputError: Every file that is missing or cannot be read, one line each.
+    """
+    where = Path(config.path).expanduser()
+    if config.path == DIGITS or where.exists():
+        if config.subset is not None:
+            log(f"data: subset {config.subset!r} is ignored; it is for data sets of the Hub, and {config.path} is local")
+        return _read_digits(task) if config.path == DIGITS else _read_local(where, config, task, log)
+    if config.files is not None or not _HUB_ID.fullmatch(config.path) or readers.suffix(where) in readers.TABLES:
+        siblings = [child.name for child in where.parent.iterdir()] if where.parent.is_dir() else []
+        allowed = f"a file, a folder, a Hub id (owner/name) or {DIGITS} is allowed"
+        raise InputError(f"data.path: {config.path}: no such file or folder; {allowed}{nearest(where.name, siblings)}")
+    return _read_hub(config, task, log)
+
+
+def _read_digits(task: Task) -> Sources:
+    _check_task(DIGITS, task)
+    return _by_split(images.digits(), DIGITS)
+
+
+def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Sources:
+    if config.files is not None:
+        if not where.is_dir():
+            raise InputError(f"data.path: {where}: a file, and data.files is given too; with data.files a folder is allowed")
+        named = {name: getattr(config.files, name) for name in ("train", "test", "validation")}
+        found = {name: [(where / Path(entry.file).expanduser(), entry) for entry in entries] for name, entries in named.items() if entries}
+    elif where.is_dir():
+        found = {name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in _discover(where, task).items()}
+        log(f"data: {', '.join(f'{name}: ' + ' + '.join(path.name for path, _ in files) for name, files in found.items())} in {where}")
+    elif images.is_archive(where):
+        _check_task(str(where), task)
+        return _by_split(images.read_images(where), str(where))
+    else:
+        found = {"train": [(where, FileConfig(file=where.name))]}
+    return _read_all(found, config.columns, task)
+
+
+def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], base: Columns, task: Task) -> Sources:
+    problems: list[str] = []
+    sources: Sources = {}
+    for split, files in found.items():
+        for path, entry in files:
+            try:
+                sources.setdefault(split, []).append(_read_file(path, entry, base, task, split))
+            except InputError as error:
+                problems += error.problems
+    if problems:
+        raise InputError(*problems)
+    return sources
+
+
+def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
+    """Returns the files of each split by their names: train.tsv.gz, test-00000-of-00002.parquet, and for images train.tar or train/."""
+    found: dict[str, list[Path]] = {}
+    for path in sorted(folder.iterdir()):
+        match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
+        images_too = task == "image-classification" and (path.is_dir() or images.is_archive(path))
+        if match and (images_too or (path.is_file() and readers.suffix(path) in readers.TABLES)):
+            found.setdefault(SPLITS[match[1]], []).append(path)
+    problems = [
+        f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
+        for split, paths in found.items()
+        if len(paths) > 1 and not all("-of-" in path.name for path in paths)
+    ]
+    if "train" not in found:
+        endings = " ".join((*readers.TABLES, *images.ARCHIVES) if task == "image-classification" else readers.TABLES)
+        names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+        folders = ", or a folder train/CLASS/FILE" if task == "image-classification" else ""
+        problems.append(f"{folder}: no train split in it, but {names}; train.* ({endings}, .gz too){folders} is allowed, or data.files")
+    if problems:
+        raise InputError(*problems)
+    return found
+
+
+def _read_file(path: Path, entry: FileConfig, base: Columns, task: Task, split: str) -> Source:
+    if not path.exists():
+        siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
+        raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
+    if path.is_dir() or images.is_archive(path):
+        _check_task(str(path), task)
+        return _one_split(_by_split(images.read_images(path), str(path)), path, split)
+    table = Table(path, entry.columns.over(base).wanted(task), entry.header)
+    return _read_rows(str(path), readers.read_table(table), task, path.parent, table.unit)
+
+
+def _one_split(found: Sources, path: Path, split: str) -> Source:
+    """Chooses the split asked for, where an archive holds several."""
+    if len(found) == 1:
+        return next(iter(found.values()))[0]
+    if split not in found:
+        raise InputError(
+            f"data.files.{split}: {path}: holds {', '.join(found)} but no {split}; one split, or {split} among them, is allowed"
+        )
+    return found[split][0]
+
+
+def _by_split(found: Iterable[images.LabelledImage], name: str) -> Sources:
+    sources: Sources = {}
+    for image in found:
+        split = SPLITS.get(image.split or "train")
+        if split is None:
+            raise InputError(f"{image.place}: {image.split!r} is no split; allowed above the class folders: {', '.join(SPLITS)}")
+        _check_image(image.data, image.place)
+        sources.setdefault(split, [Source(name)])[0].add(image.data, image.label, image.place)
+    if not sources:
+        raise InputError(f"{name}: no images in it; SPLIT/CLASS/FILE with {images.KINDS} is allowed")
+    return sources
+
+
+def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
+    columns = config.columns.wanted(task)
+    positions = [column for column in columns if isinstance(column, int)]
+    if positions:
+        raise InputError(f"data.columns: {positions[0]} given; a data set of the Hub names its columns")
+    found = readers.read_hub(config.path, config.subset, [str(column) for column in columns], log)
+    sources: Sources = {}
+    for name, (rows, features) in found.items():
+        if name not in SPLITS:
+            log(f"data: split {name!r} of {config.path} is not used; used are {', '.join(SPLITS)}")
+            continue
+        names = tuple(getattr(features[columns[-1]], "names", None) or ())
+        source = _read_rows(f"{config.path} split {name}", enumerate(rows, 1), task, Path(), "row", names)
+        sources.setdefault(SPLITS[name], []).append(source)
+    if "train" not in sources:
+        raise InputError(f"data.path: {config.path}: no train split; it has {', '.join(found)}")
+    return sources
+
+
+def _read_rows(
+    name: str, cells: Iterator[tuple[int, Cells]], task: Task, folder: Path, unit: str, label_names: tuple[str, ...] = ()
+) -> Source:
+    """Turns the cells of a table into rows of the task."""
+    source = Source(name, unit=unit, label_names=label_names)
+    for number, (*contents, label) in cells:
+        if task == "image-classification":
+            row: Row = _image(contents[0], folder, f"{name} {unit} {number}")
+        else:
+            for text in contents:
+                if not isinstance(text, str) or not (text.isascii() or _is_unicode(text)):
+                    raise InputError(f"{name} {unit} {number}: {text!a:.60} given as text; a text of Unicode characters is allowed")
+            row = contents[0] if len(contents) == 1 else (contents[0], contents[1])
+        source.add(row, label, number)
+    if not source.rows:
+        raise InputError(f"{name}: no rows; at least one is needed")
+    return source
+
+
+def _is_unicode(text: str) -> bool:
+    try:  # an escape such as "\\ud800" in JSON gives half a character, which no tokenizer takes
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _image(cell: Any, folder: Path, place: str) -> bytes:
+    """Returns the encoded image of a cell: bytes, the {bytes, path} of the datasets library, or a path beside the table."""
+    data = cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
+    if isinstance(data, str):
+        try:
+            data = (folder / data).read_bytes()
+        except (OSError, ValueError) as error:
+            raise InputError(f"{place}: image {data!r:.80} cannot be read ({error}); a path relative to {folder} is allowed") from error
+    if not isinstance(data, bytes):
+        raise InputError(f"{place}: {type(data).__name__} given as image; encoded bytes or a path are allowed")
+    _check_image(data, place)
+    return data
+
+
+def _check_image(data: bytes, place: str) -> None:
+    try:
+        decode_image(data, draft=True)
+    except BadRow as error:
+        raise InputError(f"{place}: {error}") from error
+
+
+def _check_task(name: str, task: Task) -> None:
+    if task != "image-classification":
+        raise InputError(f"data.path: {name}: images, and model.task is {task}; image-classification is allowed")

@@ -1,0 +1,181 @@
+"""What the data of a run is divided into, and who may see which rows.
+
+    train       rows to learn from; calibration rows come from here
+    selection   rows that every choice of the tool is made on: the validation split where a labelled test split exists too, else 5 % of
+                train (200 to 2,000 rows, and never more than a fifth of it)
+    evaluation  rows for final figures only: the labelled test split, else validation
+
+A row is known by its content (texts or image bytes, not the label). Rows of equal content stay together, so nothing that is chosen on
+was trained on: train loses the rows that selection holds, selection those that evaluation holds. Random choices are made by hash of the
+content, so that they depend neither on the order of the rows nor on rows added later.
+
+Left out: stratification; 200 rows by hash are close enough to the shares of the classes, and stay stable when rows are added.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from compress.errors import InputError
+from compress.preprocess import Row
+
+SELECTION_SHARE = 0.05
+SELECTION_ROWS = (200, 2000)
+LARGEST_SHARE = 0.2
+
+
+def content_key(row: Row) -> bytes:
+    """Returns 16 bytes that stand for the content of a row; a pair differs from its texts joined."""
+    if isinstance(row, bytes):
+        return hashlib.blake2b(row, digest_size=16, person=b"image").digest()
+    if isinstance(row, tuple):
+        first, second = (part.encode() for part in row)
+        return hashlib.blake2b(b"%d:%b%b" % (len(first), first, second), digest_size=16, person=b"pair").digest()
+    return hashlib.blake2b(row.encode(), digest_size=16, person=b"text").digest()
+
+
+@dataclass(frozen=True)
+class Split:
+    """Rows and their labels."""
+
+    rows: list[Row]
+    """Texts, pairs of texts or encoded images."""
+    labels: np.ndarray
+    """int64 class ids [n], or float32 values [n] for regression."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @cached_property
+    def keys(self) -> list[bytes]:
+        """The content key of every row."""
+        return [content_key(row) for row in self.rows]
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of contents and labels, in their order."""
+        labels = np.ascontiguousarray(self.labels)
+        contents = hashlib.sha256(f"{len(self)} {labels.dtype.str} ".encode())
+        contents.update(b"".join(self.keys))
+        contents.update(labels.tobytes())
+        return contents.hexdigest()
+
+    def take(self, indices: Sequence[int]) -> Split:
+        """Returns the rows at `indices`, in that order."""
+        return Split([self.rows[i] for i in indices], self.labels[np.array(indices, dtype=np.int64)])
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data of a run."""
+
+    train: Split
+    """Rows to learn from."""
+    selection: Split
+    """Rows for every choice the tool makes."""
+    evaluation: Split
+    """Rows for final figures only."""
+    labels: tuple[str, ...]
+    """Name of each class by id; ("score",) for regression."""
+
+    @cached_property
+    def digest(self) -> str:
+        """sha256 (hex) of all splits and label names."""
+        parts = [repr(self.labels), self.train.digest, self.selection.digest, self.evaluation.digest]
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
+        """Returns up to `num_rows` train rows of different content, chosen by hash with `seed`, in train order."""
+        first = {key: index for index, key in reversed(list(enumerate(self.train.keys)))}
+        salt = b"calibration %d" % seed
+        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[:num_rows]
+        return self.train.take(sorted(first[key] for key in chosen))
+
+
+def divide(
+    train: Split, test: Split | None, validation: Split | None, labels: tuple[str, ...], where: str, log: Callable[[str], None]
+) -> Data:
+    """Decides which rows are for training, choosing and final figures.
+
+    Args:
+        train: The train split.
+        test: The labelled test split, where there is one.
+        validation: The labelled validation split, where there is one.
+        labels: Names of the classes.
+        where: What the data is called in messages.
+        log: Where to tell what was decided.
+
+    Raises:
+        InputError: There is nothing to evaluate on, or nothing left to train or select on.
+    """
+    evaluation = test or validation
+    if evaluation is None:
+        raise InputError(
+            f"{where}: no labelled test or validation split; one of them is needed for the final figures: name it in data.files"
+        )
+    final = frozenset(evaluation.keys)
+    selection = _without(validation, final) if test and validation else None
+    if validation and selection is not None and len(selection) < len(validation):
+        log(f"data: {len(validation) - len(selection)} validation rows that are in test too are left out")
+    carved = not selection
+    if not selection:
+        selection = _carve(train, final, where)
+        log(f"data: {len(selection)} train rows, chosen by hash of their content, are set aside for choices")
+    given, train = len(train), _without(train, frozenset(selection.keys))
+    if not carved and len(train) < given:
+        log(f"data: {given - len(train)} train rows that are in validation too are left out of train")
+    if not train:
+        raise InputError(f"{where}: no train rows left; every one has the content of a selection row, and those are not trained on")
+    overlap = sum(key in final for key in train.keys)
+    if overlap:
+        log(f"data: {overlap} train rows have the content of an evaluation row; they are kept")
+    log(
+        f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows; {len(labels)} label(s): {_shown(labels)}"
+    )
+    return Data(train, selection, evaluation, labels)
+
+
+def hold_out(split: Split, share: float) -> tuple[Split, Split]:
+    """Divides a split by hash of content into (rest, about `share` of the rows); rows of equal content stay together."""
+    chosen = _by_hash(split, frozenset(), round(len(split) * share), b"hold out")
+    rest = sorted(set(range(len(split))) - set(chosen))
+    return split.take(rest), split.take(chosen)
+
+
+def _carve(train: Split, banned: frozenset[bytes], where: str) -> Split:
+    low, high = SELECTION_ROWS
+    wanted = min(max(low, min(high, round(SELECTION_SHARE * len(train)))), int(LARGEST_SHARE * len(train)))
+    chosen = _by_hash(train, banned, max(1, wanted), b"selection")
+    if not chosen:
+        raise InputError(
+            f"{where}: no train row can be set aside for choices; rows that differ from each other and from evaluation are needed"
+        )
+    return train.take(chosen)
+
+
+def _by_hash(split: Split, banned: frozenset[bytes], wanted: int, salt: bytes) -> list[int]:
+    """Returns the indices (ascending) of about `wanted` rows: whole groups of equal content, in the order of their hashes."""
+    groups: dict[bytes, list[int]] = {}
+    for index, key in enumerate(split.keys):
+        if key not in banned:
+            groups.setdefault(key, []).append(index)
+    order = sorted(groups, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt).digest())
+    chosen: list[int] = []
+    for key in order:
+        if len(chosen) + len(groups[key]) <= wanted:
+            chosen += groups[key]
+    return sorted(chosen or (groups[order[0]] if order else []))
+
+
+def _without(split: Split, banned: frozenset[bytes]) -> Split:
+    kept = [index for index, key in enumerate(split.keys) if key not in banned]
+    return split if len(kept) == len(split) else split.take(kept)
+
+
+def _shown(labels: tuple[str, ...]) -> str:
+    return ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")

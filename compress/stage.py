@@ -1,0 +1,143 @@
+"""What a stage is: a frozen, typed config whose `run` turns one artifact into the files of the next.
+
+A stage knows nothing of caching, locking or naming. The pipeline hands it the parent artifact, a `Context` and an empty folder; the
+stage writes its files into that folder and returns the figures that go into the manifest.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
+
+import psutil
+from pydantic import BaseModel, ConfigDict, Field
+
+from compress.artifact import Artifact, Kind
+
+if TYPE_CHECKING:  # types only: these modules stand above this one
+    from compress.data import Data
+
+Task = Literal["text-classification", "text-regression", "image-classification"]
+EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
+
+
+class Config(BaseModel):
+    """Base of every piece of a recipe: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+def physical_cores() -> int:
+    """Returns the number of physical cores in the affinity mask of this process (at least 1)."""
+    allowed = len(psutil.Process().cpu_affinity()) if platform.system() == "Linux" else psutil.cpu_count() or 1
+    logical, physical = psutil.cpu_count() or 1, psutil.cpu_count(logical=False) or 1
+    return max(1, round(allowed * physical / logical))
+
+
+class Target(Config):
+    """Where the model is going to be served, and the shapes that count."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    """Device of the engines; training uses a GPU whenever there is one."""
+    engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = ("openvino", "onnxruntime")
+    """Engines to build, in order of preference: goals are judged on the first, which is also the one served."""
+    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
+    """Batch sizes to measure."""
+    sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)
+    """Sequence lengths (tokens) to measure and to pad to; the data's max_length is always added. Ignored for images."""
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """CPU threads of every engine; the physical cores of the affinity mask where absent."""
+
+    @property
+    def num_threads(self) -> int:
+        """CPU threads with the default resolved for this machine."""
+        return self.threads or physical_cores()
+
+
+class Progress(Protocol):
+    """How a stage tells its user where it is; the command line draws bars, a file gets plain lines."""
+
+    def log(self, message: str) -> None:
+        """Writes one line."""
+
+    def warn(self, message: str) -> None:
+        """Writes one line that must not be overlooked; it is kept for the report."""
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        """Yields `items`, showing rate and remaining time."""
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Gives a function that advances a bar by n."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """Everything a stage may need beside its own config and its parent; injected by the pipeline."""
+
+    task: Task
+    data: Data
+    max_length: int
+    """Largest number of tokens of a row; longer rows are truncated. Unused for images."""
+    target: Target
+    seed: int
+    progress: Progress
+    scratch: Path
+    """Folder for checkpoints inside the stage; survives a kill, is removed when the stage is finished."""
+    checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
+    """Every variant so far by stage id, in order; the first is the baseline."""
+    predictions: Mapping[str, Path] = field(default_factory=dict)
+    """What torch answers on the evaluation split, by variant: a file of `compress.evaluate.save_predictions`."""
+    teacher: Artifact | None = None
+    macs: int = 0
+    """Multiply-accumulates of the incoming model for one row at the data's max_length."""
+    fingerprint: Mapping[str, Any] = field(default_factory=dict)
+    """Library versions and hardware of this machine, as they go into the manifest."""
+
+    @property
+    def baseline(self) -> Artifact:
+        """The variant that every other one is compared with."""
+        return next(iter(self.checkpoints.values()))
+
+
+class Stage(Config):
+    """One step of a recipe. A method subclasses it once, sets the class variables and writes `run`."""
+
+    VERSION: ClassVar[int] = 1
+    """Raised when the code of the stage changes its output: part of the cache key."""
+    NAME: ClassVar[str]
+    """The key in the recipe."""
+    PRODUCES: ClassVar[Kind] = "checkpoint"
+
+    id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] | None = None
+    """Name of this stage in the run; the key where absent. Needed where a key is repeated."""
+
+    def depends(self, context: Context) -> Any:
+        """Returns what the output depends on beside config, parent, data, seed, task and target; JSON types, part of the cache key."""
+        return None
+
+    def work(self, macs: int, data: Data) -> float:
+        """Returns how much there is to do, in multiply-accumulates: what the predicted time grows with.
+
+        Args:
+            macs: Multiply-accumulates of the model for one row.
+            data: The data of the run.
+        """
+        return float(macs) * len(data.evaluation)
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Turns `parent` into the files of a new artifact.
+
+        Args:
+            parent: The artifact before this one; never written to.
+            context: Data, target, teacher, progress.
+            out: Existing empty folder for the output; becomes the artifact when `run` returns.
+
+        Returns:
+            Figures for the manifest: JSON types only.
+        """
+        raise NotImplementedError

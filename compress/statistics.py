@@ -1,0 +1,208 @@
+"""Intervals: how far a figure measured on n rows can be trusted, and whether two models really differ.
+
+A share of right answers gets the score interval of Wilson (1927), which stays inside [0, 1] and is honest near its ends:
+
+    (p + z^2/2n  +-  z sqrt(p (1-p) / n  +  z^2 / 4n^2)) / (1 + z^2/n)          p = successes / n, z = 1.96 for 95 %
+
+Every other metric gets the percentile bootstrap (Efron 1979): the metric of 2,000 samples of n rows drawn with replacement. Two models
+are compared on the same rows, so the rows are drawn once for both (paired bootstrap; Koehn 2004, https://aclanthology.org/W04-3250):
+what both get right or both get wrong cancels, and the interval is far narrower than the two single ones suggest.
+
+For accuracy only the counts of a sample matter. Drawing n rows and counting those that went from right to wrong (r of n) and from wrong
+to right (w of n) is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so nothing is resampled row by row.
+
+Left out: bias correction (BCa), which changes little at the n of a test set, and correction for comparing many variants. Where no row
+changed, the paired interval is [0, 0]; it says nothing of rows that were not tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.evaluate import PRIMARY, pearson
+from compress.stage import Task
+
+Array = NDArray[Any]
+Metric = Callable[[Array, Array], float]
+"""From predictions `[n, ...]` and labels `[n]` to a figure."""
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+class Interval(NamedTuple):
+    """The two ends of a confidence interval, in the unit of the figure."""
+
+    low: float
+    high: float
+
+
+def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
+    """Returns the Wilson score interval of a share.
+
+    Args:
+        successes: How many of the rows count, 0 to `n`.
+        n: Rows, at least 1.
+        confidence: Coverage, between 0 and 1.
+
+    Raises:
+        ValueError: `n` is not positive or `successes` lies outside 0..n.
+    """
+    if n < 1 or not 0 <= successes <= n:
+        raise ValueError(f"{successes} of {n}: a share needs n >= 1 and 0 <= successes <= n")
+    z2, share = NormalDist().inv_cdf((1 + confidence) / 2) ** 2, successes / n
+    middle = share + z2 / (2 * n)
+    half = (z2 * (share * (1 - share) / n + z2 / (4 * n * n))) ** 0.5
+    scale = 1 + z2 / n
+    # the formula gives exactly 0 and 1 at the ends; rounding may miss them by 1e-17
+    low = 0.0 if successes == 0 else (middle - half) / scale
+    high = 1.0 if successes == n else (middle + half) / scale
+    return Interval(low, high)
+
+
+def bootstrap(
+    metric: Metric, predictions: Array, labels: Array, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE
+) -> Interval:
+    """Returns the percentile bootstrap interval of `metric(predictions, labels)`.
+
+    Args:
+        metric: Called once for each resample.
+        predictions: `[n, ...]`, logits or values.
+        labels: `[n]`.
+        resamples: Samples with replacement.
+        seed: Seed of the drawing; equal seeds give equal intervals.
+        confidence: Coverage, between 0 and 1.
+
+    Raises:
+        ValueError: There are no rows, or not as many predictions as labels.
+    """
+    rows = _rows(labels, predictions)
+    draw = np.random.default_rng(seed)
+    samples = (draw.integers(0, rows, rows) for _ in range(resamples))
+    return _percentiles(np.array([metric(predictions[sample], labels[sample]) for sample in samples]), confidence)
+
+
+def paired_bootstrap(
+    metric: Metric,
+    before: Array,
+    after: Array,
+    labels: Array,
+    *,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+    confidence: float = CONFIDENCE,
+) -> Interval:
+    """Returns the paired percentile bootstrap interval of `metric(before, labels) - metric(after, labels)`.
+
+    Both predictions are `[n, ...]` in the same row order; see `bootstrap` for the other arguments.
+
+    Raises:
+        ValueError: There are no rows, or the three differ in their number.
+    """
+    rows = _rows(labels, before, after)
+    draw = np.random.default_rng(seed)
+    differences = np.empty(resamples)
+    for index in range(resamples):
+        sample = draw.integers(0, rows, rows)
+        differences[index] = metric(before[sample], labels[sample]) - metric(after[sample], labels[sample])
+    return _percentiles(differences, confidence)
+
+
+def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
+    """Returns the paired bootstrap interval of an accuracy difference `(lost - gained) / n` from its counts alone.
+
+    Args:
+        lost: Rows that went from right to wrong.
+        gained: Rows that went from wrong to right.
+        n: Rows in all, at least 1.
+        resamples: Samples with replacement.
+        seed: Seed of the drawing.
+        confidence: Coverage, between 0 and 1.
+    """
+    assert 0 <= lost + gained <= n, (lost, gained, n)
+    draws = np.random.default_rng(seed).multinomial(n, [lost / n, gained / n, (n - lost - gained) / n], size=resamples)
+    return _percentiles((draws[:, 0] - draws[:, 1]) / n, confidence)
+
+
+def primary(task: Task) -> Metric:
+    """Returns the primary metric of a task as a function of logits and labels."""
+    return accuracy if PRIMARY[task] == "accuracy" else correlation
+
+
+def accuracy(logits: Array, labels: Array) -> float:
+    """Returns the share of rows of `logits` `[n, C]` whose largest entry (ties: the lowest class) is the label `[n]`."""
+    return float(np.mean(logits.argmax(axis=1) == labels))
+
+
+def correlation(values: Array, labels: Array) -> float:
+    """Returns the Pearson correlation of `[n, 1]` or `[n]` values with the labels `[n]`; 0 where either is constant."""
+    return pearson(values.reshape(len(labels)), labels)
+
+
+def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
+    """Returns a figure with its 95 % interval: Wilson for `accuracy`, bootstrap for every other metric.
+
+    Args:
+        metric: From `primary`, or any other.
+        predictions: `[n, ...]`.
+        labels: `[n]`.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        `value`, `low`, `high` and `n`.
+    """
+    rows = _rows(labels, predictions)
+    if metric is accuracy:
+        low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
+    else:
+        low, high = bootstrap(metric, predictions, labels, seed=seed)
+    return {"value": metric(predictions, labels), "low": low, "high": high, "n": rows}
+
+
+def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
+    """Compares two sets of predictions for the same rows.
+
+    Args:
+        metric: From `primary`, or any other; `accuracy` needs no resampling of rows and takes no time.
+        before: Predictions of the reference, `[n, ...]`.
+        after: Predictions of what is judged, in the same row order.
+        labels: `[n]`; integers are class ids.
+        seed: Seed of the bootstrap.
+
+    Returns:
+        `difference` (before minus after: positive is lost), its 95 % paired bootstrap interval `low` and `high`, `n`, and the rows that
+        went `right_to_wrong`, `wrong_to_right` or `changed` their answer at all; these three are None where labels are no classes.
+
+    Raises:
+        ValueError: There are no rows, or the three differ in their number.
+    """
+    rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
+    if not np.issubdtype(labels.dtype, np.integer):
+        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
+        return {"difference": metric(before, labels) - metric(after, labels), "low": low, "high": high, "n": rows, **counts}
+    first, second = before.argmax(axis=1), after.argmax(axis=1)
+    lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
+    if metric is accuracy:
+        difference, (low, high) = (lost - gained) / rows, paired_counts(lost, gained, rows, seed=seed)
+    else:
+        difference = metric(before, labels) - metric(after, labels)
+        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
+    found = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
+    return {"difference": difference, "low": low, "high": high, "n": rows, **found}
+
+
+def _rows(labels: Array, *predictions: Array) -> int:
+    lengths = {len(labels), *(len(prediction) for prediction in predictions)}
+    if len(lengths) != 1 or not len(labels):
+        raise ValueError(f"labels {labels.shape} and predictions {[p.shape for p in predictions]}: equal numbers of rows >= 1 are needed")
+    return len(labels)
+
+
+def _percentiles(values: Array, confidence: float) -> Interval:
+    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Interval(float(low), float(high))

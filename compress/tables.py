@@ -1,0 +1,263 @@
+"""What the report prints of accuracy and latency: the plots, the ledger, the latency tables, the server.
+
+Each function turns a completed report (`compress.html.complete`) into strings and positions for the template. A figure stands beside
+another only where both were measured on the same artifact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from compress import goals, plot, wording
+from compress.goals import FLOATS
+from compress.wording import NO_REASON, engine_name
+
+HOPS = ("torch", "onnxruntime", "openvino", "tensorrt", "triton")
+
+Report = Mapping[str, Any]
+View = dict[str, Any]
+
+
+# Accuracy against latency
+
+
+def plots(report: Report) -> list[View]:
+    """Returns for each shape the plot of the metric against latency, wide and narrow, and its legend."""
+    metric, views = report["metric"]["name"], []
+    for shape in _shapes(report):
+        points = _points(report, shape)
+        if points:
+            tick = (lambda value: f"{100 * value:.4g}%") if metric in wording.SHARES else (lambda value: f"{value:.4g}")
+            wide = plot.scatter(points, 1040, 440, tick, all_labels=True)
+            narrow = plot.scatter(points, 360, 340, tick, all_labels=False)
+            engines = [engine for engine in HOPS if any(point.engine == engine for point in points)]
+            legend = [{"name": engine_name(engine), "outline": plot.marker(engine, 8, 8)} for engine in engines]
+            views.append({"title": wording.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})
+    return views
+
+
+def _shapes(report: Report) -> list[goals.Shape]:
+    shapes = {(row.get("batch") or 1, row.get("sequence")) for variant in report["variants"] for row in variant["latency"]}
+    return sorted(shapes, key=lambda shape: (shape[0], shape[1] or 0))
+
+
+def _points(report: Report, shape: goals.Shape) -> list[plot.Point]:
+    """Returns the configurations of one shape whose latency and accuracy were both measured, each in its recommended mode."""
+    points: list[plot.Point] = []
+    seen: set[tuple[Any, ...]] = set()
+    for variant in report["variants"]:
+        for row in variant["latency"]:
+            key = (variant.get("id"), row.get("engine"), row.get("precision"))
+            cell = _accuracy_of(row, variant)
+            if (
+                (row.get("batch") or 1, row.get("sequence")) == shape
+                and key not in seen
+                and row.get("p50_ms")
+                and cell.get("value") is not None
+            ):
+                seen.add(key)
+                points.append(_point(report, variant, row, cell))
+    return points
+
+
+def _accuracy_of(row: Report, variant: Report) -> Report:
+    """Returns the accuracy of exactly what was timed: its own cell, or the hop's where the variant has one precision there."""
+    own = row.get("accuracy")
+    if own:
+        return dict(own)
+    main = variant.get("precision") or next((r.get("precision") for r in variant["latency"] if r.get("precision") not in FLOATS), None)
+    if row.get("engine") == "torch":
+        main = "fp32"
+    cell = variant["accuracy"].get(row.get("engine")) or {}
+    return cell if main in (None, row.get("precision")) else {}
+
+
+def _point(report: Report, variant: Report, row: Report, cell: Report) -> plot.Point:
+    metric, served = report["metric"]["name"], row.get("engine") == goals.first_engine(report) and variant is goals.last_variant(report)
+    name = f"{variant.get('id')} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
+    spread = wording.interval(cell.get("low"), cell.get("high"), metric)
+    title = f"{name}: {wording.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
+    title += f", p50 {wording.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
+    reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == ("torch", "fp32")
+    quantized = row.get("precision") not in FLOATS or not goals.is_quantized(variant)
+    role = "served" if served and quantized else "reference" if reference else "other"
+    label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
+    return plot.Point(row["p50_ms"], cell["value"], cell.get("low"), cell.get("high"), label, title, str(row.get("engine")), role)
+
+
+def _short(name: str, most: int = 18) -> str:
+    return name if len(name) <= most else name[: most - 3] + "..."
+
+
+def _mode(row: Report) -> str:
+    parts = [
+        row.get("mode"),
+        f"rest {row['float_precision']}" if row.get("float_precision") not in (None, row.get("precision")) else None,
+        row.get("device"),
+    ]
+    parts += [f"{row['threads']} threads"] if row.get("threads") else []
+    return ", ".join(str(part) for part in parts if part) or "mode unknown"
+
+
+# The ledger
+
+
+def ledger(report: Report) -> View:
+    """Returns the primary metric of every variant at every hop: `rows` of cells, and for each column the reason that all of it shares."""
+    metric, variants = report["metric"]["name"], report["variants"]
+    found = [hop for variant in variants for hop in variant["accuracy"]]
+    hops = [*HOPS, *dict.fromkeys(hop for hop in found if hop not in HOPS)]
+    ends = [
+        cell[key]
+        for variant in variants
+        for cell in variant["accuracy"].values()
+        for key in ("low", "high", "value")
+        if cell and cell.get(key) is not None
+    ]
+    scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
+    reference = (goals.baseline(report).get("accuracy") or {}).get("torch") or {}
+    rows = [
+        {
+            "id": variant.get("id"),
+            "note": _variant_note(report, variant),
+            "cells": [_cell(variant, hop, metric, scale, reference.get("value")) for hop in hops],
+        }
+        for variant in variants
+    ]
+    merged = [_merge([row["cells"][index] for row in rows]) for index in range(len(hops))]
+    return {"hops": [engine_name(hop) for hop in hops], "rows": rows, "merged": merged, "flips": report.get("flips")}
+
+
+def _variant_note(report: Report, variant: Report) -> str:
+    stages = " > ".join(str(stage) for stage in variant.get("stages") or ())
+    return "baseline" if variant is goals.baseline(report) else stages if stages != variant.get("id") else ""
+
+
+def _cell(variant: Report, hop: str, metric: str | None, scale: tuple[float, float], reference: float | None) -> View:
+    cell, drop = variant["accuracy"].get(hop) or {}, variant["drops"].get(hop) or {}
+    if cell.get("value") is None:
+        return {"known": False, "reason": cell.get("reason") or "not part of this run"}
+    spread, changed = wording.interval(cell.get("low"), cell.get("high"), metric), wording.change(drop.get("difference"), metric)
+    lost, gained = drop.get("right_to_wrong"), drop.get("wrong_to_right")
+    return {
+        "known": True,
+        "value": wording.figure(cell["value"], metric),
+        "n": cell.get("n"),
+        "spread": spread,
+        "change": changed,
+        "change_spread": wording.change_interval(drop.get("low"), drop.get("high"), metric),
+        "worse": (drop.get("low") or 0) > 0,
+        "flips": f"{lost} lost, {gained} gained" if lost is not None and gained is not None else None,
+        "at": plot.position(cell["value"], *scale),
+        "low": None if cell.get("low") is None else plot.position(cell["low"], *scale),
+        "high": None if cell.get("high") is None else plot.position(cell["high"], *scale),
+        "reference": None if reference is None else plot.position(reference, *scale),
+    }
+
+
+def _merge(cells: Sequence[View]) -> str | None:
+    """Returns the reason that a whole column shares, so that it is printed once."""
+    reasons = {None if cell["known"] else str(cell["reason"]) for cell in cells}
+    return reasons.pop() if len(reasons) == 1 and len(cells) > 1 else None
+
+
+def other_metrics(report: Report) -> View:
+    """Returns the metrics beside the primary one: rows are variant and hop."""
+    lines: list[tuple[str, str, Report]] = []
+    for variant in report["variants"]:
+        nested = {hop: figures for hop, figures in variant["metrics"].items() if isinstance(figures, Mapping)}
+        flat = {name: value for name, value in variant["metrics"].items() if not isinstance(value, Mapping)}
+        lines += [(str(variant.get("id")), hop, figures) for hop, figures in ({"torch": flat} if flat else nested).items()]
+    names = [name for name in dict.fromkeys(name for *_, figures in lines for name in figures) if name != report["metric"]["name"]]
+    rows = [
+        {"id": id_, "hop": engine_name(hop), "texts": [wording.figure(figures.get(name), name) for name in names]}
+        for id_, hop, figures in lines
+    ]
+    return {"names": names, "rows": rows if names else []}
+
+
+# Latency
+
+
+def latency(report: Report) -> list[View]:
+    """Returns for each shape a table of what was timed, with the spread of the samples around their median."""
+    return [_shape_table(report, shape) for shape in _shapes(report)]
+
+
+def _shape_table(report: Report, shape: goals.Shape) -> View:
+    pairs = [(v, row) for v in report["variants"] for row in v["latency"] if (row.get("batch") or 1, row.get("sequence")) == shape]
+    ends = [value / row["p50_ms"] for _, row in pairs for value in _samples(row)]
+    scale = (min(ends) - 0.02, max(ends) + 0.02) if ends else (0.9, 1.1)
+    ticks = [{"at": plot.position(tick, *scale), "text": f"{tick:g}"} for tick in plot.linear_ticks(scale[0], scale[1], 4) if ends]
+    rows = [_latency_row(report, variant, row, shape, scale) for variant, row in pairs]
+    return {"title": wording.place(goals.shape_name(shape)), "rows": rows, "ticks": ticks}
+
+
+def _samples(row: Report) -> list[float]:
+    """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in milliseconds, or median and 90 % where the samples are not known."""
+    if not row.get("p50_ms"):
+        return []
+    samples = [float(sample) for sample in row.get("samples_ms") or () if sample is not None]
+    if samples:
+        low, left, right, high = np.quantile(samples, (0.05, 0.25, 0.75, 0.95)).tolist()
+        return [low, left, row["p50_ms"], right, high]
+    return [*[row["p50_ms"]] * 4, row.get("p90_ms") or row["p50_ms"]]
+
+
+def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shape, scale: tuple[float, float]) -> View:
+    slow = goals.reference_cells(report, row.get("device")).get(shape)
+    faster = slow["p50_ms"] / row["p50_ms"] if slow and row.get("p50_ms") else None
+    served = goals.served_cells(report).get(shape)
+    few = f"{row['n']} samples; p99 needs 200" if row.get("n") else NO_REASON
+    return {
+        "id": variant.get("id"),
+        "engine": engine_name(row.get("engine")),
+        "precision": row.get("precision") or "of unknown precision",
+        "mode": _mode(row),
+        "known": bool(row.get("p50_ms")),
+        "reason": row.get("reason") or NO_REASON,
+        "p50": wording.milliseconds(row.get("p50_ms")),
+        "p90": wording.milliseconds(row.get("p90_ms")),
+        "p99": wording.milliseconds(row.get("p99_ms")) if row.get("p99_ms") else None,
+        "few": few,
+        "rate": wording.rate(row.get("throughput_per_s")),
+        "n": row.get("n"),
+        "faster": wording.ratio(faster) if faster else None,
+        "is_reference": slow is row,
+        "is_served": served is row and variant is goals.last_variant(report),
+        "strip": _strip(row, scale),
+    }
+
+
+def _strip(row: Report, scale: tuple[float, float]) -> View | None:
+    """Returns a distribution relative to its median, as positions in percent of `scale`."""
+    places = [plot.position(value / row["p50_ms"], *scale) for value in _samples(row)]
+    return dict(zip(("low", "left", "middle", "right", "high"), places, strict=True)) if places else None
+
+
+def served(report: Report) -> View:
+    """Returns the load tests of the models behind Triton, or the reason why there are none."""
+    models = [
+        {
+            "model": model.get("model") or "unnamed model",
+            "what": " ".join(str(part) for part in (model.get("variant"), model.get("precision")) if part),
+            "disagreements": model.get("disagreements"),
+            "rows": [
+                {
+                    "concurrency": row.get("concurrency"),
+                    **{key: wording.milliseconds(row.get(f"{key}_ms")) for key in ("p50", "p90", "p99")},
+                    "rate": wording.rate(row.get("throughput_per_s")),
+                    "n": row.get("n"),
+                }
+                for row in model.get("latency") or ()
+            ],
+            "reason": model.get("reason") or "no load was put on the server",
+        }
+        for model in report["triton"].get("models") or ()
+    ]
+    cells = [variant["accuracy"].get("triton") or {} for variant in report["variants"]]
+    given = next((cell["reason"] for cell in reversed(cells) if cell.get("reason")), None)
+    return {"models": models, "reason": report["triton"].get("reason") or given or "no server was started in this run"}

@@ -1,0 +1,114 @@
+"""The commented recipe that `compress init` writes for each task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+from compress.errors import InputError, nearest
+from compress.stage import Task
+
+HEAD = """\
+# {about}
+# compress run {file}
+name: {name}
+seed: 0
+"""
+
+TEXT_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+  head: {head}   # keep: it is fine-tuned already; new: put a new head on it (then finetune comes first)
+data:
+  path: {data}   # Hub id, or a folder or file of csv, tsv, json, jsonl or parquet
+  subset: {subset}   # configuration of the Hub data set; ignored for local folders
+  columns: {columns}
+  max_length: 128   # tokens; longer rows are truncated
+"""
+
+IMAGE_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+  head: {head}   # keep: it is fine-tuned already; new: put a new head on it (then finetune comes first)
+data:
+  path: {data}   # Hub id, a folder split/class/file.jpg, or tar.gz archives of the same
+  columns: {columns}
+"""
+
+TAIL = """\
+goals:
+  max_drop: 0.01        # at most one point of the primary metric
+  min_speedup: 3.0      # against torch fp32 eager, at the worst shape below
+target:
+  device: cpu
+  engines: [openvino, onnxruntime]   # the first is judged and served; add tensorrt for NVIDIA GPUs
+  batch_sizes: [1, 8]
+{lengths}stages:
+{finetune}  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows
+  - export: {{}}              # ONNX with Q/DQ, engines, parity checks
+  - triton_repo: {{}}         # a Triton model repository, started and checked
+"""
+
+TASKS = {
+    "text-classification": {
+        "about": "A sentiment classifier in int8, served by Triton.",
+        "name": "my-classifier",
+        "model": "philschmid/MiniLM-L6-H384-uncased-sst2",
+        "head": "keep",
+        "data": "nyu-mll/glue",
+        "subset": "sst2",
+        "columns": "{text: sentence, label: label}   # text_pair: for sentence pairs",
+    },
+    "text-regression": {
+        "about": "Sentence similarity in int8, served by Triton.",
+        "name": "my-regressor",
+        "model": "nreimers/MiniLM-L6-H384-uncased",
+        "head": "new",
+        "data": "nyu-mll/glue",
+        "subset": "stsb",
+        "columns": "{text: sentence1, text_pair: sentence2, label: label}",
+    },
+    "image-classification": {
+        "about": "An image classifier in int8, served by Triton.",
+        "name": "my-images",
+        "model": "WinKawaks/vit-tiny-patch16-224",
+        "head": "new",
+        "data": "uoft-cs/cifar10",
+        "subset": "",
+        "columns": "{image: img, label: label}",
+    },
+}
+
+
+def template(task: str, file: str) -> str:
+    """Returns the text of a recipe for `task`, to be kept as `file`.
+
+    Raises:
+        InputError: There is no such task.
+    """
+    if task not in TASKS:
+        raise InputError(f"--task {task}: unknown; allowed: {', '.join(get_args(Task))}{nearest(task, TASKS)}")
+    values = {**TASKS[task], "task": task, "file": file}
+    values["lengths"] = "" if task == "image-classification" else "  sequence_lengths: [32, 128]\n"
+    values["finetune"] = "  - finetune: {epochs: 3}\n" if values["head"] == "new" else ""
+    body = IMAGE_MODEL if task == "image-classification" else TEXT_MODEL
+    return (HEAD + body + TAIL).format(**values)
+
+
+def write_template(task: str, output: Path) -> Path:
+    """Writes a commented recipe for `task`.
+
+    Raises:
+        InputError: There is no such task, or `output` exists already.
+    """
+    text = template(task, str(output))
+    try:
+        with output.open("x", encoding="utf-8") as stream:
+            stream.write(text)
+    except FileExistsError as error:
+        raise InputError(f"{output}: exists already; give another file with -o") from error
+    except FileNotFoundError as error:
+        raise InputError(f"{output}: its folder does not exist; make it, or give another file with -o") from error
+    return output

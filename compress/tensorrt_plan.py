@@ -1,0 +1,304 @@
+"""From a Q/DQ ONNX graph to a TensorRT engine, what the engine says of itself, and running it.
+
+The module of the library is a parameter, `trt`: TensorRT 10, TensorRT 11 and TensorRT-RTX have the same interface here, so that the code
+which builds plans on a GPU is the code that proves the graph without one. It needs numpy only, and is copied beside `build_plans.py` in
+a GPU model repository.
+
+- The network is strongly typed: the types in the graph are the types that run. int8 is what stands between QuantizeLinear and
+  DequantizeLinear, and nothing else; there are no calibrators and no precision flags.
+- There is one optimisation profile for each bucket, in their order, with the sequence fixed to the bucket and batches from 1 to the
+  largest, tuned for the largest: rows are padded to a bucket anyway, the compiler knows every size but the batch, and weights are shared
+  between profiles. Images have one profile.
+- TF32 is switched off, which is on by default: float_precision fp32 has to mean float32.
+
+Left out: float16. It is casts in the graph, with islands left in float32, and needs nothing here; plugins; several GPUs in one engine.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from compress.cuda_driver import Device
+
+Shape = tuple[int, ...]
+Range = tuple[Shape, Shape, Shape]
+"""Smallest, tuned and largest shape of an input in one profile."""
+FLOATS = {"float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
+POINTWISE = "kgen"
+_LISTED = re.compile(
+    r"^Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], Constants: \[(.*?)\], Outputs: \[.*?\], TacticName: (.*?), StreamId: (.*)$", re.M
+)
+_ORIGIN = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
+_DATATYPE = re.compile(r"Datatype: (\w+)")
+
+
+class PlanError(RuntimeError):
+    """An engine cannot be built, loaded or fed; one line: what the library said, with the names of the nodes."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a compiled engine, as the library lists it."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    """Data types of its inputs, in the library's words, lower case."""
+    constants: tuple[str, ...]
+    """Data types of its weights and other constants."""
+    nodes: tuple[str, ...]
+    """ONNX nodes it was made of."""
+    tactic: str
+    """The kernel; "__myelin_CASK_STUB" where it is chosen on the GPU."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A finished engine."""
+
+    plan: bytes
+    layers: tuple[Layer, ...]
+    """As listed in the builder's log."""
+    seconds: float
+    timing_cache: bytes
+
+
+def build(
+    trt: Any, onnx: Path, buckets: Sequence[int], max_batch_size: int, *, capability: str | None = None, timing_cache: bytes = b""
+) -> Built:
+    """Builds one engine.
+
+    Args:
+        trt: The module `tensorrt` or `tensorrt_rtx_bindings`.
+        onnx: The graph; its inputs are [batch, sequence], or [batch, C, H, W] where there are no buckets.
+        buckets: Sequence lengths (tokens), one profile each; () for images.
+        max_batch_size: Largest batch of every profile.
+        capability: Build ahead of time for this compute capability, such as "80" (TensorRT-RTX only); for the current GPU where absent.
+        timing_cache: Measured kernel times of an earlier build by the same library on the same GPU.
+
+    Raises:
+        PlanError: The graph does not parse, or does not compile.
+    """
+    started, log = time.perf_counter(), Log(trt)
+    builder = trt.Builder(log.logger)
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)  # needed by TensorRT 10, the only way in 11
+    network = builder.create_network(flags)
+    parser = trt.OnnxParser(network, log.logger)
+    if not parser.parse_from_file(str(onnx)):
+        raise PlanError(f"{onnx.name} does not parse: {'; '.join(_parse_errors(parser)) or log.errors()}")
+    config = builder.create_builder_config()
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+    config.clear_flag(trt.BuilderFlag.TF32)
+    _add_profiles(builder, network, config, buckets, max_batch_size)
+    if capability is None:
+        config.set_timing_cache(config.create_timing_cache(timing_cache), False)
+    else:
+        _set_capability(trt, config, capability)
+    plan = builder.build_serialized_network(network, config)
+    if plan is None:
+        target = "this GPU" if capability is None else f"compute capability {capability}"
+        raise PlanError(f"{onnx.name} does not compile for {target}: {log.errors()}")
+    cache = b"" if capability is not None else bytes(memoryview(config.get_timing_cache().serialize()))
+    return Built(bytes(memoryview(plan)), listed_layers("\n".join(log.listings)), time.perf_counter() - started, cache)
+
+
+class Log:
+    """Keeps of the library's log what is of use: errors, and the list of compiled layers."""
+
+    def __init__(self, trt: Any) -> None:
+        self.messages: list[str] = []
+        self.listings: list[str] = []
+        severity, outer = trt.ILogger.Severity, self
+
+        class Logger(trt.ILogger):  # type: ignore[misc]  # the base is a parameter
+            def __init__(self) -> None:
+                trt.ILogger.__init__(self)
+
+            def log(self, level: Any, message: str) -> None:
+                if level in (severity.INTERNAL_ERROR, severity.ERROR):
+                    outer.messages.append(" ".join(message.split()))
+                elif "LayerType: " in message:
+                    outer.listings.append(message)
+
+        self.logger = Logger()
+
+    def errors(self) -> str:
+        """Returns the last errors as one line."""
+        return "; ".join(self.messages[-3:]) or "the library gave no message"
+
+
+def profile_ranges(name: str, shape: Sequence[int], bucket: int | None, max_batch_size: int) -> Range:
+    """Returns the shapes of one input in one profile.
+
+    Args:
+        name: Name of the input, for the message.
+        shape: Its shape in the graph, -1 where it is dynamic: [-1, -1] or [-1, C, H, W].
+        bucket: Sequence length in tokens; None for images.
+        max_batch_size: Largest batch.
+
+    Raises:
+        PlanError: An axis is dynamic that a profile does not fix, or the batch is not dynamic.
+    """
+    rest = [bucket if size == -1 and axis == 1 and bucket else size for axis, size in enumerate(shape[1:], 1)]
+    if shape[0] != -1 or -1 in rest:
+        raise PlanError(f"input {name} has shape {list(shape)}: [-1, -1] with buckets, or [-1, C, H, W] without, is allowed")
+    smallest, largest = (1, *rest), (max_batch_size, *rest)
+    return smallest, largest, largest
+
+
+def listed_layers(log: str) -> tuple[Layer, ...]:
+    """Reads the layers of a compiled engine from the builder's verbose log."""
+    found = []
+    for name, kind, inputs, constants, tactic, rest in _LISTED.findall(log):
+        types = [tuple(value.lower() for value in _DATATYPE.findall(part)) for part in (inputs, constants)]
+        found.append(Layer(name, kind, types[0], types[1], tuple(_ORIGIN.findall(rest)), tactic))
+    return tuple(found)
+
+
+def inspected_layers(information: str) -> tuple[Layer, ...]:
+    """Reads the layers from the JSON of the engine inspector (`ProfilingVerbosity.DETAILED`)."""
+    return tuple(_inspected(layer) for layer in json.loads(information)["Layers"] if isinstance(layer, dict))
+
+
+def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, str]:
+    """Returns the precision of each GEMM node of the ONNX graph by what goes into the layers that were made of it.
+
+    A GEMM is int8 where an input and a second operand (weights, or another input) are int8 in every such layer; otherwise it has the
+    type of the layer's first input that is a float. A node that no layer tells of is absent.
+    """
+    found: dict[str, str] = {}
+    for gemm in gemms:
+        made = [layer for layer in layers if gemm in layer.nodes]
+        # The generated pointwise kernel behind an int8 GEMM names its node too, because it applies the scales: it is not the GEMM.
+        made = [layer for layer in made if layer.kind != POINTWISE] or made
+        precisions = {precision for layer in made if (precision := _precision(layer)) is not None}
+        if precisions:
+            found[gemm] = min(precisions - {"int8"}, default="int8")
+    return found
+
+
+class Plan:
+    """An engine on one GPU, ready to predict.
+
+    Args:
+        trt: The module that built it.
+        device: The GPU; has to be current.
+        plan: The engine.
+
+    Raises:
+        PlanError: It does not load: built by another version of the library, or for another GPU.
+    """
+
+    def __init__(self, trt: Any, device: Device, plan: bytes) -> None:
+        self._trt, self._device, self._log = trt, device, Log(trt)
+        self._runtime = trt.Runtime(self._log.logger)
+        self.engine = self._runtime.deserialize_cuda_engine(plan)
+        if self.engine is None:
+            raise PlanError(f"the plan does not load: {self._log.errors()}")
+        names = [self.engine.get_tensor_name(index) for index in range(self.engine.num_io_tensors)]
+        self.inputs = tuple(name for name in names if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)
+        (self.output,) = (name for name in names if name not in self.inputs)
+        self._contexts: dict[int, Any] = {}
+
+    def layers(self) -> tuple[Layer, ...]:
+        """Returns the layers by the engine inspector."""
+        inspector = self.engine.create_engine_inspector()
+        return inspected_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
+
+    def predict(self, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        """Returns logits float32 [n, C]; batches above the largest of the profile are split.
+
+        Args:
+            features: Arrays [n, ...] by input name, padded to a bucket.
+
+        Raises:
+            PlanError: No profile takes these shapes.
+        """
+        count = len(features[self.inputs[0]])
+        index, largest = self._profile({name: features[name].shape for name in self.inputs})
+        starts = range(0, count, largest)
+        parts = [self._run(index, {name: features[name][start : start + largest] for name in self.inputs}) for start in starts]
+        return np.concatenate(parts)
+
+    def _profile(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
+        """Returns the first profile that takes these shapes but for the batch, and its largest batch."""
+        for index in range(self.engine.num_optimization_profiles):
+            largest = {name: tuple(self.engine.get_tensor_profile_shape(name, index)[2]) for name in shapes}
+            if all(tuple(shapes[name][1:]) == largest[name][1:] for name in shapes):
+                return index, int(largest[self.inputs[0]][0])
+        raise PlanError(f"no profile of the plan takes {dict(shapes)}")
+
+    def _context(self, index: int) -> Any:
+        if index not in self._contexts:
+            context = self.engine.create_execution_context()
+            if context is None or not context.set_optimization_profile_async(index, self._device.stream):
+                raise PlanError(f"profile {index} cannot be used: {self._log.errors()}")
+            self._contexts[index] = context
+        return self._contexts[index]
+
+    def _run(self, index: int, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+        context = self._context(index)
+        for name, values in features.items():
+            array = np.ascontiguousarray(values, self._trt.nptype(self.engine.get_tensor_dtype(name)))
+            address = self._device.block(name, array.nbytes)
+            self._device.upload(array, address)
+            if not (context.set_input_shape(name, array.shape) and context.set_tensor_address(name, address)):
+                raise PlanError(f"input {name} of shape {array.shape} is refused: {self._log.errors()}")
+        shape, dtype = tuple(context.get_tensor_shape(self.output)), np.dtype(self._trt.nptype(self.engine.get_tensor_dtype(self.output)))
+        address = self._device.block(self.output, int(np.prod(shape)) * dtype.itemsize)
+        context.set_tensor_address(self.output, address)
+        if not context.execute_async_v3(self._device.stream):
+            raise PlanError(f"the plan does not run: {self._log.errors()}")
+        return self._device.download(address, shape, dtype).astype(np.float32)
+
+
+def _add_profiles(builder: Any, network: Any, config: Any, buckets: Sequence[int], max_batch_size: int) -> None:
+    inputs = [network.get_input(index) for index in range(network.num_inputs)]
+    for bucket in buckets or (None,):
+        profile = builder.create_optimization_profile()
+        for tensor in inputs:
+            profile.set_shape(tensor.name, *profile_ranges(tensor.name, tuple(tensor.shape), bucket, max_batch_size))
+        if config.add_optimization_profile(profile) < 0:
+            raise PlanError(f"the profile for bucket {bucket} is refused")
+
+
+def _set_capability(trt: Any, config: Any, capability: str) -> None:
+    target = getattr(trt.ComputeCapability, f"SM{capability}", None)
+    if target is None:
+        raise PlanError(f"this library does not know compute capability {capability}")
+    config.num_compute_capabilities = 1
+    config.set_compute_capability(target, 0)
+
+
+def _parse_errors(parser: Any) -> list[str]:
+    errors = [parser.get_error(index) for index in range(parser.num_errors)]
+    return [f"node {error.node_name() or '?'} ({error.node_operator() or '?'}): {' '.join(error.desc().split())}" for error in errors]
+
+
+def _inspected(layer: Mapping[str, Any]) -> Layer:
+    types = [tuple(_datatype(tensor) for tensor in layer.get(key, ())) for key in ("Inputs", "Constants")]
+    nodes = tuple(_ORIGIN.findall(str(layer.get("Metadata", ""))))
+    return Layer(str(layer["Name"]), str(layer.get("LayerType", "")), types[0], types[1], nodes, str(layer.get("TacticName", "")))
+
+
+def _datatype(tensor: Mapping[str, Any]) -> str:
+    """Returns the type of a tensor: "Datatype": "Int8" (TensorRT 11), or "Format/Datatype": "Row major Int8 format" (TensorRT 10)."""
+    text = str(tensor.get("Datatype") or tensor.get("Format/Datatype") or "").lower()
+    return next((word for word in text.split() if word == "int8" or word in FLOATS), text)
+
+
+def _precision(layer: Layer) -> str | None:
+    operands = layer.inputs + layer.constants
+    if "int8" in layer.inputs and operands.count("int8") >= 2:
+        return "int8"
+    return next((FLOATS[name] for name in layer.inputs if name in FLOATS), None)

@@ -1,0 +1,343 @@
+"""The one training loop: finetuning now, distillation, recovery after pruning and quantization-aware training by the same code.
+
+An objective gives the parts of the loss for every row of a batch; the loop sums them, divides by the rows of the whole batch and steps:
+
+    loss = 1/B sum_b sum_parts part_b        so that splitting a batch into micro-batches changes nothing but rounding
+    w   <- AdamW(w, clip(grad, max_norm), lr(t))       decoupled decay (https://arxiv.org/abs/1711.05101), none on biases and norms
+    lr(t) = peak * min(1, (t + 1) / warmup) on the way up, then linear or half a cosine down to 0
+
+Rows are tokenized once. An epoch shuffles them, sorts windows of 50 batches by length and shuffles the batches of each window, so that a
+batch holds rows of like length and is padded to its longest row. Everything random comes from (seed, epoch) or from generators whose
+state is saved with the weights (`compress.training_state`): a killed run continues to bit-equal weights on the same hardware and
+number of threads. Left out: several devices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from compress.model import device_of
+from compress.stage import Config, Progress
+from compress.training_rows import Rows, plan_epoch
+from compress.training_state import State, read_state, seeded, weights_digest, write_state
+
+if TYPE_CHECKING:
+    from compress.preprocess import Preprocessor
+
+
+class TrainConfig(Config):
+    """The settings of the loop; stages fill it from their own fields."""
+
+    epochs: Annotated[float, Field(gt=0, le=1000)]
+    """Passes over the training rows; 0.5 is half a pass."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)]
+    """Peak learning rate."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)]
+    """Rows per step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows in memory at once; a step adds up gradients over its micro-batches. Absent: the whole batch."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the steps over which the learning rate rises from 0."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Decoupled weight decay of matrices; biases and norms have none."""
+    max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
+    """Gradients of a larger norm are scaled down to it."""
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two looks at the selection split; absent: once an epoch."""
+    keep: Literal["best", "last"] = "best"
+    """Weights that are kept: the best on the selection split, or the last."""
+    checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
+    """Seconds between two checkpoints inside the stage: what a kill costs at most. 0: after every step."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What an objective sees."""
+
+    features: dict[str, Tensor]
+    """Inputs of the model: int64 `[b, L]` each, or `pixel_values` float32 `[b, channels, H, W]`."""
+    labels: Tensor
+    """Class ids int64 `[b]`, or values float32 `[b]`."""
+    indices: NDArray[np.int64]
+    """Position of each row in the training rows `[b]`: the key of cached teacher outputs."""
+    step: int
+    """Number of the step, from 0."""
+    num_steps: int
+    """Number of steps in all."""
+
+
+Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
+"""Runs the model on a batch and returns the parts of the loss by name, float `[b]` each: one value per row, already weighted.
+
+An objective that is itself an `nn.Module` is trained and saved along (projections, learned scales)."""
+
+
+@dataclass
+class History:
+    """What happened; plain values, saved with every checkpoint."""
+
+    losses: list[dict[str, float]] = field(default_factory=list)
+    """Per epoch: `epoch`, the mean of each part of the loss, and `loss`, their sum."""
+    selection: list[dict[str, float]] = field(default_factory=list)
+    """Per look at the selection split: `step` (steps done) and `value`."""
+    best_step: int | None = None
+    """Steps done when the best value was seen (the first of equals)."""
+    steps: int = 0
+    """Steps done."""
+    seconds: float = 0.0
+    """Time spent, interrupted runs included, up to their last checkpoint."""
+
+    @property
+    def best(self) -> float:
+        """The best value on the selection split; -inf before the first look."""
+        return max((entry["value"] for entry in self.selection), default=-math.inf)
+
+
+def train(
+    model: nn.Module,
+    objective: Objective,
+    rows: Sequence[Any],
+    labels: NDArray[Any],
+    preprocessor: Preprocessor,
+    config: TrainConfig,
+    seed: int,
+    scratch: Path,
+    progress: Progress,
+    select: Callable[[nn.Module], float] | None = None,
+    label: str = "train",
+    depends: Any = None,
+) -> History:
+    """Trains `model` in place; leaves it in evaluation mode with the weights that `config.keep` asks for.
+
+    Args:
+        model: A loaded checkpoint, on the device to train on.
+        objective: Gives the parts of the loss for a batch.
+        rows: Training rows.
+        labels: Class ids or values `[n]`.
+        preprocessor: Turns rows into features.
+        config: Settings of the loop.
+        seed: Seed of order and dropout.
+        scratch: Folder for checkpoints inside the stage; a checkpoint of the same settings found there is continued.
+        progress: Where to tell.
+        select: Value on the selection split, higher is better; absent: the last weights are kept.
+        label: Name of the bar and of messages.
+        depends: Whatever else the objective depends on (JSON types): a checkpoint found in `scratch` has to have the same.
+
+    Returns:
+        The history of the whole training, resumed parts included.
+
+    Raises:
+        InputError: There are no rows, or the loss or its gradient became NaN or infinite.
+    """
+    if not len(rows):
+        raise InputError(f"{label}: no rows to train on; give a train split")
+    loop = _Loop(model, objective, Rows.prepare(rows, preprocessor), labels, config, seed, select, label)
+    settings = {
+        "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
+        "seed": seed,
+        "rows": _rows_digest(rows, labels),
+        "weights": weights_digest(loop.trained),
+        "depends": depends,
+        "threads": torch.get_num_threads(),
+        "autocast": str(loop.autocast),
+        "torch": torch.__version__,
+    }
+    with seeded(seed):
+        loop.resume(read_state(scratch, settings, progress.warn), progress)
+        loop.run(lambda: write_state(scratch, settings, loop.state()), progress)
+    return loop.finish()
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype:
+    """Returns bfloat16 where the hardware multiplies it (CUDA from 8.0 on, AVX512-BF16, AMX), else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def training_device() -> torch.device:
+    """Returns the device to train on: the GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedule: Literal["linear", "cosine", "constant"]) -> float:
+    """Returns the learning rate of step `step` (from 0) of `num_steps`."""
+    rising = math.ceil(warmup * num_steps)
+    if step < rising:
+        return peak * (step + 1) / rising
+    if schedule == "constant":
+        return peak
+    done = (step - rising) / max(1, num_steps - rising)
+    return peak * (1 - done if schedule == "linear" else 0.5 * (1 + math.cos(math.pi * done)))
+
+
+def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
+    """Returns the optimizer's groups: matrices and larger with weight decay; biases, norms and scalars without."""
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [([p for p in trained if p.ndim > 1], weight_decay), ([p for p in trained if p.ndim <= 1], 0.0)]
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
+
+
+class _Loop:
+    """The state of one training and its steps."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        rows: Rows,
+        labels: NDArray[Any],
+        config: TrainConfig,
+        seed: int,
+        select: Callable[[nn.Module], float] | None,
+        label: str,
+    ) -> None:
+        self.model, self.objective, self.rows, self.config = model, objective, rows, config
+        self.seed, self.select, self.label = seed, select, label
+        self.labels = torch.from_numpy(labels)
+        self.trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
+        self.device = device_of(model)
+        self.autocast = autocast_dtype(self.device)
+        self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
+        self.epoch_steps = -(-len(rows.lengths) // config.batch_size)
+        self.num_steps = math.ceil(config.epochs * self.epoch_steps)
+        self.keeps_best = config.keep == "best" and select is not None
+        self.history = History()
+        self.best: dict[str, Tensor] = {}
+        self.sums: dict[str, float] = {}  # parts of the loss in this epoch, summed over its rows
+        self.seen = 0  # rows of this epoch
+
+    def run(self, checkpoint: Callable[[], None], progress: Progress) -> None:
+        """Takes all steps that are left."""
+        self.trained.train()
+        batches: list[NDArray[np.int64]] = []
+        saved = last = time.monotonic()
+        with progress.bar(self.label, self.num_steps) as advance:
+            advance(self.history.steps)
+            while self.history.steps < self.num_steps:
+                epoch, position = divmod(self.history.steps, self.epoch_steps)
+                if not batches or position == 0:
+                    batches = plan_epoch(self.rows.lengths, self.config.batch_size, self.seed, epoch)
+                self._step(batches[position])
+                self._look(epoch, progress)
+                advance(1)
+                now = time.monotonic()
+                self.history.seconds, last = self.history.seconds + now - last, now
+                if now - saved >= self.config.checkpoint_seconds:
+                    checkpoint()
+                    saved = time.monotonic()
+
+    def _step(self, indices: NDArray[np.int64]) -> None:
+        """One step of the optimizer on the rows `indices`."""
+        step, size = self.history.steps, self.config.micro_batch_size or len(indices)
+        for start in range(0, len(indices), size):
+            self._backward(indices[start : start + size], len(indices))
+        config = self.config
+        norm = nn.utils.clip_grad_norm_(self.trained.parameters(), config.max_grad_norm)
+        self._check_finite(float(norm), "gradient")
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.history.steps += 1
+        self.seen += len(indices)
+
+    def _backward(self, indices: NDArray[np.int64], num_rows: int) -> None:
+        """Adds the gradient of some rows of a step of `num_rows` rows."""
+        features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
+        batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast == torch.bfloat16):
+            parts = self.objective(self.model, batch)
+        sums = torch.stack([part.float().sum() for part in parts.values()])
+        assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
+        (sums.sum() / num_rows).backward()  # type: ignore[no-untyped-call]
+        for name, value in zip(parts, sums.tolist(), strict=True):
+            self._check_finite(value, f"loss ({name})")
+            self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def _check_finite(self, value: float, what: str) -> None:
+        if not math.isfinite(value):
+            raise InputError(
+                f"{self.label}: the {what} became {value} in step {self.history.steps + 1} of {self.num_steps}; "
+                f"lower learning_rate ({self.config.learning_rate:g} given), or lengthen warmup ({self.config.warmup:g} given)"
+            )
+
+    def _look(self, epoch: int, progress: Progress) -> None:
+        """Looks at the selection split where it is time, and closes an epoch where it is at its end."""
+        steps, every = self.history.steps, self.config.evaluate_every or self.epoch_steps
+        finished = steps == self.num_steps
+        message = ""
+        if self.select is not None and (steps % every == 0 or finished):
+            value = self.select(self.model)
+            self._check_finite(value, "value on the selection split")
+            if value > self.history.best:
+                self.history.best_step = steps
+                self.best = self._weights() if self.keeps_best else {}
+            self.history.selection.append({"step": steps, "value": value})
+            message = f", selection {value:.4f}"
+        if steps % self.epoch_steps == 0 or finished:
+            means = {name: total / self.seen for name, total in self.sums.items()}
+            self.history.losses.append({"epoch": epoch + 1, **means, "loss": sum(means.values())})
+            message = f", loss {sum(means.values()):.4f}{message}"
+            self.sums, self.seen = {}, 0
+        if message:
+            progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: value.detach().cpu().clone() for name, value in self.trained.state_dict().items()}
+
+    def state(self) -> State:
+        """Returns everything that `resume` needs."""
+        tensors = {f"now.{name}": value for name, value in self.trained.state_dict().items()}
+        tensors |= {f"best.{name}": value for name, value in self.best.items()}
+        for i, values in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
+        return State(tensors, {"history": asdict(self.history), "sums": self.sums, "seen": self.seen})
+
+    def resume(self, state: State | None, progress: Progress) -> None:
+        """Continues from a checkpoint, where there is one."""
+        if state is None:
+            return
+        self.trained.load_state_dict(_below(state.tensors, "now."))
+        self.best = _below(state.tensors, "best.")
+        moments: dict[int, dict[str, Tensor]] = {}
+        for key, value in _below(state.tensors, "optimizer.").items():
+            number, name = key.split(".", 1)
+            moments.setdefault(int(number), {})[name] = value
+        self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
+        self.history, self.sums, self.seen = History(**state.values["history"]), state.values["sums"], state.values["seen"]
+        progress.log(f"  {self.label}: continued after step {self.history.steps} of {self.num_steps}")
+
+    def finish(self) -> History:
+        """Puts the weights to keep in place."""
+        if self.best:
+            self.trained.load_state_dict(self.best)
+        self.model.eval()
+        return self.history
+
+
+def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def _rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:
+    total = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
+    for row in rows:
+        total.update(row if isinstance(row, bytes) else repr(row).encode("utf-8", "surrogatepass"))
+    return total.hexdigest()

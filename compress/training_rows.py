@@ -1,0 +1,101 @@
+"""Training rows: tokenized once, kept without padding, put together to batches of like length.
+
+    epoch: shuffle(seed, epoch) -> windows of 50 batches -> sort each by length -> cut into batches -> shuffle the batches of a window
+
+Sorting inside windows keeps nearly all of the speed of sorting everything (little padding) and nearly all of the randomness of not
+sorting at all. A batch is padded to its longest row, rounded up to a multiple of 8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from compress.preprocess import Preprocessor
+
+MULTIPLE = 8
+WINDOW = 50
+CHUNK = 1024
+IMAGE_CACHE_BYTES = 2**30
+"""Prepared images are kept in memory up to this size; beyond it they are prepared again for every batch."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Training rows, ready to be cut into batches."""
+
+    preprocessor: Preprocessor
+    """What prepared them."""
+    rows: Sequence[Any]
+    """The rows themselves; needed again only for images that do not fit in memory."""
+    lengths: NDArray[np.int64]
+    """Tokens of each row `[n]`; 0 for images."""
+    tokens: dict[str, NDArray[np.int32]]
+    """Text: the values of each input, all rows one after the other; empty for images."""
+    pixels: NDArray[np.float32] | None
+    """Images that fit in memory: float32 `[n, channels, H, W]`."""
+
+    @classmethod
+    def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
+        """Tokenizes texts, or prepares images where they fit in memory."""
+        if preprocessor.modality == "image":
+            size = preprocessor.encode(rows[:1])[preprocessor.input_names[0]].nbytes * len(rows)
+            pixels = preprocessor.encode(rows)[preprocessor.input_names[0]] if size <= IMAGE_CACHE_BYTES else None
+            return cls(preprocessor, rows, np.zeros(len(rows), np.int64), {}, pixels)
+        lengths: list[NDArray[Any]] = []
+        pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in preprocessor.input_names}
+        for start in range(0, len(rows), CHUNK):
+            features = preprocessor.encode(rows[start : start + CHUNK], length=0)
+            mask = features["attention_mask"].astype(bool)
+            lengths.append(mask.sum(axis=1))
+            for name in pieces:
+                pieces[name].append(features[name][mask].astype(np.int32))
+        return cls(preprocessor, rows, np.concatenate(lengths), {name: np.concatenate(part) for name, part in pieces.items()}, None)
+
+    def batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
+        """Returns the features of some rows: int64 `[b, L]` each, or float32 `[b, channels, H, W]`."""
+        if not self.tokens:
+            name = self.preprocessor.input_names[0]
+            if self.pixels is not None:
+                return {name: torch.from_numpy(self.pixels[indices])}
+            return {name: torch.from_numpy(self.preprocessor.encode([self.rows[i] for i in indices])[name])}
+        lengths = self.lengths[indices]
+        width = min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
+        inside = np.arange(width) < lengths[:, None]
+        starts = (np.cumsum(self.lengths) - self.lengths)[indices]
+        flat = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+        fill = {"input_ids": self.preprocessor.pad_token_id, "token_type_ids": self.preprocessor.pad_token_type_id}
+        features = {}
+        for name, values in self.tokens.items():
+            padded = np.full(inside.shape, fill.get(name, 0), np.int64)
+            padded[inside] = values[flat]
+            features[name] = torch.from_numpy(padded)
+        return features
+
+
+def plan_epoch(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, window: int = WINDOW) -> list[NDArray[np.int64]]:
+    """Returns the batches of an epoch as arrays of row indices; every row occurs once, only the last batch planned may be smaller.
+
+    Args:
+        lengths: Tokens of each row `[n]`.
+        batch_size: Rows of a batch.
+        seed: Seed of the training.
+        epoch: Number of the epoch, from 0.
+        window: Batches that are sorted by length together.
+    """
+    random = np.random.default_rng([seed, epoch])
+    order = random.permutation(len(lengths))
+    batches: list[NDArray[np.int64]] = []
+    for start in range(0, len(order), batch_size * window):
+        part = order[start : start + batch_size * window]
+        part = part[np.argsort(lengths[part], kind="stable")]
+        cut = [part[i : i + batch_size] for i in range(0, len(part), batch_size)]
+        batches += [cut[i] for i in random.permutation(len(cut))]
+    return batches

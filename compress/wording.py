@@ -1,0 +1,229 @@
+"""Figures in words: how the report writes numbers, and its verdict in one sentence.
+
+Every function takes None for what was not measured and says so. A value never appears without its unit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from compress import goals
+
+NOT_MEASURED = "not measured"
+NO_REASON = "no reason was recorded"
+NAMES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT", "triton": "Triton"}
+SHARES = ("accuracy", "f1")
+"""Metrics that are written in percent, their differences in points; correlations are plain numbers."""
+
+MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013", "\u00a0"
+
+
+def engine_name(key: str | None) -> str:
+    """Returns the name of an engine or hop as its makers write it."""
+    return NAMES.get(str(key), str(key)) if key else "no engine"
+
+
+def figure(value: float | None, metric: str | None) -> str:
+    """Returns a metric: `89.79 %` for shares, `0.8979` for correlations."""
+    if value is None:
+        return NOT_MEASURED
+    return f"{100 * value:.2f}{SPACE}%".replace("-", MINUS) if metric in SHARES else f"{value:.4f}".replace("-", MINUS)
+
+
+def interval(low: float | None, high: float | None, metric: str | None) -> str | None:
+    """Returns an interval of a metric without its unit: `88.5-92.4`; None where there is none."""
+    if low is None or high is None:
+        return None
+    texts = [f"{100 * end:.1f}" if metric in SHARES else f"{end:.3f}" for end in (low, high)]
+    return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
+
+
+def change(drop: float | None, metric: str | None) -> str | None:
+    """Returns what a drop is from the reader's side, with its sign: a drop of 0.0046 is `-0.46 pt`."""
+    if drop is None:
+        return None
+    return _signed(drop, metric) + (f"{SPACE}pt" if metric in SHARES else "")
+
+
+def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
+    """Returns the interval of a change from that of the drop: the ends swap, so do the signs."""
+    if low is None or high is None:
+        return None
+    return f"{_signed(high, metric)} to {_signed(low, metric)}"
+
+
+def _signed(drop: float, metric: str | None) -> str:
+    text = f"{-100 * drop:+.2f}" if metric in SHARES else f"{-drop:+.4f}"
+    return text.lstrip("+-") if not float(text) else text.replace("-", MINUS)
+
+
+def milliseconds(value: float | None) -> str:
+    """Returns a latency with three significant digits, without its unit."""
+    if value is None:
+        return NOT_MEASURED
+    return f"{value:,.{max(0, 2 - _magnitude(value))}f}"
+
+
+def rate(value: float | None) -> str:
+    """Returns rows per second with three significant digits below 100, whole above."""
+    return NOT_MEASURED if value is None else milliseconds(value) if value < 100 else f"{value:,.0f}"
+
+
+def ratio(value: float | None) -> str:
+    """Returns a ratio with three significant digits and a multiplication sign."""
+    return NOT_MEASURED if value is None else f"{value:,.{max(0, min(2, 2 - _magnitude(value)))}f}{TIMES}"
+
+
+def share(value: float | None) -> str:
+    """Returns a fraction in percent, rounded down at the top: only the whole is `100 %`."""
+    if value is None:
+        return NOT_MEASURED
+    return f"{100 * value:.0f}{SPACE}%" if value in (0, 1) else f"{min(100 * value, 99.9):.1f}{SPACE}%"
+
+
+def size(num_bytes: float | None) -> str:
+    """Returns a size in units of 10^3, 10^6 or 10^9 bytes."""
+    return NOT_MEASURED if num_bytes is None else _scaled(num_bytes, ("bytes", "kB", "MB", "GB"))
+
+
+def count(value: float | None) -> str:
+    """Returns a large number in thousands (k), millions (M) or 10^9 (G)."""
+    return NOT_MEASURED if value is None else _scaled(value, ("", "k", "M", "G")).strip()
+
+
+def duration(seconds: float | None) -> str:
+    """Returns a time span in its two largest units."""
+    if seconds is None:
+        return NOT_MEASURED
+    if seconds < 60:
+        return f"{seconds:.1f}{SPACE}s"
+    if seconds < 3600:
+        return f"{int(seconds // 60)}{SPACE}min {int(seconds % 60)}{SPACE}s"
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours}{SPACE}h {minutes}{SPACE}min"
+
+
+def _scaled(value: float, units: tuple[str, str, str, str]) -> str:
+    power = 0 if abs(value) < 999.5 else 1 if abs(value) < 999.5e3 else 2 if abs(value) < 999.5e6 else 3
+    scaled = value / 1000**power
+    digits = 0 if power == 0 else max(0, min(2, 2 - _magnitude(scaled)))
+    return f"{scaled:,.{digits}f}{SPACE}{units[power]}"
+
+
+def _magnitude(value: float) -> int:
+    """Returns the power of ten of a value after rounding to three digits: 0 for 1.0 to 9.99."""
+    return int(f"{value:.2e}".partition("e")[2]) if value else 0
+
+
+def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
+    """Returns a goal as a sentence: what is limited to what."""
+    name, limit = goal.get("goal"), goal.get("limit")
+    if name is None or limit is None:
+        return f"{name or 'unnamed goal'}, without a limit"
+    bounds: dict[str, Callable[[], str]] = {
+        "max_drop": lambda: f"Lose at most {_points(limit, metric)} of {metric}",
+        "min_speedup": lambda: f"At least {ratio(limit)} faster than torch",
+        "max_latency_ms": lambda: f"Answer within {milliseconds(limit)} ms",
+        "max_size_mb": lambda: f"At most {size(limit * 1e6)} to serve",
+        "min_throughput": lambda: f"At least {rate(limit)} rows per second",
+        "int8_faster": lambda: "int8 faster than float in the same engine",
+    }
+    return bounds[name]() if name in bounds else f"{name}: {limit}"
+
+
+def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
+    """Returns what was measured for a goal, in the unit of its limit."""
+    name, value = goal.get("goal"), goal.get("value")
+    if value is None:
+        return NOT_MEASURED
+    if name == "max_drop":
+        return str(change(value, metric))
+    writers: dict[str, Callable[[], str]] = {
+        "max_latency_ms": lambda: f"{milliseconds(value)} ms",
+        "max_size_mb": lambda: size(value * 1e6),
+        "min_throughput": lambda: rate(value),
+    }
+    return writers[name]() if name in writers else ratio(value) if name in ("min_speedup", "int8_faster") else str(value)
+
+
+def _points(value: float, metric: str | None) -> str:
+    return f"{100 * value:.2f} points" if metric in SHARES else f"{value:.4g}"
+
+
+def verdict(report: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Returns the outcome in one sentence: what was gained and what it cost.
+
+    Returns:
+        Pieces of the sentence and whether each is to be stressed.
+    """
+    last, metric = goals.last_variant(report), (report.get("metric") or {}).get("name")
+    if not last:
+        return [("Nothing was measured: the run holds no variant.", False)]
+    faster, smaller, cost = goals.speedup(report).value, size_ratio(report), goals.drop(report)
+    what = f"The {'int8 model' if goals.is_quantized(last) else 'model'} from stage {last.get('id')}"
+    if last is goals.baseline(report):
+        what = "The baseline"
+    on = f" on {engine_name(goals.first_engine(report))}" if faster is not None else ""
+    gained = [part for part in (_speed_words(faster), _size_words(smaller)) if part]
+    gained = gained or [[("was not timed", False)]]
+    return [
+        (f"{what}{on} ", False),
+        *gained[0],
+        *[piece for part in gained[1:] for piece in [(", ", False), *part]],
+        *_cost_words(cost, metric),
+        (".", False),
+    ]
+
+
+def size_ratio(report: Mapping[str, Any]) -> float | None:
+    """Returns how many times smaller the last variant is to serve than the baseline; None where either is unknown."""
+    before, after = goals.baseline(report).get("size_bytes"), goals.last_variant(report).get("size_bytes")
+    return before / after if before and after else None
+
+
+def _speed_words(faster: float | None) -> list[tuple[str, bool]]:
+    if faster is None:
+        return []
+    if faster >= 1:
+        return [("answers at least ", False), (f"{ratio(faster)} faster", True), (" than the baseline in torch", False)]
+    return [("answers up to ", False), (f"{ratio(1 / faster)} slower", True), (" than the baseline in torch", False)]
+
+
+def _size_words(smaller: float | None) -> list[tuple[str, bool]]:
+    if smaller is None or 0.95 < smaller < 1.05:
+        return []
+    word = f"{ratio(smaller)} smaller" if smaller > 1 else f"{ratio(1 / smaller)} larger"
+    return [("is ", False), (word, True)]
+
+
+def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]]:
+    if cost.value is None:
+        return [(f"; what it costs in {metric or 'accuracy'} was not measured", False)]
+    where = f" of {metric} in {engine_name(cost.at)}"
+    spread = change_interval(cost.low, cost.high, metric)
+    tail = [(f" (95{SPACE}% interval of the change {spread})", False)] if spread else []
+    amount = _points(round(abs(cost.value), 4), metric)
+    if round(cost.value, 4) == 0:
+        return [(" and loses ", False), ("nothing", True), (where, False), *tail]
+    return [(" and gains " if cost.value < 0 else " and loses ", False), (amount, True), (where, False), *tail]
+
+
+def goals_sentence(judged: list[Mapping[str, Any]]) -> str:
+    """Returns how many goals were met, missed or left open."""
+    met, missed = (sum(goal.get("met") is state for goal in judged) for state in (True, False))
+    if not judged:
+        return "No goals were set"
+    if met == len(judged):
+        return "The goal is met" if met == 1 else f"All {met} goals met"
+    parts = [f"{missed} of {len(judged)} goals missed" if missed else "", f"{met} met" if met else ""]
+    still_open = len(judged) - met - missed
+    open_words = f"{still_open} could not be judged" if met or missed else "No goal could be judged"
+    return ", ".join(part for part in [*parts, open_words if still_open else ""] if part)
+
+
+def place(at: str | None) -> str | None:
+    """Returns where a goal was judged with engines and products as they are written for readers."""
+    words = [NAMES.get(word, word) for word in re.split(r"(, | )", at)] if at else []
+    return "".join(TIMES if word == "x" else word for word in words) or None

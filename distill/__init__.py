@@ -1,0 +1,1 @@
+"""Knowledge distillation methods, one algorithm a file."""

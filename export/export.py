@@ -1,0 +1,328 @@
+"""The stage `export`: from checkpoints to engines that have been checked against torch and evaluated.
+
+What is built, each in a folder `<variant>-<precision>`:
+
+    ends   the baseline in float, the last variant, and where that is int8 its checkpoint in float too (what int8 has to beat)
+    all    every variant, int8 where it is quantized, and the last one's checkpoint in float
+
+A processor with bf16 adds the last checkpoint in bf16: there bf16 is the float that int8 has to beat. Every engine runs in a process of
+its own, predicts the whole evaluation split in the configuration that is timed and served, and has to agree with torch (`export.parity`),
+or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held to it. `export.json` lists all of it:
+engines in the order of `target.engines`, of an engine the recommended mode first.
+
+Left out: engines that need another machine are recorded with `runnable: false` and the reason.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from numpy.typing import NDArray
+
+from compress.artifact import Artifact, Kind, write_json
+from compress.errors import InputError
+from compress.preprocess import Preprocessor
+from compress.stage import Context, EngineName, Stage
+
+MODEL, EXPORTED, QUANTIZATION = "model.onnx", "export.json", "quantization.json"
+NO_GRAPH = "torch has no graph of its own that could be counted"
+PROBED = ("openvino", "onnxruntime")
+"""Engines whose layers are compared one by one."""
+PROBED_TOKENS = 256
+"""Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """One checkpoint in one precision."""
+
+    variant: str
+    checkpoint: Path
+    precision: Literal["int8", "fp32", "bf16"]
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.variant}-{self.precision}"
+
+    @property
+    def float_precision(self) -> str:
+        """What its float part runs in."""
+        return "bf16" if self.precision == "bf16" else "fp32"
+
+
+class Export(Stage):
+    """Builds the engines of the target, checks them against torch and evaluates them."""
+
+    NAME: ClassVar[str] = "export"
+    PRODUCES: ClassVar[Kind] = "engine"
+
+    variants: Literal["ends", "all"] = "ends"
+    """ends: the baseline, the last variant, and the last variant's checkpoint in float; all: every variant."""
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes one folder for each build, and `export.json`.
+
+        Returns:
+            `builds`: `name`, and the metrics and int8 share of each of its engines.
+
+        Raises:
+            InputError: An engine of the target does not run on its device.
+            ParityError: Integers of an engine are wrong, or the predictions of all its modes differ from those of torch.
+            EngineError: An engine failed.
+        """
+        _check_target(context)
+        entries = []
+        for build in planned(context, self.variants):
+            context.progress.log(f"  {build.name}")
+            entries.append(_Exporter(build, context, out).run())
+        write_json(out / EXPORTED, {"schema": 1, "builds": entries})
+        return {"builds": [_summary(entry) for entry in entries]}
+
+
+def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
+    """Returns what is built, in order: variants first to last, the float forms of the last checkpoint after it."""
+    found = list(context.checkpoints.items())
+    chosen = found if variants == "all" else [found[0], *found[1:][-1:]]
+    builds = [Build(name, artifact.path, "int8" if is_quantized(artifact.path) else "fp32") for name, artifact in chosen]
+    last = builds[-1]
+    if last.precision == "int8":
+        builds.append(replace(last, precision="fp32"))
+    if "openvino" in context.target.engines and context.target.device == "cpu":
+        from export.openvino import computes_bf16
+
+        builds += [replace(last, precision="bf16")] if computes_bf16() else []
+    return builds
+
+
+def is_quantized(checkpoint: Path) -> bool:
+    """Whether a checkpoint has int8 layers."""
+    return (checkpoint / QUANTIZATION).exists()
+
+
+def _check_target(context: Context) -> None:
+    for engine in context.target.engines:
+        if engine == "openvino" and context.target.device != "cpu":
+            raise InputError("target.engines: openvino given with target.device cuda; it runs on cpu; give onnxruntime, tensorrt or torch")
+
+
+def _summary(entry: dict[str, Any]) -> dict[str, Any]:
+    keys = ("engine", "mode", "metrics", "int8_share")
+    return {"name": entry["folder"], "engines": [{key: engine[key] for key in keys} for engine in entry["engines"]]}
+
+
+class _Exporter:
+    """The work on one build."""
+
+    def __init__(self, build: Build, context: Context, out: Path) -> None:
+        from compress.data import preprocessor
+
+        self.build, self.context, self.out = build, context, out
+        self.folder = out / build.name
+        self.folder.mkdir()
+        self.preprocessor: Preprocessor = preprocessor(build.checkpoint, context.task, context.max_length, context.target)
+        self.preprocessor.save(self.folder)
+
+    def run(self) -> dict[str, Any]:
+        """Builds, evaluates, compares; returns the entry of export.json."""
+        model = self._onnx()
+        names = self._engines()
+        built = [entry for engine in names for entry in self._build(engine, model)]
+        reference = self._reference()
+        engines = [self._judged(entry, model, reference) if entry["runnable"] else entry for entry in built]
+        self._require(engines)
+        return {
+            "variant": self.build.variant,
+            "precision": self.build.precision,
+            "float_precision": self.build.float_precision,
+            "folder": self.build.name,
+            "onnx": self._relative(model),
+            "engines": sorted(engines, key=lambda entry: (names.index(entry["engine"]), not entry["runnable"])),
+            "parity": _worst(engines),
+        }
+
+    def _engines(self) -> list[EngineName]:
+        """bf16 is a mode of OpenVINO's arithmetic alone."""
+        return ["openvino"] if self.build.precision == "bf16" else list(self.context.target.engines)
+
+    def _onnx(self) -> Path:
+        """Writes the ONNX model: float, or with Q/DQ; returns its path."""
+        from export.onnx import export_float
+        from export.qdq import insert_qdq
+
+        destination = self.folder / MODEL
+        if self.build.precision != "int8":
+            return export_float(self.build.checkpoint, self.preprocessor, destination)
+        scratch = self.context.scratch / "onnx"
+        floating = export_float(self.build.checkpoint, self.preprocessor, scratch / MODEL)
+        insert_qdq(floating, self.build.checkpoint, destination)
+        shutil.rmtree(scratch)
+        return destination
+
+    def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+        """Writes the files of one engine; yields its entries, the recommended mode first."""
+        match engine:
+            case "openvino":
+                from export import openvino
+
+                xml, weights = openvino.build(model, self.folder)
+                settings = openvino.properties(self.context.target.num_threads, self.build.float_precision)
+                for mode in ("static", "dynamic"):
+                    yield {**self._entry(engine, mode, [xml, weights]), "properties": settings}
+            case "onnxruntime":
+                from export import onnxruntime
+
+                file = onnxruntime.build(model, self.folder, quantized=self.build.precision == "int8")
+                yield self._entry(engine, "dynamic", [file, file.with_name(f"{file.name}.data")])
+            case "torch":
+                yield {**self._entry(engine, "eager", []), "size_bytes": _weight_bytes(self.build.checkpoint)}
+            case "tensorrt":
+                yield from self._tensorrt(model)
+
+    def _tensorrt(self, model: Path) -> Iterator[dict[str, Any]]:
+        """Yields what `export.tensorrt` built, or only proved."""
+        from export import tensorrt
+
+        built = tensorrt.build(
+            model,
+            self.folder,
+            precision=self.build.precision,
+            buckets=self.preprocessor.buckets,
+            max_batch_size=max(self.context.target.batch_sizes),
+            log=lambda line: self.context.progress.log(f"    {line}"),
+        )
+        yield from built
+
+    def _entry(self, engine: EngineName, mode: str, files: list[Path]) -> dict[str, Any]:
+        present = [file for file in files if file.exists()]
+        return {
+            "engine": engine,
+            "mode": mode,
+            "file": self._relative(present[0]) if present else None,
+            "runnable": True,
+            "reason": None,
+            "size_bytes": sum(file.stat().st_size for file in present),
+            "int8_share": None,
+            "int8_share_all": None,
+            "int8_share_reason": None,
+            "layers": [],
+            "metrics": {},
+            "n": 0,
+            "predictions": None,
+        }
+
+    def _reference(self) -> NDArray[Any]:
+        """Returns the logits of torch eager for the evaluation split: what every engine has to agree with.
+
+        They are there already for a variant as it is; for the grid weights of a quantized one in float they are not.
+        """
+        from compress.engine_process import EngineProcess
+        from compress.evaluate import load_predictions
+        from export.engine import torch_spec
+
+        as_it_is = (self.build.precision == "int8") == is_quantized(self.build.checkpoint)
+        if as_it_is and self.build.variant in self.context.predictions:
+            logits: NDArray[Any] = load_predictions(self.context.predictions[self.build.variant])[0]
+            return logits
+        precision = "int8" if self.build.precision == "int8" else "fp32"
+        spec = torch_spec(self.build.checkpoint, self.folder, precision, self.context.target)
+        with EngineProcess(spec) as process:
+            return process.predict(self.context.data.evaluation.rows, spec.evaluation_batch)
+
+    def _judged(self, entry: dict[str, Any], model: Path, reference: NDArray[Any]) -> dict[str, Any]:
+        """Evaluates one engine and compares it with torch; returns its entry.
+
+        A mode whose predictions do not pass is not runnable: it is neither timed nor served, and its entry says why.
+        """
+        from compress.engine_process import EngineProcess
+        from compress.evaluate import PRIMARY, metrics, save_predictions
+        from export.engine import spec_of
+        from export.parity import as_rows, check_layers, compare_predictions, shortfall
+
+        split, task = self.context.data.evaluation, self.context.task
+        layers = []
+        if entry["engine"] == "torch":
+            logits, counted = reference, {"int8_share_reason": NO_GRAPH}
+        else:
+            spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
+            with EngineProcess(spec) as process:
+                logits = process.predict(split.rows, spec.evaluation_batch)
+                counted = self._share(process, model)
+                layers = self._layers(process, model) if entry["engine"] in PROBED else []
+        name = f"{self.build.name} {entry['engine']} {entry['mode']}"
+        check_layers(name, layers)
+        compared = compare_predictions(task, reference, logits, split.labels)
+        reason = shortfall(name, compared) if self.build.float_precision == "fp32" else None
+        predictions = self.folder / f"{entry['engine']}-{entry['mode']}.safetensors"
+        save_predictions(predictions, logits, split.labels)
+        figures = metrics(task, logits, split.labels)
+        self._log(entry, figures[PRIMARY[task]], counted, compared)
+        judged = {
+            "runnable": reason is None,
+            "reason": reason,
+            "metrics": figures,
+            "n": len(split),
+            "predictions": self._relative(predictions),
+            "parity": {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared},
+        }
+        return {**entry, **counted, **judged}
+
+    def _require(self, engines: list[dict[str, Any]]) -> None:
+        """Raises where no mode of an engine passed; warns of each one that did not."""
+        from export.parity import ParityError
+
+        passed = {entry["engine"] for entry in engines if entry["runnable"]}
+        for entry in engines:
+            if entry.get("parity") and not entry["runnable"]:
+                if entry["engine"] not in passed:
+                    raise ParityError(entry["reason"])
+                self.context.progress.warn(f"{entry['reason']}; this mode is left out")
+
+    def _share(self, process: Any, model: Path) -> dict[str, Any]:
+        from export.macs import count_macs
+        from export.share import share
+
+        images = self.preprocessor.modality == "image"
+        batch, sequence = max(self.context.target.batch_sizes), None if images else max(self.preprocessor.buckets)
+        gemms = count_macs(model, batch, sequence)
+        told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
+        return share(gemms, told)
+
+    def _layers(self, process: Any, model: Path) -> list[Any]:
+        from export.parity import compare_layers, quantized_gemms
+
+        gemms = quantized_gemms(model)
+        if not gemms:
+            return []
+        length = max(self.preprocessor.buckets) if self.preprocessor.buckets else None
+        rows = self.context.data.evaluation.rows[: max(1, PROBED_TOKENS // length) if length else 1]
+        names = list(dict.fromkeys(name for gemm in gemms for name in gemm.tensors))
+        return compare_layers(gemms, process.probe(names, rows, length))
+
+    def _as_entry(self) -> dict[str, Any]:
+        return {"precision": self.build.precision, "float_precision": self.build.float_precision, "folder": self.build.name}
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.out).as_posix()
+
+    def _log(self, entry: dict[str, Any], value: float, counted: dict[str, Any], compared: dict[str, Any]) -> None:
+        share = counted.get("int8_share")
+        shown = f", int8 share {share:.4f}" if share else ""
+        self.context.progress.log(
+            f"    {entry['engine']} {entry['mode']}: {value:.4f} (n={compared['n']}){shown}, "
+            f"against torch {compared['disagreements']} flips, median |dlogit| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
+        )
+
+
+def _worst(engines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the comparison that stands for a build: of what passed, that which is furthest from torch."""
+    compared = [entry["parity"] for entry in engines if entry["runnable"] and entry["engine"] != "torch"]
+    return max(compared, key=lambda parity: (parity["disagreements"], parity["median_abs"]), default=None)
+
+
+def _weight_bytes(checkpoint: Path) -> int:
+    return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))

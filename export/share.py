@@ -1,0 +1,42 @@
+"""How much of a model runs in int8, counted from what the engine itself says.
+
+    int8_share     = MACs of weight GEMMs that the engine runs in int8 / MACs of all weight GEMMs
+    int8_share_all = the same with the two products of attention counted too
+
+MACs come from the ONNX graph (`export.macs`), precisions from the engine's own graph (`Engine.precisions`). A share is None, with a
+reason, where the engine does not tell the precision of every GEMM: guessing would be claiming.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from export.macs import Gemm
+
+
+def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the shares of one engine.
+
+    Args:
+        gemms: What `export.macs.count_macs` gave.
+        precisions: What the engine gave, by name of the node.
+
+    Returns:
+        `int8_share`, `int8_share_all`, `int8_share_reason`, and `layers`: `name`, `kind`, `macs`, `precision` (None where unknown) each.
+    """
+    layers = [{"name": gemm.name, "kind": gemm.kind, "macs": gemm.macs, "precision": precisions.get(gemm.node)} for gemm in gemms]
+    weights = [layer for layer in layers if layer["kind"] == "weight"]
+    unknown = [str(layer["name"]) for layer in layers if layer["precision"] is None]
+    reason = None
+    if unknown:
+        shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
+        reason = f"the engine's graph does not tell the precision of {shown}"
+    return {"int8_share": _part(weights), "int8_share_all": _part(layers), "int8_share_reason": reason, "layers": layers}
+
+
+def _part(layers: Sequence[Mapping[str, Any]]) -> float | None:
+    if not layers or any(layer["precision"] is None for layer in layers):
+        return None
+    integer = sum(layer["macs"] for layer in layers if layer["precision"] == "int8")
+    return float(integer / sum(layer["macs"] for layer in layers))

@@ -1,0 +1,1 @@
+"""Quantization methods: calibration and true-int8 post-training quantization, one algorithm a file."""

@@ -1,0 +1,104 @@
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress import artifact
+
+
+def make(folder: Path, contents: dict[str, bytes], key: str = "k") -> artifact.Artifact:
+    with artifact.writing(folder) as temporary:
+        for name, data in contents.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(data)
+        artifact.seal(temporary, id="stage", kind="checkpoint", key=key, parents=[], fields={"metrics": {"a": 1}, "seconds": 1.0})
+    return artifact.load(folder)
+
+
+def test_written_artifact_reads_back_and_verifies(tmp_path: Path) -> None:
+    made = make(tmp_path / "a", {"x.bin": b"123", "sub/y.txt": b""})
+    assert artifact.verify(made) == []
+    assert made.size_bytes == 3
+    assert (made.id, made.kind, made.key, made.metrics) == ("stage", "checkpoint", "k", {"a": 1})
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_digest_depends_on_contents_and_names_alone(tmp_path: Path) -> None:
+    first = make(tmp_path / "a", {"x": b"1"}, key="one")
+    assert make(tmp_path / "b", {"x": b"1"}, key="two").digest == first.digest
+    assert make(tmp_path / "c", {"x": b"2"}).digest != first.digest
+    assert make(tmp_path / "d", {"y": b"1"}).digest != first.digest
+
+
+def test_exception_leaves_the_old_artifact_and_no_trace(tmp_path: Path) -> None:
+    make(tmp_path / "a", {"x": b"old"})
+
+    def fail() -> None:
+        with artifact.writing(tmp_path / "a") as temporary:
+            (temporary / "x").write_bytes(b"new")
+            raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        fail()
+    assert (tmp_path / "a" / "x").read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_writing_replaces_what_stood_there(tmp_path: Path) -> None:
+    make(tmp_path / "a", {"x": b"old", "z": b"gone"})
+    assert sorted(make(tmp_path / "a", {"x": b"new"}).manifest["files"]) == ["x"]
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.data())
+def test_every_flipped_byte_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    contents = data.draw(st.dictionaries(st.sampled_from(["a", "b", "c/d"]), st.binary(min_size=1, max_size=40), min_size=1))
+    made = make(tmp_path_factory.mktemp("flip") / "a", contents)
+    name = data.draw(st.sampled_from(sorted(contents)))
+    position = data.draw(st.integers(0, len(contents[name]) - 1))
+    damaged = bytearray(contents[name])
+    damaged[position] ^= 1 << data.draw(st.integers(0, 7))
+    (made.path / name).write_bytes(bytes(damaged))
+    [problem] = artifact.verify(made)
+    assert str(made.path / name) in problem
+
+
+def test_missing_added_and_forged_files_are_named(tmp_path: Path) -> None:
+    made = make(tmp_path / "a", {"x": b"1", "y": b"2"})
+    (made.path / "x").unlink()
+    (made.path / "new").write_bytes(b"")
+    assert [line.rsplit(": ", 1)[1] for line in artifact.verify(made)] == ["missing", "not in the manifest"]
+    manifest = json.loads((made.path / artifact.MANIFEST).read_text())
+    manifest["files"]["y"]["sha256"] = "0" * 64
+    (made.path / artifact.MANIFEST).write_text(json.dumps(manifest))
+    assert any("digest does not match" in line for line in artifact.verify(artifact.load(made.path)))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}'])
+def test_unreadable_manifest_is_damage(tmp_path: Path, text: str) -> None:
+    made = make(tmp_path / "a", {"x": b"1"})
+    (made.path / artifact.MANIFEST).write_text(text)
+    with pytest.raises(artifact.DamagedArtifact, match=r"manifest\.json"):
+        artifact.load(made.path)
+
+
+def test_digest_of_json_ignores_order_of_keys() -> None:
+    assert artifact.digest({"a": 1, "b": [1, 2]}) == artifact.digest({"b": [1, 2], "a": 1})
+    assert artifact.digest({"a": [1, 2]}) != artifact.digest({"a": [2, 1]})
+
+
+def test_write_text_is_atomic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "t"
+    artifact.write_text(target, "old")
+
+    def refuse(self: Path, other: Path) -> Path:
+        raise OSError("no")
+
+    monkeypatch.setattr(Path, "replace", refuse)
+    with pytest.raises(OSError, match="no"):
+        artifact.write_text(target, "new")
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["t"]

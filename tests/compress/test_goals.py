@@ -1,0 +1,175 @@
+from typing import Any
+
+import pytest
+
+from compress import goals
+
+
+def row(engine: str, precision: str, p50: float, batch: int = 1, sequence: int | None = 32, **more: Any) -> dict[str, Any]:
+    mode = "eager" if engine == "torch" else "static"
+    fields = {"engine": engine, "mode": mode, "precision": precision, "device": "cpu", "batch": batch, "sequence": sequence, "p50_ms": p50}
+    return fields | {"p90_ms": p50 * 1.1, "p99_ms": p50 * 1.5, "throughput_per_s": 1000 * batch / p50, "n": 200} | more
+
+
+def make_report(**more: Any) -> dict[str, Any]:
+    baseline = {
+        "id": "baseline",
+        "stages": ["baseline"],
+        "size_bytes": 90_000_000,
+        "accuracy": {"torch": {"value": 0.9, "n": 1000}},
+        "latency": [row("torch", "fp32", 20.0), row("torch", "fp32", 200.0, 8, 128), row("torch", "bf16", 1.0)],
+    }
+    last = {
+        "id": "quantize",
+        "stages": ["baseline", "quantize"],
+        "size_bytes": 24_000_000,
+        "accuracy": {"torch": {"value": 0.895, "n": 1000}, "openvino": {"value": 0.894, "n": 1000}, "triton": {"value": 0.893, "n": 1000}},
+        "drops": {"triton": {"difference": 0.007, "low": -0.001, "high": 0.015}},
+        "latency": [
+            row("openvino", "int8", 2.0),
+            row("openvino", "int8", 25.0, 8, 128),
+            row("openvino", "int8", 0.1, mode="dynamic"),  # not the recommended mode
+            row("openvino", "fp32", 5.0),
+            row("openvino", "fp32", 60.0, 8, 128),
+            row("openvino", "bf16", 40.0, 8, 128),
+            row("onnxruntime", "int8", 0.5),
+        ],
+        "int8_layers": [
+            {"name": "a", "macs": 70, "precision": "int8"},
+            {"name": "b", "macs": 20, "precision": "fp32"},
+            {"name": "c", "macs": 10, "precision": "fp32"},
+        ],
+    }
+    metric = {"name": "accuracy", "higher_is_better": True}
+    return {
+        "variants": [baseline, last],
+        "baseline": "baseline",
+        "metric": metric,
+        "target": {"engines": ["openvino", "onnxruntime"]},
+    } | more
+
+
+def judged(config: dict[str, Any], report: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(goal for goal in goals.judge(config, report) if goal["goal"] == name)
+
+
+def test_drop_is_the_baseline_in_torch_minus_triton() -> None:
+    goal = judged({"max_drop": 0.01}, make_report(), "max_drop")
+    assert goal["value"] == pytest.approx(0.007)
+    assert (goal["met"], goal["limit"], goal["at"], goal["low"], goal["high"]) == (True, 0.01, "triton", -0.001, 0.015)
+
+
+@pytest.mark.parametrize(("gone", "at", "value"), [(("triton",), "openvino", 0.006), (("triton", "openvino"), "torch", 0.005)])
+def test_drop_is_taken_at_the_last_hop_that_ran(gone: tuple[str, ...], at: str, value: float) -> None:
+    report = make_report()
+    for hop in gone:
+        report["variants"][1]["accuracy"][hop] = {"value": None, "reason": "did not run"}
+    goal = judged({"max_drop": 0.01}, report, "max_drop")
+    assert (goal["at"], goal["value"]) == (at, pytest.approx(value))
+
+
+def test_a_drop_equal_to_its_limit_meets_it_despite_rounding() -> None:
+    report = make_report()
+    report["variants"][1]["accuracy"]["triton"]["value"] = 0.89
+    assert 0.9 - 0.89 > 0.01
+    assert judged({"max_drop": 0.01}, report, "max_drop")["met"] is True
+    assert judged({"max_drop": 0.0099}, report, "max_drop")["met"] is False
+
+
+def test_a_metric_where_lower_is_better_turns_the_sign() -> None:
+    report = make_report(metric={"name": "loss", "higher_is_better": False})
+    assert judged({"max_drop": 0.01}, report, "max_drop")["value"] == pytest.approx(-0.007)
+
+
+def test_a_drop_on_different_rows_is_not_judged() -> None:
+    report = make_report()
+    report["variants"][1]["accuracy"]["triton"]["n"] = 64
+    goal = judged({"max_drop": 0.01}, report, "max_drop")
+    assert (goal["value"], goal["met"]) == (None, None)
+    assert "1000 rows" in goal["reason"]
+    assert "64" in goal["reason"]
+
+
+def test_speedup_is_that_of_the_worst_shape_in_the_recommended_mode() -> None:
+    goal = judged({"min_speedup": 8.0}, make_report(), "min_speedup")
+    assert (goal["value"], goal["met"]) == (8.0, True)
+    assert goal["at"] == "openvino, batch 8 x 128 tokens"
+    assert judged({"min_speedup": 8.1}, make_report(), "min_speedup")["met"] is False
+
+
+def test_speedup_needs_the_same_device_and_the_same_shapes() -> None:
+    report = make_report()
+    report["variants"][0]["latency"] = [row("torch", "fp32", 20.0)]
+    goal = judged({"min_speedup": 8.0}, report, "min_speedup")
+    assert (goal["value"], goal["met"]) == (None, None)
+    assert "batch 8 x 128 tokens" in goal["reason"]
+    report["variants"][0]["latency"] = [row("torch", "fp32", 20.0, device="cuda")]
+    assert "on this device" in judged({"min_speedup": 8.0}, report, "min_speedup")["reason"]
+
+
+def test_the_first_engine_is_judged_even_where_another_is_faster_and_says_why_it_was_not_timed() -> None:
+    report = make_report(target={"engines": ["tensorrt", "openvino"]})
+    report["variants"][1]["accuracy"]["tensorrt"] = {"value": None, "reason": "no GPU"}
+    goal = judged({"min_speedup": 8.0}, report, "min_speedup")
+    assert goal["value"] is None
+    assert goal["reason"] == "tensorrt was not timed: no GPU"
+
+
+@pytest.mark.parametrize(
+    ("asked", "value", "met"),
+    [
+        ({"percentile": 50, "batch": 1, "sequence": 32, "value": 2.0}, 2.0, True),
+        ({"percentile": 99, "batch": 8, "sequence": 128, "value": 30}, 37.5, False),
+        ({"percentile": 50, "batch": 2, "sequence": 32, "value": 2.0}, None, None),
+    ],
+)
+def test_latency_bounds(asked: dict[str, Any], value: float | None, met: bool | None) -> None:
+    goal = judged({"max_latency_ms": [asked]}, make_report(), "max_latency_ms")
+    assert (goal["value"], goal["met"]) == (value, met)
+
+
+def test_an_unmeasured_p99_says_how_many_samples_there_are() -> None:
+    report = make_report()
+    report["variants"][1]["latency"][0] |= {"p99_ms": None, "n": 31}
+    asked = {"percentile": 99, "batch": 1, "sequence": 32, "value": 2.0}
+    assert judged({"max_latency_ms": [asked]}, report, "max_latency_ms")["reason"] == "31 samples are too few for p99"
+
+
+def test_size_and_throughput() -> None:
+    found = goals.judge({"max_size_mb": 24, "min_throughput": 501}, make_report())
+    assert [(goal["goal"], goal["value"], goal["met"]) for goal in found[:2]] == [
+        ("max_size_mb", 24.0, True),
+        ("min_throughput", 500.0, False),
+    ]
+
+
+def test_int8_is_compared_with_the_fastest_float_of_the_same_engine_at_the_largest_shape() -> None:
+    goal = judged({}, make_report(), "int8_faster")
+    assert (goal["value"], goal["met"], goal["limit"]) == (40.0 / 25.0, True, 1.0)
+    assert "bf16" in goal["at"]
+
+
+def test_int8_that_is_not_faster_names_the_layers_to_blame() -> None:
+    report = make_report()
+    report["variants"][1]["latency"][1]["p50_ms"] = 40.0
+    goal = judged({}, report, "int8_faster")
+    assert (goal["value"], goal["met"]) == (1.0, False)
+    assert "b (20.0 % of MACs), c (10.0 % of MACs)" in goal["reason"]
+
+
+def test_int8_faster_is_listed_after_quantize_alone_and_can_be_left_out() -> None:
+    assert [goal["goal"] for goal in goals.judge({"int8_faster": False}, make_report())] == []
+    report = make_report()
+    report["variants"].pop()
+    assert goals.judge({}, report) == []
+
+
+@pytest.mark.parametrize(
+    "report", [{}, {"variants": None}, {"variants": []}, {"variants": [{"id": "x", "latency": None, "accuracy": None}]}]
+)
+def test_nothing_measured_is_neither_met_nor_missed(report: dict[str, Any]) -> None:
+    config = {"max_drop": 0.1, "min_speedup": 2, "max_size_mb": 1, "min_throughput": 1}
+    found = goals.judge(config | {"max_latency_ms": [{"percentile": 50, "batch": 1, "value": 1}]}, report)
+    assert len(found) == 5
+    assert all(goal["value"] is None and goal["met"] is None and goal["reason"] for goal in found)
+    assert goals.judge(None, report) == []

@@ -1,0 +1,335 @@
+import copy
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from compress import goals, html, plot, tables, wording
+
+VOID = {"meta", "input", "br", "link", "img", "hr"}
+SECTIONS = ["goals", "tradeoff", "ledger", "latency", "size", "layers", "stages", "surroundings", "recipe"]
+
+
+class Page(HTMLParser):
+    """Reads a page, checks that every element is closed in order, and keeps what tests ask about."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == [], self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open[-1] == tag, f"</{tag}> closes <{self.open[-1]}>"
+        self.open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def cell(value: float, n: int = 872) -> dict[str, Any]:
+    return {"value": value, "low": value - 0.021, "high": value + 0.019, "n": n}
+
+
+def timing(engine: str, precision: str, batch: int, p50: float, **more: Any) -> dict[str, Any]:
+    mode = "eager" if engine == "torch" else "static"
+    fields = {"engine": engine, "mode": mode, "precision": precision, "float_precision": "fp32", "device": "cpu", "threads": 2}
+    figures = {"batch": batch, "sequence": 128, "p50_ms": p50, "p90_ms": p50 * 1.07, "p99_ms": p50 * 1.31, "n": 200}
+    samples = [p50 * (0.9 + 0.001 * step) for step in range(201)]
+    return fields | figures | {"throughput_per_s": 1000 * batch / p50, "samples_ms": samples} | more
+
+
+def make_report() -> dict[str, Any]:
+    unserved = {"value": None, "reason": "this variant is not in the model repository"}
+    no_gpu = {"value": None, "reason": "no NVIDIA GPU on this machine"}
+    report: dict[str, Any] = {
+        "schema": 1,
+        "name": "sst2-minilm",
+        "task": "text-classification",
+        "environment": {"cpu": "AMD EPYC", "cores": 2, "memory_bytes": 16_700_000_000, "versions": {"torch": "2.13.0+cpu"}},
+        "target": {"device": "cpu", "engines": ["openvino"], "batch_sizes": [1, 8]},
+        "metric": {"name": "accuracy", "higher_is_better": True},
+        "baseline": "baseline",
+        "variants": [
+            {
+                "id": "baseline",
+                "stages": ["baseline"],
+                "parameters": 22_713_986,
+                "macs": 1_361_000_000,
+                "size_bytes": 91_100_000,
+                "checkpoint_bytes": 91_600_000,
+                "metrics": {"torch": {"accuracy": 0.9106, "f1": 0.9131, "matthews": 0.8214}},
+                "accuracy": {"torch": cell(0.9106), "openvino": cell(0.9106), "tensorrt": no_gpu, "triton": unserved},
+                "latency": [timing("torch", "fp32", 1, 41.3), timing("torch", "fp32", 8, 312.0), timing("openvino", "fp32", 1, 16.2)],
+            },
+            {
+                "id": "quantize",
+                "stages": ["baseline", "quantize"],
+                "parameters": 22_713_986,
+                "size_bytes": 23_400_000,
+                "checkpoint_bytes": 92_300_000,
+                "precision": "int8",
+                "int8_share": 0.9991,
+                "int8_share_all": 0.9412,
+                "int8_layers": [
+                    {"name": "encoder.0.query", "kind": "weight", "macs": 900, "precision": "int8"},
+                    {"name": "classifier", "kind": "weight", "macs": 100, "precision": "fp32"},
+                ],
+                "quantization": {"scheme": "w8a8", "layers": [{"name": "encoder.0.query", "input_sqnr_db": 34.56, "weight_sqnr_db": 41.2}]},
+                "parity": {"disagreements": 3, "limit": 1, "median_abs": 0.0123, "max_abs": 0.456, "n": 872, "passed": False}
+                | {"layers": [{"layer": "encoder.0.query", "codes": 49152, "different": 7, "allowed": 2}]},
+                "accuracy": {"torch": cell(0.9071), "openvino": cell(0.9060), "tensorrt": no_gpu, "triton": cell(0.9060)},
+                "drops": {
+                    "triton": {"difference": 0.0046, "low": -0.0034, "high": 0.0126, "right_to_wrong": 13, "wrong_to_right": 9, "n": 872}
+                },
+                "latency": [timing("openvino", "int8", 1, 4.87), timing("openvino", "int8", 8, 37.6, p99_ms=None, n=60)],
+            },
+        ],
+        "stages": [{"id": "quantize", "seconds": 61.2, "cached": False}, {"id": "baseline", "seconds": 3725.0, "cached": True}],
+        "triton": {"models": [{"model": "sst2", "variant": "quantize", "precision": "int8", "disagreements": 0, "latency": []}]},
+        "flips": 22,
+        "warnings": ["the frequency governor is 'powersave'"],
+        "recipe": "name: sst2-minilm\nstages:\n  - quantize: {}\n",
+        "commands": ["compress verify runs/sst2-minilm --live"],
+    }
+    report["triton"]["models"][0]["latency"] = [
+        {"concurrency": 4, "p50_ms": 7.31, "p90_ms": 8.42, "p99_ms": None, "throughput_per_s": 547.0, "n": 150}
+    ]
+    report["goals"] = goals.judge({"max_drop": 0.01, "min_speedup": 9.0, "max_size_mb": 25}, report)
+    return report
+
+
+def nothing_in(value: Any) -> Any:
+    """Returns the same structure with every value None."""
+    if isinstance(value, dict):
+        return {key: nothing_in(item) for key, item in value.items()}
+    return [nothing_in(item) for item in value] if isinstance(value, list) else None
+
+
+def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value[:3]) if isinstance(value, list) else ()
+    return [found for key, item in items for found in [(*path, key), *paths_of(item, (*path, key))]]
+
+
+def test_the_page_is_well_formed_and_has_every_section() -> None:
+    page = Page(html.render(make_report()))
+    assert [name for name in page.ids if name in SECTIONS] == SECTIONS
+    assert len(page.ids) == len(set(page.ids))
+    assert page.tags.count("h1") == 1
+    assert page.tags.count("svg") >= 4
+
+
+def test_the_page_needs_nothing_but_itself() -> None:
+    text = html.render(make_report())
+    page = Page(text)
+    links = [value for _, name, value in page.attributes if name in ("href", "src", "srcset", "action", "data", "xlink:href")]
+    assert links
+    assert all(link.startswith("#") and link[1:] in page.ids for link in links)
+    assert not {"script", "link", "iframe", "img", "object", "embed"} & set(page.tags)
+    assert not re.search(r"https?:|//\w|@import|url\(|@font-face", text)
+
+
+def test_every_figure_appears() -> None:
+    text = Page(html.render(make_report())).text.replace("\u00a0", " ")
+    expected = [
+        *("91.06 %", "90.60 %", "90.71 %", "88.5 \u2013 92.5", "n 872"),  # accuracy, interval, n
+        *("\u22120.46 pt", "\u22121.26 to +0.34", "13 lost, 9 gained"),  # the paired drop
+        *("41.3", "4.87", "44.2", "54.1", "8.48\u00d7", "8.30\u00d7", "205"),  # p50, p90, p99, speed-up, rows/s
+        *("60 samples; p99 needs 200", "7.31", "8.42", "547"),
+        *("23.4 MB", "91.1 MB", "3.89\u00d7 smaller", "22.7 M", "1.36 G"),
+        *("99.9 %", "94.1 %", "encoder.0.query", "90.0 %", "1 of 2 GEMMs in int8", "34.6 / 41.2 dB"),
+        *("0.0123", "0.456", "7 of 49,152 codes differ", "first to diverge: encoder.0.query"),
+        *("1 min 1 s", "1 h 2 min", "taken from cache", "AMD EPYC", "16.7 GB", "2.13.0+cpu"),
+        *("the frequency governor is 'powersave'", "compress verify runs/sst2-minilm --live", "- quantize: {}", "91.31 %", "0.8214"),
+        *("no NVIDIA GPU on this machine", "this variant is not in the model repository", "22 changed answers"),
+    ]
+    assert [piece for piece in expected if piece not in text] == []
+
+
+def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
+    report = html.complete(make_report())
+    sentence = "".join(piece for piece, _ in wording.verdict(report)).replace("\u00a0", " ")
+    assert sentence == (
+        "The int8 model from stage quantize on OpenVINO answers at least 8.30\u00d7 faster than the baseline in torch, "
+        "is 3.89\u00d7 smaller and loses 0.46 points of accuracy in Triton (95 % interval of the change \u22121.26 to +0.34)."
+    )
+    assert wording.goals_sentence(report["goals"]) == "1 of 4 goals missed, 2 met, 1 could not be judged"
+    text = Page(html.render(report)).text
+    assert "\u2717 missed" in text
+
+
+@pytest.mark.parametrize("state", ["met", "open", "none"])
+def test_goals_sentence(state: str) -> None:
+    judged = {"met": [{"met": True}] * 2, "open": [{"met": None}, {"met": True}], "none": []}[state]
+    expected = {"met": "All 2 goals met", "open": "1 met, 1 could not be judged", "none": "No goals were set"}[state]
+    assert wording.goals_sentence(judged) == expected
+
+
+@pytest.mark.parametrize(
+    "report", [{}, {"name": None, "variants": None}, {"variants": [{}]}, {"variants": [None]}, nothing_in(make_report())]
+)
+def test_what_was_not_measured_is_said_and_never_blank(report: dict[str, Any]) -> None:
+    page = Page(html.render(report))
+    assert "not measured" in page.text
+    assert [name for name in page.ids if name in SECTIONS] == SECTIONS
+    assert not re.search(r"\bNone\b|\bnan\b|undefined", page.text)
+    assert "0.00" not in page.text
+    assert "0 %" not in page.text
+
+
+def test_any_single_null_leaves_a_well_formed_page() -> None:
+    whole = make_report()
+    for path in paths_of(whole):
+        report = copy.deepcopy(whole)
+        inner: Any = report
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = None
+        page = Page(html.render(report))
+        assert not re.search(r"\bNone\b", page.text), path
+        assert isinstance(goals.judge({"max_drop": 0.1, "min_speedup": 2}, html.complete(report)), list)
+
+
+def test_names_cannot_bring_in_markup() -> None:
+    attack = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(1)>&lt;"
+    report = make_report()
+    spiked = spike(report, attack)
+    spiked["baseline"] = spiked["variants"][0]["id"]
+    text = html.render(spiked)
+    page = Page(text)
+    assert "<script" not in text
+    assert not {"script", "img"} & set(page.tags)
+    assert not [name for _, name, _ in page.attributes if name.startswith("on")]
+    assert attack in "".join(page.words)
+
+
+def spike(value: Any, attack: str) -> Any:
+    """Returns a copy in which every free text carries the attack; words that the report acts on stay."""
+    fixed = {"torch", "openvino", "onnxruntime", "triton", "tensorrt", "fp32", "int8", "eager", "static", "cpu", "accuracy", "quantize"}
+    if isinstance(value, dict):
+        return {key: spike(item, attack) for key, item in value.items()}
+    if isinstance(value, list):
+        return [spike(item, attack) for item in value]
+    return value + attack if isinstance(value, str) and value not in fixed else value
+
+
+def test_a_column_that_nothing_reached_gives_its_reason_once() -> None:
+    text = Page(html.render(make_report())).text
+    assert text.count("no NVIDIA GPU on this machine") == 1
+    assert text.count("not part of this run") == 1  # ONNX Runtime
+
+
+def test_a_configuration_without_its_own_accuracy_is_not_plotted() -> None:
+    report = make_report()
+    report["variants"][1]["latency"].append(timing("openvino", "fp32", 1, 16.0))
+    assert "quantize OpenVINO fp32:" not in html.render(report)
+    report["variants"][1]["latency"][-1]["accuracy"] = cell(0.909)
+    assert "quantize OpenVINO fp32: 90.90" in html.render(report)
+
+
+def test_layers_that_ran_in_float_are_marked() -> None:
+    text = html.render(make_report())
+    assert '<li class="int8">' in text
+    assert '<li class="float">' in text
+
+
+def point(x: float, y: float, label: str = "p", role: str = "other") -> plot.Point:
+    return plot.Point(x, y, y - 0.01, y + 0.01, label, label, "openvino", role)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=20))
+def test_pareto_front_is_what_nothing_beats(pairs: list[tuple[float, float]]) -> None:
+    points = [point(x, y) for x, y in pairs]
+    front = plot.pareto(points)
+    for candidate in points:
+        beaten = any((o.x <= candidate.x and o.y > candidate.y) or (o.x < candidate.x and o.y >= candidate.y) for o in points)
+        assert beaten == all((candidate.x, candidate.y) != (best.x, best.y) for best in front)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=30), st.sampled_from([360, 1040]))
+def test_everything_drawn_lies_on_the_plot(pairs: list[tuple[float, float]], width: int) -> None:
+    drawn = plot.scatter([point(x, y) for x, y in pairs], width, 400, str, all_labels=True)
+    assert drawn is not None
+    for mark in drawn.marks:
+        assert drawn.left <= mark.x <= drawn.right
+        assert all(drawn.top - 1e-6 <= y <= drawn.bottom + 1e-6 for y in (mark.y, mark.low, mark.high) if y is not None)
+    assert all(drawn.left <= x <= drawn.right for x, _ in drawn.x_ticks)
+    assert all(drawn.top <= y <= drawn.bottom for y, _ in drawn.y_ticks)
+    assert 1 <= len(drawn.y_ticks) <= 8
+
+
+def test_labels_of_neighbours_do_not_overlap() -> None:
+    points = [
+        point(x, y, f"variant-{index} OpenVINO") for index, (x, y) in enumerate([(10, 0.9), (10.2, 0.9), (10.1, 0.901), (9.9, 0.899)])
+    ]
+    drawn = plot.scatter(points, 1040, 440, str, all_labels=True)
+    assert drawn is not None
+    boxes = [(m.label.x, m.label.y - 7, m.label.x + len(m.label.text) * plot.CHARACTER, m.label.y + 7) for m in drawn.marks if m.label]
+    assert len(boxes) == 4
+    for index, one in enumerate(boxes):
+        for other in boxes[index + 1 :]:
+            assert min(one[2], other[2]) <= max(one[0], other[0]) or min(one[3], other[3]) <= max(one[1], other[1])
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (wording.milliseconds(0.4123), "0.412"),
+        (wording.milliseconds(9.996), "10.0"),
+        (wording.milliseconds(1234.5), "1,234"),
+        (wording.ratio(1.004), "1.00\u00d7"),
+        (wording.ratio(9.4), "9.40\u00d7"),
+        (wording.size(999_600), "1.00\u00a0MB"),
+        (wording.size(512), "512\u00a0bytes"),
+        (wording.share(0.9999), "99.9\u00a0%"),
+        (wording.share(1.0), "100\u00a0%"),
+        (wording.figure(0.897911, "accuracy"), "89.79\u00a0%"),
+        (wording.figure(-0.12345, "matthews"), "\u22120.1235"),
+        (wording.change(0.0046, "accuracy"), "\u22120.46\u00a0pt"),
+        (wording.change(0.0, "accuracy"), "0.00\u00a0pt"),
+        (wording.change_interval(-0.0034, 0.0126, "accuracy"), "\u22121.26 to +0.34"),
+        (wording.duration(59.94), "59.9\u00a0s"),
+        (wording.duration(3599.9), "59\u00a0min 59\u00a0s"),
+        (wording.duration(7199.0), "2\u00a0h 0\u00a0min"),
+        (wording.count(None), "not measured"),
+    ],
+)
+def test_figures_in_words(written: str, expected: str) -> None:
+    assert written == expected
+
+
+def test_the_spread_of_samples_is_drawn_relative_to_their_median() -> None:
+    report = html.complete({"variants": [{"id": "a", "latency": [timing("torch", "fp32", 1, 10.0), timing("torch", "fp32", 1, 20.0)]}]})
+    strips = [row["strip"] for row in tables.latency(report)[0]["rows"]]
+    assert strips[0] == pytest.approx(strips[1])
+    low, left, middle, right, high = (strips[0][key] for key in ("low", "left", "middle", "right", "high"))
+    assert low < left < middle < right < high
+    assert middle == pytest.approx(50, abs=0.1)

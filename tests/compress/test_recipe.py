@@ -1,0 +1,147 @@
+import textwrap
+from pathlib import Path
+
+import pytest
+import yaml
+
+from compress.errors import InputError
+from compress.recipe import STAGES, check, dump, read, schema
+
+GOOD = """
+name: tiny
+model: {config: {model_type: vit}, init: random, task: image-classification, head: new}
+data: {path: "sklearn:digits"}
+stages:
+  - finetune: {epochs: 1}
+  - quantize: {mode: ptq}
+  - export: {}
+  - triton_repo: {}
+"""
+
+
+def write(folder: Path, text: str, name: str = "recipe.yaml") -> Path:
+    path = folder / name
+    path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return path
+
+
+def problems(path: Path, *settings: str) -> tuple[str, ...]:
+    with pytest.raises(InputError) as caught:
+        read(path, settings)
+    assert all("\n" not in problem for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_good_recipe_has_typed_stages_with_ids(tmp_path: Path) -> None:
+    recipe = read(write(tmp_path, GOOD))
+    assert [stage.id for stage in recipe.stages] == ["finetune", "quantize", "export", "triton_repo"]
+    assert recipe.goals.int8_faster
+
+
+def test_dump_reads_back_to_the_same_recipe(tmp_path: Path) -> None:
+    recipe = read(write(tmp_path, GOOD))
+    assert check(yaml.safe_load(yaml.safe_dump(dump(recipe)))) == recipe
+
+
+# (what is wrong, text to replace, replacement, words the one line must hold)
+MALFORMED = [
+    ("unknown key", "name: tiny", "name: tiny\nnmae: x", ["nmae", "unknown key", "did you mean 'name'"]),
+    ("missing name", "name: tiny", "", ["name", "missing"]),
+    ("name that escapes the run folder", "name: tiny", "name: ../../etc", ["name", "'../../etc'"]),
+    ("absolute name", "name: tiny", "name: /tmp/x", ["name", "'/tmp/x'"]),
+    ("empty name", "name: tiny", "name: ''", ["name"]),
+    ("wrong type of seed", "name: tiny", "name: tiny\nseed: many", ["seed", "'many'"]),
+    ("negative seed", "name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
+    ("duplicate key", "name: tiny", "name: tiny\nname: other", ["'name'", "twice", "line 3"]),
+    ("duplicate key inside", "{mode: ptq}", "{mode: ptq, mode: ptq}", ["'mode'", "twice"]),
+    ("unknown task", "image-classification", "image-clasification", ["task", "'image-clasification'"]),
+    ("unknown stage", "- quantize:", "- quantise:", ["stages[1]", "'quantise'", "did you mean 'quantize'"]),
+    ("two keys in a stage", "- export: {}", "- {export: {}, quantize: {}}", ["stages[2]", "one key"]),
+    ("stage of a wrong type", "- export: {}", "- 7", ["stages[2]", "7"]),
+    ("stage config of a wrong type", "- export: {}", "- export: all", ["stages.export", "'all'"]),
+    ("unknown key in a stage", "{mode: ptq}", "{mode: ptq, calibraton: {}}", ["stages.quantize.calibraton", "did you mean 'calibration'"]),
+    ("wrong choice", "{mode: ptq}", "{mode: magic}", ["stages.quantize.mode", "'magic'", "ptq"]),
+    ("stages missing", "stages:\n", "steps:\n", ["stages: nothing given"]),
+    ("stages not a list", GOOD[GOOD.index("stages") :], "stages: {export: {}}\n", ["stages", "list"]),
+    ("repeated stage", "  - export: {}\n", "  - export: {}\n  - export: {}\n", ["export", "id"]),
+    ("wrong order", "  - quantize: {mode: ptq}\n  - export: {}\n", "  - export: {}\n  - quantize: {mode: ptq}\n", ["cannot follow"]),
+    ("engines missing before the repository", "  - export: {}\n", "", ["triton_repo needs engines"]),
+    ("new head without training", "  - finetune: {epochs: 1}\n", "", ["trained first"]),
+    ("goals of a wrong type", "name: tiny", "name: tiny\ngoals: {max_drop: little}", ["goals.max_drop", "'little'"]),
+    ("goal out of range", "name: tiny", "name: tiny\ngoals: {max_drop: 2}", ["goals.max_drop", "2"]),
+    ("unknown goal", "name: tiny", "name: tiny\ngoals: {max_dorp: 0.1}", ["goals.max_dorp", "did you mean 'max_drop'"]),
+    ("latency goal without a value", "name: tiny", "name: tiny\ngoals: {max_latency_ms: [{percentile: 50}]}", ["value", "missing"]),
+    ("unknown engine", "name: tiny", "name: tiny\ntarget: {engines: [openvinno]}", ["target.engines", "'openvinno'"]),
+    ("no engine", "name: tiny", "name: tiny\ntarget: {engines: []}", ["target.engines"]),
+    ("batch size zero", "name: tiny", "name: tiny\ntarget: {batch_sizes: [0]}", ["target.batch_sizes", "0"]),
+    ("code in YAML", "name: tiny", "name: !!python/object/apply:os.system ['echo owned']", ["line 2", "python/object/apply"]),
+    ("broken YAML", "stages:", "stages: [", ["line"]),
+    ("tab as indentation", "  - export: {}", "\t- export: {}", ["line"]),
+    ("list instead of a map", GOOD, "- a\n- b\n", ["map"]),
+    ("empty file", GOOD, "", ["map"]),
+    ("key that is no word", "name: tiny", "? [a, b]\n: 1\nname: tiny", ["plain word"]),
+    ("id that is no name", "- export: {}", "- export: {id: '../x'}", ["stages.", "'../x'"]),
+    ("id taken by the baseline", "- export: {}", "- export: {id: baseline}", ["baseline", "taken"]),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
+def test_malformed_recipe_gets_one_clear_line(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    assert old in GOOD
+    lines = problems(write(tmp_path, GOOD.replace(old, new, 1)))
+    assert any(all(word in line for word in words) for line in lines), lines
+
+
+def test_all_problems_are_reported_at_once(tmp_path: Path) -> None:
+    text = GOOD.replace("name: tiny", "nmae: tiny\nseed: x").replace("{mode: ptq}", "{mode: magic}").replace("epochs: 1", "epohcs: 1")
+    lines = problems(write(tmp_path, text))
+    assert {line.split(":")[0] for line in lines} >= {"nmae", "name", "seed", "stages.quantize.mode", "stages.finetune.epohcs"}
+
+
+def test_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    assert "cannot be read" in problems(tmp_path / "absent.yaml")[0]
+    assert "a folder" in problems(tmp_path)[0]
+    (tmp_path / "latin.yaml").write_bytes(b"name: caf\xe9\n")
+    assert "not UTF-8" in problems(tmp_path / "latin.yaml")[0]
+    (tmp_path / "big.yaml").write_text("# " + "x" * 1_000_001)
+    assert "at most" in problems(tmp_path / "big.yaml")[0]
+
+
+def test_set_overrides_values_and_stages_by_id(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace("- export: {}", "- export: {id: engines}"))
+    recipe = read(path, ["seed=7", "stages.finetune.epochs=3", "stages.engines.variants=all", "target.batch_sizes=[4]"])
+    assert (recipe.seed, recipe.stage("finetune").epochs, recipe.stage("engines").variants) == (7, 3, "all")  # type: ignore[attr-defined]
+    assert recipe.target.batch_sizes == (4,)
+    assert "no stage has the id 'prune'" in problems(path, "stages.prune.x=1")[0]
+    assert "key.path=value" in problems(path, "seed")[0]
+
+
+def test_extends_merges_maps_and_replaces_stages(tmp_path: Path) -> None:
+    write(tmp_path, GOOD, "base.yaml")
+    recipe = read(write(tmp_path, "extends: base.yaml\nname: other\ndata: {max_length: 32}\nstages: [{finetune: {epochs: 2}}]\n"))
+    assert (recipe.name, recipe.data.path, recipe.data.max_length, len(recipe.stages)) == ("other", "sklearn:digits", 32, 1)
+
+
+def test_extends_that_leads_back_to_itself(tmp_path: Path) -> None:
+    write(tmp_path, "extends: b.yaml", "a.yaml")
+    write(tmp_path, "extends: a.yaml", "b.yaml")
+    assert "leads back" in problems(tmp_path / "a.yaml")[0]
+
+
+def test_paths_resolve_against_the_file_that_wrote_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "deep" / "rows").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    write(tmp_path / "deep", GOOD.replace('"sklearn:digits"', "rows"), "base.yaml")
+    path = write(tmp_path, "extends: deep/base.yaml")
+    assert read(path).data.path == str(tmp_path / "deep" / "rows")
+    monkeypatch.chdir(tmp_path / "here")
+    assert read(path, ["data.path=../here"]).data.path == str(tmp_path / "here")
+    assert read(path, ["data.path=nyu-mll/glue"]).data.path == "nyu-mll/glue"
+
+
+def test_schema_names_every_stage_and_key() -> None:
+    document = schema()
+    assert set(document["properties"]) >= {"name", "model", "data", "goals", "target", "stages", "extends"}
+    entries = document["properties"]["stages"]["items"]["anyOf"]
+    assert [next(iter(entry["properties"])) for entry in entries] == [stage.NAME for stage in STAGES]
+    assert not any(entry["additionalProperties"] for entry in entries)

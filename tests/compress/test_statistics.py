@@ -1,0 +1,142 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from compress import statistics
+
+
+def logits_of(answers: np.ndarray, num_classes: int = 2) -> np.ndarray:
+    return np.eye(num_classes, dtype=np.float32)[answers]
+
+
+def two_models(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    labels = draw.integers(0, 2, n)
+    before = np.where(draw.random(n) < 0.9, labels, 1 - labels)
+    after = np.where(draw.random(n) < 0.05, 1 - before, before)
+    return logits_of(before), logits_of(after), labels
+
+
+@pytest.mark.parametrize(
+    ("successes", "n", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_wilson_gives_the_published_values(successes: int, n: int, low: float, high: float) -> None:
+    # Newcombe, Two-sided confidence intervals for the single proportion, 1998, table I
+    assert statistics.wilson(successes, n) == pytest.approx((low, high), abs=6e-5)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 5000), st.data())
+def test_wilson_agrees_with_scipy_and_holds_the_share(n: int, data: st.DataObject) -> None:
+    successes = data.draw(st.integers(0, n))
+    low, high = statistics.wilson(successes, n)
+    expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
+    assert 0 <= low <= successes / n <= high <= 1
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 5)])
+def test_wilson_refuses_what_is_no_share(successes: int, n: int) -> None:
+    with pytest.raises(ValueError, match=f"{successes} of {n}"):
+        statistics.wilson(successes, n)
+
+
+def test_bootstrap_is_the_naive_one() -> None:
+    draw = np.random.default_rng(3)
+    x, y = draw.normal(size=50), draw.normal(size=50)
+    source, figures = np.random.default_rng(7), []
+    for _ in range(200):
+        rows = source.integers(0, 50, 50)
+        figures.append(float(np.mean([x[row] * y[row] for row in rows])))
+    figures.sort()
+    low, high = statistics.bootstrap(lambda p, t: float(np.mean(p * t)), x, y, resamples=200, seed=7)
+    assert (low, high) == pytest.approx(tuple(np.percentile(figures, [2.5, 97.5])), abs=1e-12)
+
+
+def test_bootstrap_of_a_correlation_is_near_fishers_interval() -> None:
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=1500)
+    y = x + draw.normal(size=1500)
+    found = statistics.single(statistics.primary("text-regression"), x[:, None], y)
+    expected = stats.pearsonr(x, y).confidence_interval()
+    assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=0.01)
+    assert found["value"] == pytest.approx(stats.pearsonr(x, y).statistic)
+    assert found["n"] == 1500
+
+
+def test_single_accuracy_is_the_wilson_interval() -> None:
+    labels = np.array([0, 1, 1, 0])
+    found = statistics.single(statistics.accuracy, logits_of(np.array([0, 1, 0, 0])), labels)
+    low, high = statistics.wilson(3, 4)
+    assert found == {"value": 0.75, "low": low, "high": high, "n": 4}
+
+
+def test_paired_counts_every_kind_of_change() -> None:
+    labels = np.array([0, 0, 1, 1, 2, 2])
+    before = logits_of(np.array([0, 0, 0, 1, 0, 2]), 3)
+    after = logits_of(np.array([1, 0, 1, 1, 1, 0]), 3)
+    found = statistics.paired(statistics.accuracy, before, after, labels)
+    assert (found["right_to_wrong"], found["wrong_to_right"], found["changed"], found["n"]) == (2, 1, 4, 6)
+    assert found["difference"] == pytest.approx(1 / 6)
+
+
+def test_counting_gives_the_interval_of_resampling_rows() -> None:
+    before, after, labels = two_models(800)
+    quick = statistics.paired(statistics.accuracy, before, after, labels)
+    slow = statistics.paired(lambda p, t: float(np.mean(p.argmax(axis=1) == t)), before, after, labels)
+    assert slow["difference"] == pytest.approx(quick["difference"])
+    assert (slow["low"], slow["high"]) == pytest.approx((quick["low"], quick["high"]), abs=0.003)
+    assert quick["low"] <= quick["difference"] <= quick["high"]
+
+
+def test_paired_interval_has_the_width_of_the_normal_approximation() -> None:
+    n, lost, gained = 1000, 40, 20
+    low, high = statistics.paired_counts(lost, gained, n)
+    spread = np.sqrt(lost + gained - (lost - gained) ** 2 / n) / n
+    assert (low, high) == pytest.approx((0.02 - 1.96 * spread, 0.02 + 1.96 * spread), abs=0.0015)
+
+
+def test_paired_regression_has_no_counts_and_a_signed_difference() -> None:
+    draw = np.random.default_rng(1)
+    labels = draw.normal(size=400).astype(np.float32)
+    before = (labels + 0.1 * draw.normal(size=400))[:, None]
+    after = (labels + 0.8 * draw.normal(size=400))[:, None]
+    found = statistics.paired(statistics.primary("text-regression"), before, after, labels)
+    assert found["right_to_wrong"] is found["wrong_to_right"] is found["changed"] is None
+    assert 0 < found["low"] < found["difference"] < found["high"]
+
+
+def test_equal_predictions_have_no_difference() -> None:
+    before, _, labels = two_models(100)
+    found = statistics.paired(statistics.accuracy, before, before, labels)
+    assert (found["difference"], found["low"], found["high"], found["changed"]) == (0, 0, 0, 0)
+
+
+def test_equal_seeds_give_equal_intervals() -> None:
+    before, after, labels = two_models(300)
+    metric = lambda p, t: float(np.mean(p.argmax(axis=1) == t))  # noqa: E731
+    intervals = [statistics.paired_bootstrap(metric, before, after, labels, resamples=100, seed=seed) for seed in (1, 1, 2)]
+    assert intervals[0] == intervals[1] != intervals[2]
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_rows_that_do_not_match_are_refused(rows: int) -> None:
+    with pytest.raises(ValueError, match="equal numbers of rows"):
+        statistics.paired(statistics.accuracy, np.zeros((rows, 2)), np.zeros((rows, 2)), np.zeros(2 * rows, np.int64))
+
+
+def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() -> None:
+    before, after, labels = two_models(10_000)
+    calls = 0
+
+    def counted(logits: np.ndarray, truth: np.ndarray) -> float:
+        nonlocal calls
+        calls += 1
+        return float(np.mean(logits[:, 0] * truth))
+
+    statistics.bootstrap(counted, before, labels, resamples=50)
+    assert calls == 50
+    assert statistics.paired(statistics.accuracy, before, after, labels)["n"] == 10_000

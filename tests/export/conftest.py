@@ -1,0 +1,43 @@
+"""The engines of the tiny sentiment classifier, built once for all tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from compress.data import preprocessor
+from compress.preprocess import Preprocessor
+from export import onnxruntime, openvino
+from export.onnx import export_float
+from export.qdq import insert_qdq
+from tests.export import sentiment
+
+torch.set_num_threads(1)  # tiny models: a second thread only waits
+
+
+@pytest.fixture(scope="session")
+def prepared() -> Preprocessor:
+    return preprocessor(sentiment.checkpoint(), "text-classification", sentiment.LENGTH, sentiment.TARGET)
+
+
+@pytest.fixture(scope="session")
+def float_build(prepared: Preprocessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(sentiment.checkpoint(), prepared, tmp_path_factory.mktemp("float"), quantized=False)
+
+
+@pytest.fixture(scope="session")
+def int8_build(prepared: Preprocessor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _build(sentiment.quantized(), prepared, tmp_path_factory.mktemp("int8"), quantized=True)
+
+
+def _build(checkpoint: Path, prepared: Preprocessor, folder: Path, *, quantized: bool) -> Path:
+    """Fills a folder with model.onnx, model_uint8.onnx, openvino.xml, openvino.bin, preprocess.json, tokenizer.json."""
+    prepared.save(folder)
+    model = export_float(checkpoint, prepared, folder / ("float.onnx" if quantized else "model.onnx"))
+    if quantized:
+        model = insert_qdq(model, checkpoint, folder / "model.onnx")
+    openvino.build(model, folder)
+    onnxruntime.build(model, folder, quantized=quantized)
+    return folder

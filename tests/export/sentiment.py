@@ -1,0 +1,124 @@
+"""A tiny sentiment classifier with tokenizer, float and quantized, and a context to export it in."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from compress.artifact import Artifact
+from compress.int8 import LayerScales, levels, on_grid, save_quantization, weight_scale
+from compress.splits import Data, Split
+from compress.stage import Context, Target
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+WORDS = [
+    "a",
+    "bad",
+    "dull",
+    "film",
+    "fine",
+    "good",
+    "great",
+    "hate",
+    "it",
+    "like",
+    "love",
+    "movie",
+    "not",
+    "poor",
+    "the",
+    "this",
+    "very",
+    "was",
+]
+LENGTH = 16
+TARGET = Target(engines=("openvino", "onnxruntime"), batch_sizes=(1, 4), sequence_lengths=(8,), threads=1)
+_SCRATCH = tempfile.TemporaryDirectory(prefix="sentiment-")  # removed when the test run ends
+
+
+class Silent:
+    """A progress that keeps its lines."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+    def warn(self, message: str) -> None:
+        self.lines.append(message)
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        yield from items
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield lambda steps: None
+
+
+@functools.cache
+def checkpoint() -> Path:
+    """Writes the float checkpoint once for all tests, which leave it alone."""
+    folder = Path(_SCRATCH.name) / "float"
+    config = BertConfig(
+        vocab_size=len(SPECIALS + WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=LENGTH, id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1},
+        architectures=["BertForSequenceClassification"],
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = BertForSequenceClassification(config)
+        for parameter in model.parameters():
+            parameter.data += (0.3 if parameter.ndim > 1 else 0.1) * torch.randn(parameter.shape)
+    model.save_pretrained(folder)
+    _write_tokenizer(folder)
+    return folder
+
+
+@functools.cache
+def quantized(bits: int = 7) -> Path:
+    """Writes the checkpoint with the linear layers of its encoder in int8."""
+    from compress.model import load, save
+
+    folder = Path(_SCRATCH.name) / f"int{bits}"
+    folder.mkdir()
+    model, scales, largest = load(checkpoint()), {}, levels(bits)
+    for name, layer in model.named_modules():
+        if isinstance(layer, torch.nn.Linear) and ".encoder." in name:
+            scale_O = weight_scale(layer.weight.data, largest)
+            layer.weight.data = on_grid(layer.weight.data, scale_O, largest)
+            scales[name] = LayerScales(scale_O, torch.tensor(0.03), bits)
+    save(model, checkpoint(), folder, "Quantized")
+    save_quantization(folder, scales, {"classifier": "head"})
+    return folder
+
+
+def rows(count: int) -> list[str]:
+    """Returns made-up sentences of 1 to 20 words; the longest are truncated."""
+    random = np.random.default_rng(0)
+    return [" ".join(random.choice(WORDS, random.integers(1, 21))) for _ in range(count)]
+
+
+def context(scratch: Path, checkpoints: dict[str, Path], target: Target = TARGET, count: int = 40) -> Context:
+    """Returns a context whose labels are random."""
+    split = Split(rows(count), np.random.default_rng(1).integers(0, 2, count))
+    data = Data(split, split, split, ("negative", "positive"))
+    artifacts = {name: Artifact(path, {"id": name}) for name, path in checkpoints.items()}
+    return Context("text-classification", data, LENGTH, target, 0, Silent(), scratch, artifacts)
+
+
+def _write_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(SPECIALS + WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=LENGTH, **names).save_pretrained(folder)

@@ -1,0 +1,256 @@
+"""Stands in for TensorRT and its GPU: TensorRT-RTX builds for real, ONNX Runtime answers, host memory is the memory of the GPU.
+
+`StandIn` is what the code under test takes for the module `tensorrt`, `Driver` for the CUDA driver. Builder, network, parser and
+configuration are the library's own; only what needs a GPU (engines, contexts, memory) is written out here.
+"""
+
+import ctypes
+import json
+import warnings
+
+import numpy as np
+import onnx
+import onnxruntime
+import tensorrt_rtx_bindings as rtx
+
+
+class Driver:
+    """A CUDA driver with GPUs of the given capabilities; allocations are counted."""
+
+    def __init__(self, *capabilities, fail=None):
+        self.capabilities, self.fail, self.blocks = capabilities, fail, {}
+        self.freed = []
+
+    def __getattr__(self, name):
+        def call(*arguments):
+            return 2 if name == self.fail else 0
+
+        return call
+
+    def cuInit(self, flags):
+        return 0 if self.capabilities else 100
+
+    def cuGetErrorName(self, status, name):
+        name._obj.value = b"CUDA_ERROR_OUT_OF_MEMORY"
+        return 0
+
+    def cuDeviceGetCount(self, count):
+        count._obj.value = len(self.capabilities)
+        return 0
+
+    def cuDeviceGet(self, device, ordinal):
+        device._obj.value = ordinal
+        return 0
+
+    def cuDeviceGetAttribute(self, value, attribute, device):
+        capability = self.capabilities[device.value]
+        value._obj.value = int({75: capability[:-1], 76: capability[-1]}[attribute])
+        return 0
+
+    def cuStreamCreate(self, stream, flags):
+        stream._obj.value = 77
+        return 0
+
+    def cuMemAlloc_v2(self, pointer, size):
+        if self.fail == "cuMemAlloc_v2":
+            return 2
+        block = ctypes.create_string_buffer(max(1, size.value))
+        pointer._obj.value = ctypes.addressof(block)
+        self.blocks[pointer._obj.value] = block
+        return 0
+
+    def cuMemFree_v2(self, pointer):
+        self.freed.append(self.blocks.pop(pointer.value))
+        return 0
+
+    def cuMemcpyHtoD_v2(self, target, source, size):
+        assert size.value <= len(self.blocks[target.value])
+        ctypes.memmove(target.value, source.value, size.value)
+        return 0
+
+    def cuMemcpyDtoH_v2(self, target, source, size):
+        assert size.value <= len(self.blocks[source.value])
+        ctypes.memmove(target.value, source.value, size.value)
+        return 0
+
+
+class StandIn:
+    """The module `tensorrt`. `spoil` changes the logits of the engine, knowing the rows in the batch."""
+
+    __version__ = f"stand-in {rtx.__version__}"
+
+    def __init__(self, spoil=lambda logits, batch: logits):
+        self.spoil, self.built = spoil, []
+
+    def __getattr__(self, name):
+        return getattr(rtx, name)
+
+    def Builder(self, logger):
+        return _Builder(self, rtx.Builder(logger))
+
+    def OnnxParser(self, network, logger):
+        return _Parser(self, rtx.OnnxParser(network.real, logger))
+
+    def Runtime(self, logger):
+        return _Runtime(self)
+
+
+class _Forward:
+    def __init__(self, outer, real):
+        object.__setattr__(self, "outer", outer)
+        object.__setattr__(self, "real", real)
+
+    def __getattr__(self, name):
+        return getattr(self.real, name)
+
+    def __setattr__(self, name, value):
+        setattr(self.real, name, value)
+
+
+class _Parser(_Forward):
+    def parse_from_file(self, path):
+        self.outer.__dict__["graph"] = path
+        return self.real.parse_from_file(path)
+
+
+class _Network(_Forward):
+    pass
+
+
+class _Config(_Forward):
+    def create_timing_cache(self, known):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return self.real.create_timing_cache(known)
+
+    def set_timing_cache(self, cache, ignore_mismatch):
+        return True
+
+    def get_timing_cache(self):
+        return self
+
+    def serialize(self):
+        return b"times"
+
+
+class _Builder(_Forward):
+    """Builds for SM80, where the real one would build for the GPU of the machine; remembers the profiles."""
+
+    def create_network(self, flags):
+        assert flags & 1 << int(rtx.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
+        return _Network(self.outer, self.real.create_network(flags))
+
+    def create_builder_config(self):
+        config = self.real.create_builder_config()
+        config.num_compute_capabilities = 1
+        config.set_compute_capability(rtx.ComputeCapability.SM80, 0)
+        return _Config(self.outer, config)
+
+    def build_serialized_network(self, network, config):
+        plan = self.real.build_serialized_network(network.real, config.real)
+        inputs = [network.get_input(index).name for index in range(network.num_inputs)]
+        self.outer.built.append({"bytes": plan.nbytes, "inputs": inputs, "profiles": config.num_optimization_profiles})
+        ranges = self.outer.__dict__.pop("ranges")
+        return json.dumps({"graph": self.outer.graph, "ranges": ranges}).encode()
+
+    def create_optimization_profile(self):
+        profile = self.real.create_optimization_profile()
+        self.outer.__dict__.setdefault("ranges", []).append({})
+        return _Profile(self.outer, profile)
+
+
+class _Profile(_Forward):
+    def set_shape(self, name, smallest, tuned, largest):
+        self.outer.ranges[-1][name] = [smallest, tuned, largest]
+        self.real.set_shape(name, smallest, tuned, largest)
+
+
+class _Runtime:
+    def __init__(self, outer):
+        self.outer = outer
+
+    def deserialize_cuda_engine(self, plan):
+        return _Engine(self.outer, json.loads(plan)) if plan.startswith(b"{") else None
+
+
+class _Engine:
+    def __init__(self, outer, description):
+        self.outer, self.ranges, self.graph = outer, description["ranges"], description["graph"]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(self.graph, options)
+        self.names = [value.name for value in self.session.get_inputs()] + ["logits"]
+        self.num_io_tensors, self.num_optimization_profiles = len(self.names), len(self.ranges)
+
+    def get_tensor_name(self, index):
+        return self.names[index]
+
+    def get_tensor_mode(self, name):
+        return rtx.TensorIOMode.OUTPUT if name == "logits" else rtx.TensorIOMode.INPUT
+
+    def get_tensor_dtype(self, name):
+        kinds = {value.name: value.type for value in self.session.get_inputs()}
+        return rtx.DataType.INT64 if kinds.get(name) == "tensor(int64)" else rtx.DataType.FLOAT
+
+    def get_tensor_profile_shape(self, name, index):
+        return self.ranges[index][name]
+
+    def create_execution_context(self):
+        return _Context(self)
+
+    def create_engine_inspector(self):
+        return self
+
+    def get_engine_information(self, form):
+        """Lists one int8 layer for each GEMM with DequantizeLinear on both inputs, in the words of TensorRT 10."""
+        assert form == rtx.LayerInformationFormat.JSON
+        graph = onnx.load(self.graph).graph
+        made = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        layers = []
+        for node in graph.node:
+            if node.op_type in ("MatMul", "Gemm"):
+                kind = "Row major Int8 format" if set(node.input[:2]) <= made else "Row major linear FP32"
+                tensor = {"Name": "t", "Format/Datatype": kind}
+                layers.append(
+                    {
+                        "Name": node.name,
+                        "LayerType": "gemm",
+                        "Inputs": [tensor],
+                        "Constants": [tensor],
+                        "Metadata": f"[ONNX Layer: {node.name}]",
+                    }
+                )
+        return json.dumps({"Layers": layers})
+
+
+class _Context:
+    def __init__(self, engine):
+        self.engine, self.addresses, self.shapes, self.profile = engine, {}, {}, None
+
+    def set_optimization_profile_async(self, index, stream):
+        assert stream == 77
+        self.profile = index
+        return True
+
+    def set_input_shape(self, name, shape):
+        smallest, _, largest = self.engine.ranges[self.profile][name]
+        self.shapes[name] = tuple(shape)
+        return all(low <= size <= high for low, size, high in zip(smallest, shape, largest, strict=True))
+
+    def set_tensor_address(self, name, address):
+        self.addresses[name] = address
+        return True
+
+    def get_tensor_shape(self, name):
+        return (next(iter(self.shapes.values()))[0], self.engine.session.get_outputs()[0].shape[-1])
+
+    def execute_async_v3(self, stream):
+        features = {}
+        for name, shape in self.shapes.items():
+            dtype = rtx.nptype(self.engine.get_tensor_dtype(name))
+            size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            features[name] = np.frombuffer(ctypes.string_at(self.addresses[name], size), dtype).reshape(shape)
+        batch = len(next(iter(features.values())))
+        logits = self.engine.outer.spoil(self.engine.session.run(["logits"], features)[0], batch)
+        ctypes.memmove(self.addresses["logits"], np.ascontiguousarray(logits, np.float32).tobytes(), logits.nbytes)
+        return True

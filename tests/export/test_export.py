@@ -1,0 +1,235 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from compress.engine_process import EngineProcess
+from compress.errors import InputError
+from compress.evaluate import load_predictions, metrics, predict, save_predictions
+from compress.int8 import load_quantization
+from compress.model import load
+from compress.preprocess import Preprocessor
+from compress.stage import Context, Target
+from export.engine import spec_of
+from export.export import Export, planned
+from export.parity import ParityError
+from tests.export import sentiment
+
+
+@pytest.fixture(scope="module")
+def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
+    checkpoints = {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}
+    return sentiment.context(tmp_path_factory.mktemp("scratch"), checkpoints)
+
+
+@pytest.fixture(scope="module")
+def exported(context: Context, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("out")
+    figures = Export(id="export").run(context.checkpoints["quantize"], context, out)
+    assert json.loads(json.dumps(figures)) == figures
+    return out, json.loads((out / "export.json").read_text())
+
+
+def entries(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return [(build, engine) for build in document["builds"] for engine in build["engines"]]
+
+
+@pytest.fixture
+def no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)
+
+
+def names(context: Context, variants: Any) -> list[str]:
+    return [build.name for build in planned(context, variants)]
+
+
+@pytest.mark.usefixtures("no_bf16")
+def test_what_is_built(tmp_path: Path) -> None:
+    floating, integer = sentiment.checkpoint(), sentiment.quantized()
+    pruned = sentiment.context(tmp_path, {"baseline": floating, "prune": floating, "quantize": integer})
+    assert names(pruned, "ends") == ["baseline-fp32", "quantize-int8", "quantize-fp32"]
+    assert names(pruned, "all") == ["baseline-fp32", "prune-fp32", "quantize-int8", "quantize-fp32"]
+    assert names(sentiment.context(tmp_path, {"baseline": floating, "prune": floating}), "ends") == ["baseline-fp32", "prune-fp32"]
+    for variants in ("ends", "all"):
+        assert names(sentiment.context(tmp_path, {"baseline": floating}), variants) == ["baseline-fp32"]
+
+
+def test_a_processor_with_bf16_gets_the_last_checkpoint_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
+    assert names(context, "ends")[-1] == "quantize-bf16"
+    assert planned(context, "ends")[-1].float_precision == "bf16"
+    assert "quantize-bf16" not in names(replace(context, target=Target(engines=("onnxruntime",))), "ends")
+
+
+def test_openvino_needs_a_cpu_target(tmp_path: Path) -> None:
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()}, Target(device="cuda"))
+    with pytest.raises(InputError, match=r"target.engines: openvino given with target.device cuda"):
+        Export().run(context.baseline, context, tmp_path)
+
+
+def test_every_build_has_its_engines_the_recommended_mode_first(exported: tuple[Path, dict[str, Any]]) -> None:
+    document = exported[1]
+    folders = [build["folder"] for build in document["builds"] if build["precision"] != "bf16"]
+    assert folders == ["baseline-fp32", "quantize-int8", "quantize-fp32"]
+    modes = [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")]
+    for build in document["builds"][:3]:
+        assert [(engine["engine"], engine["mode"]) for engine in build["engines"]] == modes
+        assert all(engine["runnable"] and engine["reason"] is None for engine in build["engines"]), build
+
+
+def test_files_are_where_export_json_says(exported: tuple[Path, dict[str, Any]]) -> None:
+    out, document = exported
+    for build, engine in entries(document):
+        assert Preprocessor.load(out / build["folder"]).buckets == (8, 16)
+        assert (out / build["onnx"]).is_file()
+        file = out / engine["file"]
+        served = [file, file.with_suffix(".bin")] if engine["engine"] == "openvino" else [file]
+        assert engine["size_bytes"] == sum(path.stat().st_size for path in served)
+    assert not list(out.rglob("*.tmp"))
+
+
+def test_predictions_are_those_of_the_checkpoint(exported: tuple[Path, dict[str, Any]], context: Context) -> None:
+    out, document = exported
+    split = context.data.evaluation
+    for build, engine in entries(document):
+        if build["precision"] == "bf16":
+            continue
+        logits, labels = load_predictions(out / engine["predictions"])
+        np.testing.assert_array_equal(labels, split.labels)
+        assert (engine["n"], engine["metrics"]) == (len(split), metrics("text-classification", logits, labels))
+        if build["folder"] != "quantize-fp32":
+            model = load(context.checkpoints[build["variant"]].path)
+            reference = predict(model, Preprocessor.load(out / build["folder"]), split.rows, 4)
+            assert np.median(np.abs(logits - reference)) < 1e-4
+            assert (logits.argmax(1) == reference.argmax(1)).sum() >= len(split) - 1
+
+
+def test_int8_is_counted_and_compared_layer_by_layer(exported: tuple[Path, dict[str, Any]]) -> None:
+    quantized = list(load_quantization(sentiment.quantized())[0])
+    for build, engine in entries(exported[1]):
+        parity = engine["parity"]
+        assert (parity["passed"] or build["precision"] == "bf16", parity["n"], parity["limit"]) == (True, 40, 1)
+        if build["precision"] == "int8":
+            assert [layer["layer"] for layer in parity["layers"]] == quantized
+            assert all(layer["different"] == layer["allowed"] and layer["wrong_sums"] == 0 for layer in parity["layers"])
+            assert [layer["name"] for layer in engine["layers"] if layer["precision"] == "int8"] == quantized
+            assert 0.9 < engine["int8_share"] < 1
+        else:
+            assert (parity["layers"], engine["int8_share"], engine["int8_share_all"]) == ([], 0.0, 0.0)
+    assert all(build["parity"]["passed"] for build in exported[1]["builds"][:3])
+
+
+def test_the_grid_weights_are_exported_in_float(exported: tuple[Path, dict[str, Any]]) -> None:
+    operators = {
+        folder: {node.op_type for node in onnx.load(exported[0] / folder / "model.onnx").graph.node}
+        for folder in ("quantize-int8", "quantize-fp32")
+    }
+    assert "QuantizeLinear" in operators["quantize-int8"]
+    assert not {"QuantizeLinear", "DequantizeLinear"} & operators["quantize-fp32"]
+
+
+def test_what_was_exported_opens_again(exported: tuple[Path, dict[str, Any]], context: Context) -> None:
+    out, document = exported
+    build = document["builds"][1]
+    for engine in build["engines"]:
+        with EngineProcess(spec_of(out, build, engine, context.target)) as process:
+            answer = process.predict(context.data.evaluation.rows, 4)
+        np.testing.assert_allclose(answer, load_predictions(out / engine["predictions"])[0], atol=1e-6)
+
+
+def test_torch_predictions_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    context = small(tmp_path / "scratch", ("torch",))
+    save_predictions(tmp_path / "torch.safetensors", np.float32([[1, 2]] * 6), context.data.evaluation.labels)
+    monkeypatch.setattr(EngineProcess, "__init__", lambda *_: pytest.fail("a process was started"))
+    (tmp_path / "out").mkdir()
+    Export().run(context.baseline, replace(context, predictions={"baseline": tmp_path / "torch.safetensors"}), tmp_path / "out")
+    (build,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
+    np.testing.assert_array_equal(load_predictions(tmp_path / "out" / build["engines"][0]["predictions"])[0], [[1, 2]] * 6)
+
+
+def small(scratch: Path, engines: tuple[str, ...]) -> Context:
+    target = Target(engines=engines, batch_sizes=(1,), sequence_lengths=(8,), threads=1)
+    return sentiment.context(scratch, {"baseline": sentiment.checkpoint()}, target, count=6)
+
+
+def test_torch_as_an_engine(tmp_path: Path) -> None:
+    context = small(tmp_path / "scratch", ("torch",))
+    (tmp_path / "out").mkdir()
+    Export().run(context.baseline, context, tmp_path / "out")
+    (build,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
+    (entry,) = build["engines"]
+    assert (entry["mode"], entry["file"], entry["int8_share"], entry["n"], build["parity"]) == ("eager", None, None, 6, None)
+    assert "no graph" in entry["int8_share_reason"]
+
+
+def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def build(model: Path, folder: Path, **settings: Any) -> list[dict[str, Any]]:
+        asked.update(settings, model=model, folder=folder)
+        return [{"engine": "tensorrt", "mode": "dynamic", "runnable": False, "reason": "no GPU", "metrics": {}, "int8_share": None}]
+
+    monkeypatch.setattr("export.tensorrt.build", build)
+    context = small(tmp_path / "scratch", ("tensorrt", "onnxruntime"))
+    (tmp_path / "out").mkdir()
+    Export().run(context.baseline, context, tmp_path / "out")
+    (written,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
+    assert [(entry["engine"], entry["runnable"]) for entry in written["engines"]] == [("tensorrt", False), ("onnxruntime", True)]
+    assert (asked["precision"], asked["buckets"], asked["max_batch_size"]) == ("fp32", (8, 16), 1)
+
+
+def shifted(entry_mode: str, original: Any) -> Any:
+    """Makes the predictions of one mode wrong by a constant."""
+
+    def wrong(process: EngineProcess, rows: Any, batch_size: int) -> Any:
+        logits = original(process, rows, batch_size)
+        return logits + np.float32(0.5) if process.job.labels["mode"] == entry_mode else logits
+
+    return wrong
+
+
+@pytest.mark.usefixtures("no_bf16")
+def test_a_mode_that_differs_from_torch_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineProcess, "predict", shifted("static", EngineProcess.predict))
+    context = small(tmp_path / "scratch", ("openvino",))
+    (tmp_path / "out").mkdir()
+    Export().run(context.baseline, context, tmp_path / "out")
+    (build,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
+    assert [(entry["mode"], entry["runnable"]) for entry in build["engines"]] == [("dynamic", True), ("static", False)]
+    wanted = (
+        "parity: baseline-fp32 openvino static: 0 of 6 predictions differ from torch (at most 1), median |dlogit| 0.5000 (at most 0.02)"
+    )
+    assert build["engines"][1]["reason"] == wanted
+    assert f"{wanted}; this mode is left out" in context.progress.lines
+    assert build["parity"]["mode"] == "dynamic"
+
+
+@pytest.mark.usefixtures("no_bf16")
+def test_an_engine_without_a_mode_that_agrees_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EngineProcess, "predict", shifted("dynamic", EngineProcess.predict))
+    context = small(tmp_path / "scratch", ("onnxruntime",))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ParityError, match="parity: baseline-fp32 onnxruntime dynamic: 0 of 6 predictions differ"):
+        Export().run(context.baseline, context, tmp_path / "out")
+
+
+@pytest.mark.usefixtures("no_bf16")
+def test_wrong_integers_stop_the_stage_and_name_the_layer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = EngineProcess.probe
+
+    def wrong(process: EngineProcess, tensors: Any, rows: Any, length: int | None) -> Any:
+        found = original(process, tensors, rows, length)
+        saturated = tensors[5 * 3 + 2 - 2 * 2]  # the output of a layer in the middle
+        return {name: np.minimum(value, np.quantile(value, 0.9)) if name == saturated else value for name, value in found.items()}
+
+    monkeypatch.setattr(EngineProcess, "probe", wrong)
+    context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}, count=6)
+    context = replace(context, target=Target(engines=("onnxruntime",), batch_sizes=(1,), sequence_lengths=(8,), threads=1))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(ParityError, match=r"parity: quantize-int8 onnxruntime dynamic: bert.encoder.layer.0.\S+ is the first"):
+        Export().run(context.checkpoints["quantize"], context, tmp_path / "out")

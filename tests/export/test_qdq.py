@@ -1,0 +1,231 @@
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from onnx import helper, numpy_helper
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from compress.model import forward, load
+from export.onnx import export_float, module_of
+from export.qdq import insert_qdq, uint8_activations, weight_codes
+from tests.export import tiny_checkpoints as tiny
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-")  # removed when the test run ends
+
+
+class NaiveInt8(nn.Module):
+    """y = float32(integer product) * (input scale * weight scale) + bias, written out; remembers input and codes."""
+
+    def __init__(self, linear, input_scale, weight_scale):
+        super().__init__()
+        self.input_scale, self.weight_scale, self.bias = input_scale, weight_scale, linear.bias
+        self.weight = torch.round(linear.weight / weight_scale[:, None]).long()
+
+    def forward(self, x):
+        self.steps = x / self.input_scale
+        self.codes = torch.clamp(torch.round(self.steps), -128, 127).long()
+        return (self.codes @ self.weight.T).float() * (self.input_scale * self.weight_scale) + self.bias
+
+
+def naive_int8(folder, family):
+    """Loads a quantized checkpoint with naive integer layers in place."""
+    model, scales = tiny.load(folder, family), load_file(folder / "quantization.safetensors")
+    for name in json.loads((folder / "quantization.json").read_text())["layers"]:
+        parent, _, child = name.rpartition(".")
+        layer = NaiveInt8(model.get_submodule(name), scales[f"{name}.input_scale"], scales[f"{name}.weight_scale"])
+        setattr(model.get_submodule(parent), child, layer)
+    return model
+
+
+def input_scales(folder, family, fraction=0.7):
+    """Returns a scale for every linear that covers most, not all, of the range of its inputs: some codes saturate."""
+    model, scales = tiny.load(folder, family), {}
+    linears = tiny.linears(model)
+    for name, module in linears.items():
+        module.register_forward_pre_hook(lambda _, args, name=name: scales.update({name: float(args[0].abs().max()) * fraction / 127}))
+    with torch.no_grad():
+        model(**torch_features(family, 4, 24, seed=1))
+    return {name: scales[name] for name in linears}
+
+
+def torch_features(family, batch, length, seed):
+    return {name: torch.from_numpy(value) for name, value in tiny.features(family, batch, length, seed).items()}
+
+
+@cache
+def made(family):
+    """Quantizes and exports each family once: (checkpoint, float ONNX, Q/DQ ONNX)."""
+    source = Path(SCRATCH.name) / family
+    tiny.write(source, family)
+    folder = tiny.quantize(source, family, input_scales(source, family), source.with_suffix(".int8"))
+    float_path = export_float(folder, tiny.preprocessor(family), folder / "float.onnx")
+    return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
+
+
+def run(model, features, extra=()):
+    """Runs without any graph optimization; returns the logits and the tensors named in `extra`."""
+    probed = onnx.ModelProto()
+    probed.CopyFrom(model)
+    for name in extra:
+        probed.graph.output.append(helper.make_empty_tensor_value_info(name))
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(probed.SerializeToString(), options).run(["logits", *extra], features)
+
+
+def codes_of(model):
+    """Returns, by module path, the name of the tensor of input codes of every quantized layer."""
+    producer = {output: node for node in model.graph.node for output in node.output}
+    layers = {}
+    for node in model.graph.node:
+        source = producer.get(node.input[0])
+        if module_of(node) and source is not None and source.op_type == "DequantizeLinear":
+            layers[module_of(node)] = source.input[0]
+    return layers
+
+
+@pytest.mark.parametrize("family", ["bert", "distilbert", "vit"])
+def test_codes_of_every_layer_equal_the_integer_model(family):
+    folder, _, path = made(family)
+    reference, model = naive_int8(folder, family), onnx.load(path)
+    layers = codes_of(model)
+    assert set(layers) == set(json.loads((folder / "quantization.json").read_text())["layers"])
+    for batch, length in ((1, 7), (4, 24)):
+        features = tiny.features(family, batch, length, seed=2)
+        with torch.no_grad():
+            expected = reference(**{name: torch.from_numpy(value) for name, value in features.items()}).logits.numpy()
+        logits, *codes = run(model, features, list(layers.values()))
+        saturated = 0
+        for name, found in zip(layers, codes, strict=True):
+            layer = reference.get_submodule(name)
+            steps, wanted = layer.steps.numpy(), layer.codes.numpy()
+            assert found.dtype == np.int8
+            different = found.reshape(wanted.shape) != wanted
+            boundary = np.abs(np.abs(steps - np.floor(steps)) - 0.5) < 1e-3
+            assert not (different & ~boundary).any(), name
+            saturated += (np.abs(steps) > 128).sum()
+        assert saturated > 0
+        np.testing.assert_allclose(logits, expected, atol=2e-3 if not different.any() else 0.1)
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_equals_the_checkpoint_in_torch(family):
+    folder, _, path = made(family)
+    with torch.no_grad():
+        expected = forward(load(folder), torch_features(family, 4, 24, seed=2)).numpy()
+    (logits,) = run(onnx.load(path), tiny.features(family, 4, 24, seed=2))
+    np.testing.assert_allclose(logits, expected, atol=2e-3)
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_weights_are_stored_as_int8_only(family):
+    folder, _, path = made(family)
+    graph = onnx.load(path).graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    model, scales = tiny.load(folder, family), load_file(folder / "quantization.safetensors")
+    weights = [node for node in graph.node if node.op_type == "DequantizeLinear" and node.input[0] in tensors]
+    layers = json.loads((folder / "quantization.json").read_text())["layers"]
+    assert len(weights) == len(layers)
+    for node in weights:
+        name = node.name.removesuffix(".weight/DequantizeLinear")
+        codes, scale, zero = (numpy_helper.to_array(tensors[tensor]) for tensor in node.input)
+        axis = next(attribute.i for attribute in node.attribute if attribute.name == "axis")
+        assert (codes.dtype, zero.dtype, zero.any()) == (np.int8, np.int8, False)
+        np.testing.assert_array_equal(scale, scales[f"{name}.weight_scale"].numpy())
+        restored = codes.astype(np.float32) * np.expand_dims(scale, 1 - axis)
+        np.testing.assert_array_equal(restored if axis == 0 else restored.T, model.get_submodule(name).weight.detach().numpy())
+        assert f"{name}.weight" not in tensors
+    assert {axis.i for node in weights for axis in node.attribute} == ({0, 1})  # Gemm and MatMul keep their weights differently
+
+
+def test_layers_that_read_one_tensor_share_its_codes():
+    codes = codes_of(onnx.load(made("bert")[2]))
+    for layer in range(2):
+        prefix = f"bert.encoder.layer.{layer}.attention.self"
+        assert len({codes[f"{prefix}.{part}"] for part in ("query", "key", "value")}) == 1
+    assert len(set(codes.values())) == len(codes) - 4
+
+
+def test_different_scales_for_one_tensor_are_kept_apart(tmp_path):
+    folder, float_path, _ = made("bert")
+    names = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
+    tensors = tmp_path / "checkpoint"
+    tensors.mkdir()
+    saved = load_file(folder / "quantization.safetensors")
+    saved[f"{names[1]}.input_scale"] = saved[f"{names[1]}.input_scale"] * 2
+    save_file(saved, tensors / "quantization.safetensors")
+    (tensors / "quantization.json").write_text(json.dumps({"layers": {name: {} for name in names}}))
+    model = onnx.load(insert_qdq(float_path, tensors, tmp_path / "int8.onnx"))
+    codes = codes_of(model)
+    assert codes[names[0]] == codes[names[2]] != codes[names[1]]
+    _, fine, coarse = run(model, tiny.features("bert", 2, 9), [codes[names[0]], codes[names[1]]])
+    fine, coarse = fine.astype(int), coarse.astype(int)
+    assert np.abs(coarse * 2 - fine)[np.abs(fine) < 127].max() <= 1
+
+
+def test_products_of_attention_stay_float():
+    graph = onnx.load(made("bert")[2]).graph
+    dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    products = [node for node in graph.node if node.name.endswith(("/qk", "/pv"))]
+    assert len(products) == 4
+    assert not any(name in dequantized for node in products for name in node.input)
+
+
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_uint8_activations_are_the_same_integers(family):
+    signed = onnx.load(made(family)[2])
+    unsigned = uint8_activations(signed)
+    onnx.checker.check_model(unsigned)
+    assert signed == onnx.load(made(family)[2])  # not touched
+    names, features = sorted(set(codes_of(signed).values())), tiny.features(family, 3, 20, seed=3)
+    expected, *codes = run(signed, features, names)
+    logits, *shifted = run(unsigned, features, names)
+    for one, other in zip(codes, shifted, strict=True):
+        assert other.dtype == np.uint8
+        np.testing.assert_array_equal(one.astype(int) + 128, other)
+    np.testing.assert_array_equal(logits, expected)
+
+
+def test_same_bytes_twice(tmp_path):
+    folder, float_path, path = made("bert")
+    assert insert_qdq(float_path, folder, tmp_path / "again.onnx").read_bytes() == path.read_bytes()
+
+
+def test_a_layer_that_is_not_in_the_graph_is_named(tmp_path):
+    folder, float_path, _ = made("bert")
+    other = tmp_path / "checkpoint"
+    other.mkdir()
+    saved = load_file(folder / "quantization.safetensors")
+    saved |= {"bert.no.such.layer.input_scale": torch.tensor(1.0), "bert.no.such.layer.weight_scale": torch.ones(2)}
+    save_file(saved, other / "quantization.safetensors")
+    (other / "quantization.json").write_text(json.dumps({"layers": {"classifier": {}, "bert.no.such.layer": {}}}))
+    with pytest.raises(ValueError, match=r"exactly one GEMM: bert\.no\.such\.layer is in the graph 0 times$"):
+        insert_qdq(float_path, other, tmp_path / "int8.onnx")
+
+
+def test_a_layer_that_runs_twice_is_refused(tmp_path):
+    folder, path = tiny.exported("albert")
+    name = "albert.encoder.albert_layer_groups.0.albert_layers.0.ffn"
+    quantized = tiny.quantize(folder, "albert", {name: 0.02}, tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match=f"{name} is in the graph 2 times"):
+        insert_qdq(path, quantized, tmp_path / "int8.onnx")
+
+
+def test_weights_off_the_grid_are_refused():
+    scale = np.array([0.5, 0.25], np.float32)
+    weight = np.array([[0.5, -1.0, 63.5], [0.25, 0.0, -31.75]], np.float32)
+    np.testing.assert_array_equal(weight_codes("layer", weight, scale, 0), [[1, -2, 127], [1, 0, -127]])
+    np.testing.assert_array_equal(weight_codes("layer", weight.T, scale, 1), [[1, 1], [-2, 0], [127, -127]])
+    for wrong in (weight + 0.1, weight * 2, np.full_like(weight, np.nan)):
+        with pytest.raises(ValueError, match="layer: weights of the float graph are not scale"):
+            weight_codes("layer", wrong, scale, 0)
+    with pytest.raises(ValueError, match=r"layer: \(2,\) weight scales for a matrix of 3 output channels"):
+        weight_codes("layer", weight, scale, 1)

@@ -1,0 +1,95 @@
+"""Tiny checkpoints of random weights, data that needs no files, and a progress that keeps what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compress.artifact import Artifact
+from compress.splits import Data, Split
+from compress.stage import Context, Target
+
+WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
+SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+
+torch.set_num_threads(1)  # tiny models: a second thread only waits
+
+
+class Told:
+    """Keeps log lines and warnings."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.warnings: list[str] = []
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+    def warn(self, message: str) -> None:
+        self.warnings.append(message)
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        yield from items
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        yield lambda steps: None
+
+
+def sentences(num: int, seed: int) -> Split:
+    random = np.random.default_rng(seed)
+    rows = [" ".join(random.choice(WORDS, random.integers(2, 12))) + f" {i}" for i in range(num)]
+    return Split(list(rows), random.integers(0, 2, num))
+
+
+def write_tokenizer(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(specials + WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **names).save_pretrained(folder)
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A BERT of 2 layers with 2 labels, weights large enough to give logits of size, and a tokenizer; never written to."""
+    from transformers import AutoModelForSequenceClassification, BertConfig
+
+    folder = tmp_path_factory.mktemp("tiny_bert")
+    torch.manual_seed(0)
+    config = BertConfig(**SIZES, vocab_size=len(WORDS) + 5, max_position_embeddings=40, id2label={0: "negative", 1: "positive"})
+    model = AutoModelForSequenceClassification.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(6)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+@pytest.fixture
+def context(told: Told, tmp_path: Path) -> Context:
+    data = Data(sentences(200, 0), sentences(40, 1), sentences(60, 2), ("negative", "positive"))
+    return Context("text-classification", data, 24, Target(sequence_lengths=(8, 16)), 0, told, tmp_path)
+
+
+@pytest.fixture
+def bert(tiny_bert: Path) -> Artifact:
+    return Artifact(tiny_bert, {})

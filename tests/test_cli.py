@@ -1,0 +1,95 @@
+"""The command line as its user meets it: exit statuses, one line a problem, quick help."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from cli import app
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def compress(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_help_needs_no_torch() -> None:
+    code = "import sys, cli; assert not {'torch', 'transformers', 'pydantic', 'numpy'} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize("verb", ["init", "plan", "run", "report", "bench", "serve", "verify", "clean", "list", "doctor"])
+def test_every_verb_explains_itself(verb: str) -> None:
+    status, out, _ = compress(verb, "--help")
+    assert status == 0
+    assert "Usage" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("plan", "absent.yaml"), "absent.yaml"),
+        (("run", "absent.yaml"), "cannot be read"),
+        (("report", "nowhere"), "not a finished run"),
+        (("bench", "nowhere"), "not a finished run"),
+        (("verify", "nowhere"), "not a finished run"),
+        (("serve", "nowhere"), "not a finished run"),
+        (("list", "stagse"), "did you mean 'stages'"),
+        (("init", "--task", "text-clasification"), "did you mean 'text-classification'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_status_2(
+    arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = compress(*arguments)
+    assert status == 2
+    assert words in err
+    assert len(err.strip().splitlines()) == 1
+    assert "Traceback" not in err
+
+
+def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
+    from compress.recipe import read
+    from compress.templates import TASKS
+
+    for task in TASKS:
+        path = tmp_path / f"{task}.yaml"
+        assert compress("init", "--task", task, "-o", str(path))[0] == 0
+        assert read(path).model.task == task
+        status, _, err = compress("init", "--task", task, "-o", str(path))
+        assert (status, "exists already" in err) == (2, True)
+
+
+def test_list_and_schema() -> None:
+    assert "quantize" in compress("list")[1]
+    assert "openvino" in compress("list", "engines")[1]
+    assert "quickstart" in compress("list", "recipes")[1]
+    assert '"$schema"' in compress("list", "--schema")[1]
+    assert "mse" in compress("list", "methods")[1]
+
+
+def test_internal_fault_is_status_1_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("compress.catalogue.catalogue", lambda what: 1 / 0)
+    status, _, err = compress("list")
+    assert status == 1
+    assert err.startswith("internal error: ZeroDivisionError")
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("number", [13, 28, 30])
+def test_full_disk_and_read_only_folder_are_one_line(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def fail(what: str) -> str:
+        raise OSError(number, os.strerror(number), "runs/x")
+
+    monkeypatch.setattr("compress.catalogue.catalogue", fail)
+    status, _, err = compress("list")
+    assert status == 2
+    assert err.startswith("runs/x: ")
+    assert "--out" in err
+    assert len(err.strip().splitlines()) == 1

@@ -1,0 +1,196 @@
+"""The pipeline end to end on a tiny ViT: artifacts, cache, damage, report, verify, clean. The server has tests of its own."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress import artifact
+from compress.errors import InputError
+from compress.pipeline import Outcome, plan_steps, run
+from compress.plan import describe, steps_of
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, check
+from compress.run_folder import locked, open_run
+from compress.verify import clean, verify
+
+RAW: dict[str, Any] = {
+    "name": "tiny",
+    "model": {
+        "config": {
+            "model_type": "vit",
+            "image_size": 8,
+            "patch_size": 4,
+            "num_channels": 1,
+            "hidden_size": 32,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        },
+        "init": "random",
+        "task": "image-classification",
+        "head": "new",
+    },
+    "data": {"path": "sklearn:digits"},
+    "target": {"engines": ["openvino"], "batch_sizes": [1]},
+    "stages": [{"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}, {"quantize": {"calibration": {"rows": 64}}}, {"export": {}}],
+}
+
+
+@pytest.fixture(scope="module")
+def recipe() -> Recipe:
+    return check(RAW)
+
+
+@pytest.fixture(scope="module")
+def finished(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    return run(recipe, tmp_path_factory.mktemp("runs") / "tiny", progress=ConsoleProgress("quiet"))
+
+
+@pytest.fixture
+def copy(finished: Outcome, tmp_path: Path) -> Path:
+    shutil.copytree(finished.folder, tmp_path / "tiny", symlinks=True)
+    return tmp_path / "tiny"
+
+
+def lines_of(folder: Path) -> Iterator[str]:
+    yield from (folder / "log.txt").read_text().splitlines()
+
+
+def test_steps_hold_the_implicit_ones(recipe: Recipe) -> None:
+    ids = [step.id for step in plan_steps(recipe)]
+    assert ids == ["model", "finetune", "evaluate-finetune", "quantize", "evaluate-quantize", "export", "latency"]
+
+
+def test_report_follows_the_schema(finished: Outcome) -> None:
+    report = json.loads((finished.folder / "report.json").read_text())
+    assert report == json.loads(json.dumps(finished.report))
+    assert (report["schema"], report["name"], report["baseline"]) == (1, "tiny", "finetune")
+    assert report["metric"] == {"name": "accuracy", "higher_is_better": True}
+    assert [variant["id"] for variant in report["variants"]] == ["finetune", "quantize"]
+    last = report["variants"][-1]
+    assert last["stages"] == ["finetune", "quantize"]
+    assert last["int8_share"] >= 0.9
+    for hop in ("torch", "openvino"):
+        cell = last["accuracy"][hop]
+        assert cell["low"] <= cell["value"] <= cell["high"]
+        assert cell["n"] == 360
+    assert last["accuracy"]["triton"] == {"value": None, "reason": "the recipe has no triton_repo stage"}
+    rows = report["variants"][0]["latency"]
+    assert {(row["engine"], row["mode"], row["precision"]) for row in rows} >= {("torch", "eager", "fp32"), ("openvino", "static", "fp32")}
+    assert all(row["n"] >= 30 and row["p50_ms"] > 0 and row["batch"] == 1 and row["sequence"] is None for row in rows)
+    assert {row["precision"] for row in last["latency"]} >= {"int8", "fp32"}
+    assert {goal["goal"] for goal in report["goals"]} == {"int8_faster"}
+    assert {stage["id"] for stage in report["stages"]} == {step.id for step in plan_steps(check(RAW))}
+
+
+def test_page_and_golden_rows_are_written(finished: Outcome) -> None:
+    page = (finished.folder / "report.html").read_text()
+    assert "tiny" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+    assert (finished.folder / "golden.safetensors").stat().st_size > 0
+    assert (finished.folder / "flips.jsonl").exists()
+
+
+def test_second_run_does_no_work_and_says_the_same(recipe: Recipe, copy: Path) -> None:
+    before = {path.name: path.stat().st_mtime_ns for path in (copy / "stages").iterdir()}
+    again = run(recipe, copy, progress=ConsoleProgress("quiet"))
+    assert {path.name: path.stat().st_mtime_ns for path in (copy / "stages").iterdir()} == before
+    assert all(stage["cached"] for stage in again.report["stages"])
+    assert sum("unchanged" in line for line in lines_of(copy)) == 7
+
+
+def test_name_goals_and_order_of_keys_do_not_touch_the_cache(copy: Path) -> None:
+    other = check({**RAW, "name": "renamed", "goals": {"max_drop": 0.5}})
+    again = run(other, copy, progress=ConsoleProgress("quiet"))
+    assert all(stage["cached"] for stage in again.report["stages"])
+    assert {goal["goal"] for goal in again.report["goals"]} == {"int8_faster", "max_drop"}
+
+
+def test_flipped_byte_is_named_by_verify_and_made_again_by_run(recipe: Recipe, copy: Path) -> None:
+    [victim] = copy.glob("stages/evaluate-quantize-*/torch.safetensors")
+    original = victim.read_bytes()
+    damaged = bytearray(original)
+    damaged[-1] ^= 1
+    victim.write_bytes(bytes(damaged))
+    [problem] = verify(copy, log=lambda line: None)
+    assert str(victim) in problem
+    progress = ConsoleProgress("quiet")
+    again = run(recipe, copy, progress=progress)
+    assert victim.read_bytes() == original
+    assert {stage["id"]: stage["cached"] for stage in again.report["stages"]}["evaluate-quantize"] is False
+    assert any("damaged" in warning for warning in progress.warnings)
+
+
+def test_verify_reloads_the_engines(finished: Outcome) -> None:
+    told: list[str] = []
+    assert verify(finished.folder, log=told.append) == []
+    assert any(line.startswith("quantize.openvino: 64 golden rows, 0 flips") for line in told)
+
+
+def test_clean_removes_what_the_last_recipe_does_not_reference(copy: Path) -> None:
+    left_over = copy / "stages" / "quantize-00000000"
+    left_over.mkdir()
+    assert clean(copy) == [left_over]
+    assert not left_over.exists()
+    assert len(open_run(copy).artifacts) == 7
+
+
+def test_half_written_folders_are_swept_and_never_read(recipe: Recipe, copy: Path) -> None:
+    leftover = copy / "stages" / ".quantize-12345678.abcdef01.tmp"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half")
+    run(recipe, copy, progress=ConsoleProgress("quiet"))
+    assert not leftover.exists()
+
+
+def test_plan_equals_the_run(recipe: Recipe, finished: Outcome) -> None:
+    from compress.pipeline import prepare
+
+    told = describe(recipe, finished.folder)
+    assert "cached" in told
+    planned = {
+        entry.step.id: entry for entry in steps_of(recipe, Path("absent"), prepare(recipe, Path("absent"), ConsoleProgress("quiet")))
+    }
+    for variant in finished.report["variants"]:
+        size = planned[variant["id"]].size
+        assert size is not None
+        assert (size.parameters, size.macs) == (variant["parameters"], variant["macs"])
+    made = open_run(finished.folder).artifacts
+    assert all(entry.cached is None for entry in planned.values())
+    predicted = sum(entry.disk_bytes for entry in planned.values())
+    assert predicted == pytest.approx(sum(found.size_bytes for found in made.values()), rel=0.5)  # a tiny model is mostly graph
+
+
+def test_second_writer_gets_one_clear_line(recipe: Recipe, copy: Path) -> None:
+    with locked(copy), pytest.raises(InputError, match="is writing to it") as caught:
+        run(recipe, copy, progress=ConsoleProgress("quiet"))
+    assert len(caught.value.problems) == 1
+
+
+def test_foreign_folder_is_never_written_to(recipe: Recipe, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(InputError, match="not a run folder"):
+        run(recipe, tmp_path, progress=ConsoleProgress("quiet"))
+    with pytest.raises(InputError, match="a file"):
+        run(recipe, tmp_path / "thesis.tex", progress=ConsoleProgress("quiet"))
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_unknown_start_names_the_steps(recipe: Recipe, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="did you mean 'quantize'"):
+        run(recipe, tmp_path / "x", start="quantise", progress=ConsoleProgress("quiet"))
+
+
+def test_failing_stage_leaves_finished_ones_and_no_trace(recipe: Recipe, copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path, **fields: Any) -> None:
+        raise OSError(28, "No space left on device", str(folder))
+
+    monkeypatch.setattr(artifact, "seal", fail)
+    with pytest.raises(OSError, match="No space left"):
+        run(recipe, copy, start="evaluate-quantize", progress=ConsoleProgress("quiet"))
+    assert not list(copy.glob("stages/.*.tmp"))
+    assert len(list(copy.glob("stages/*-*"))) == 7

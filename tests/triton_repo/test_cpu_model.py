@@ -1,0 +1,194 @@
+"""The model that runs in the server, with a stand-in for the server's Python module."""
+
+import importlib.util
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.triton_repo import tiny_exports as tiny
+from triton_repo import layout
+from triton_repo.config import from_text
+
+
+class Tensor:
+    def __init__(self, name, array):
+        self.name, self.array = name, array
+
+    def as_numpy(self):
+        return self.array
+
+
+class Response:
+    def __init__(self, output_tensors=(), error=None):
+        self.tensors, self.error = {tensor.name: tensor.array for tensor in output_tensors}, error
+
+
+class TritonError(Exception):
+    INTERNAL, INVALID_ARG = 1, 2
+
+    def __init__(self, message, code=None):
+        super().__init__(message)
+        self.code = code
+
+
+def stand_in() -> types.ModuleType:
+    module = types.ModuleType("triton_python_backend_utils")
+    module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, TritonError
+    module.get_input_tensor_by_name = lambda request, name: request[name]
+    return module
+
+
+@pytest.fixture
+def serve(tmp_path, monkeypatch):
+    """Writes a repository, and loads the model out of it as the server would."""
+
+    def load(preprocessor, rows, mode="static", pairs=False, batch_sizes=(1, 4)):
+        exported = tiny.export(tmp_path / "export", preprocessor, rows, mode=mode)
+        models = layout.served_models(exported)
+        layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
+        folder = tmp_path / "repository" / "baseline-fp32"
+        monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
+        monkeypatch.delitem(sys.modules, "preprocess", raising=False)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "served_model", module)
+        spec.loader.exec_module(module)
+        assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
+        monkeypatch.delitem(sys.modules, "preprocess")
+        model = module.TritonPythonModel()
+        config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
+        model.initialize({"model_config": json.dumps(config)})
+        return model
+
+    return load
+
+
+def request(*rows, name="TEXT"):
+    """A request as the server gives it: bytes of shape [n, 1] for each input."""
+    columns = {name: rows}
+    if rows and isinstance(rows[0], tuple):
+        columns = {"TEXT": [row[0] for row in rows], "TEXT_PAIR": [row[1] for row in rows]}
+    as_bytes = {key: [value if isinstance(value, bytes) else value.encode() for value in values] for key, values in columns.items()}
+    return {key: Tensor(key, np.array([[value] for value in values], dtype=np.object_)) for key, values in as_bytes.items()}
+
+
+def check(response, logits, preprocessor):
+    assert response.error is None
+    np.testing.assert_allclose(response.tensors["LOGITS"], logits, atol=1e-6)
+    wanted = preprocessor.answer(logits)
+    assert response.tensors["LABEL"].tolist() == [[label.encode()] for label, _ in wanted]
+    np.testing.assert_allclose(response.tensors["SCORE"], [[score] for _, score in wanted], atol=1e-6)
+    assert response.tensors["LOGITS"].dtype == response.tensors["SCORE"].dtype == np.float32
+
+
+@pytest.mark.parametrize("mode", ["static", "dynamic"])
+def test_every_request_gets_the_answers_of_its_rows(serve, mode):
+    prepared = tiny.text_preprocessor()
+    model, logits = serve(prepared, tiny.TEXTS, mode), tiny.expected(prepared, tiny.TEXTS)
+    responses = model.execute([request(*tiny.TEXTS[:3]), request(tiny.TEXTS[3]), request(*tiny.TEXTS[4:])])
+    for response, part in zip(responses, (logits[:3], logits[3:4], logits[4:]), strict=True):
+        check(response, part, prepared)
+
+
+def test_pairs(serve):
+    prepared = tiny.text_preprocessor()
+    [response] = serve(prepared, tiny.PAIRS, pairs=True).execute([request(*tiny.PAIRS)])
+    check(response, tiny.expected(prepared, tiny.PAIRS), prepared)
+
+
+def test_images(serve):
+    prepared = tiny.image_preprocessor()
+    responses = serve(prepared, tiny.IMAGES).execute([request(image, name="IMAGE") for image in tiny.IMAGES])
+    logits = tiny.expected(prepared, tiny.IMAGES)
+    for index, response in enumerate(responses):
+        check(response, logits[index : index + 1], prepared)
+
+
+def test_regression_answers_the_value(serve):
+    prepared = tiny.text_preprocessor("text-regression")
+    [response] = serve(prepared, tiny.TEXTS).execute([request("a fine film")])
+    assert response.tensors["LABEL"].tolist() == [[b"score"]]
+    assert response.tensors["SCORE"][0, 0] == response.tensors["LOGITS"][0, 0]
+
+
+def test_a_bad_row_is_an_error_of_its_own_request(serve):
+    prepared = tiny.text_preprocessor()
+    responses = serve(prepared, tiny.TEXTS).execute([request("dull"), request("a", b"\xff\xfe"), request("fine")])
+    assert str(responses[1].error) == "row 1: not UTF-8 text (byte 0)"
+    assert responses[1].error.code == TritonError.INVALID_ARG
+    check(responses[0], tiny.expected(prepared, ["dull"]), prepared)
+    check(responses[2], tiny.expected(prepared, ["fine"]), prepared)
+
+
+def test_a_broken_image_is_an_error_of_its_own_request(serve):
+    prepared = tiny.image_preprocessor()
+    given = [tiny.IMAGES[0], tiny.IMAGES[1][:40], b"", b"GIF89a"]
+    responses = serve(prepared, tiny.IMAGES).execute([request(image, name="IMAGE") for image in given])
+    check(responses[0], tiny.expected(prepared, given[:1]), prepared)
+    assert [("not a readable image" in str(response.error)) for response in responses[1:]] == [True, True, True]
+
+
+def test_a_failure_of_the_network_reaches_only_the_requests_of_that_shape(serve, monkeypatch):
+    prepared = tiny.text_preprocessor()
+    model = serve(prepared, tiny.TEXTS)
+    predict = model.model.predict
+
+    def failing(features):
+        if features["input_ids"].shape[1] == tiny.BUCKETS[1]:
+            raise RuntimeError("no\nmemory")
+        return predict(features)
+
+    monkeypatch.setattr(model.model, "predict", failing)
+    responses = model.execute([request("dull"), request("a " * 14, "dull"), request("fine")])
+    assert (str(responses[1].error), responses[1].error.code) == ("no memory", TritonError.INTERNAL)
+    for response, row in ((responses[0], "dull"), (responses[2], "fine")):
+        check(response, tiny.expected(prepared, [row]), prepared)
+
+
+def test_answers_do_not_depend_on_company(serve):
+    """Equal to the bit, whatever is merged with what."""
+    prepared, random = tiny.text_preprocessor(), np.random.default_rng(0)
+    model = serve(prepared, tiny.TEXTS, batch_sizes=(1, 2, 4))
+    alone = [model.execute([request(row)])[0].tensors["LOGITS"][0] for row in tiny.TEXTS]
+    for _ in range(5):
+        order = random.integers(0, len(tiny.TEXTS), 11)
+        responses = model.execute([request(tiny.TEXTS[index]) for index in order])
+        for index, response in zip(order, responses, strict=True):
+            assert (response.tensors["LOGITS"][0] == alone[index]).all()
+
+
+def test_everything_is_compiled_before_the_first_request(serve):
+    model = serve(tiny.text_preprocessor(), tiny.TEXTS)
+    assert sorted(model.model._requests) == [(1, 8), (1, 16), (4, 8), (4, 16)]
+    model.execute([request(*tiny.TEXTS * 3)])
+    assert len(model.model._requests) == 4
+
+
+@given(rows=st.integers(1, 70), sizes=st.sets(st.integers(2, 32), max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_rows_are_cut_into_compiled_sizes(rows, sizes):
+    source = Path(layout.__file__).with_name("cpu_model.py")
+    sizes = sizes | {1}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
+        patch.setitem(sys.modules, "preprocess", sys.modules["compress.preprocess"])
+        patch.setattr(sys, "path", list(sys.path))
+        spec = importlib.util.spec_from_file_location("cut_model", source)
+        module = importlib.util.module_from_spec(spec)
+        patch.setitem(sys.modules, "cut_model", module)
+        spec.loader.exec_module(module)
+    model = module.Model.__new__(module.Model)
+    model._sizes = sorted(sizes, reverse=True)
+    spans = list(model.spans(rows))
+    assert [row for start, stop in spans for row in range(start, stop)] == list(range(rows))
+    lengths = [stop - start for start, stop in spans]
+    assert set(lengths) <= sizes
+    assert lengths == sorted(lengths, reverse=True)

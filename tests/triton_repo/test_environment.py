@@ -1,0 +1,108 @@
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+from compress.errors import InputError
+from triton_repo import environment
+
+ROOT = Path(environment.__file__).parents[1]
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    return {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.delenv(environment.VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "compress" / f"server-{environment.lock_digest()[:12]}"
+
+
+def interpreter(path: Path, script: str) -> None:
+    """A folder that looks like a finished environment, with a script in the place of Python."""
+    (path / "bin").mkdir(parents=True)
+    (path / "bin" / "python3").write_text(f"#!/bin/sh\n{script}\n")
+    (path / "bin" / "python3").chmod(0o755)
+    (path / environment.MARKER).write_text(environment.lock_digest() + "\n")
+
+
+def test_requirements_are_exact_and_those_of_the_tool():
+    server, tool = pins(environment.REQUIREMENTS), pins(ROOT / "constraints.txt")
+    assert server["numpy"].startswith("1.")
+    assert "nvidia-pytriton" in server
+    assert not {"torch", "transformers"} & server.keys()
+    for name in ("openvino", "tokenizers", "pillow"):
+        assert server[name] == tool[name]
+
+
+def test_location_in_the_cache(cache, monkeypatch):
+    assert environment.location() == cache
+    assert environment.lock_digest() == hashlib.sha256(environment.REQUIREMENTS.read_bytes()).hexdigest()
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/is/ignored")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert environment.location() == Path("/home/somebody/.cache/compress") / cache.name
+
+
+def test_location_from_the_variable(cache, monkeypatch):
+    monkeypatch.setenv(environment.VARIABLE, "/opt/server")
+    assert environment.location() == Path("/opt/server")
+
+
+def test_a_missing_environment_says_what_to_do(cache):
+    with pytest.raises(InputError, match=r"^server environment: .*; run `compress doctor --fix`$"):
+        environment.check()
+
+
+def test_an_unfinished_environment(cache):
+    interpreter(cache, "exit 0")
+    (cache / environment.MARKER).unlink()
+    with pytest.raises(InputError, match="not finished"):
+        environment.check()
+
+
+def test_a_broken_environment_quotes_the_reason(cache):
+    interpreter(cache, "echo 'Traceback' >&2; echo \"ModuleNotFoundError: No module named 'openvino'\" >&2; exit 1")
+    with pytest.raises(InputError, match=r"does not work: ModuleNotFoundError: No module named 'openvino'; run `compress doctor --fix`"):
+        environment.check()
+
+
+@pytest.mark.parametrize(("numpy", "message"), [("2.0.1", "numpy 2.0.1 is there"), ("1.26.4", "tritonserver is missing")])
+def test_parts_are_looked_at(cache, numpy, message):
+    versions = f'{{"nvidia-pytriton": "0.7.0", "numpy": "{numpy}", "openvino": "1", "tokenizers": "1", "pillow": "1"}}'
+    interpreter(cache, f'echo \'FOUND{{"site": "{cache}", "python": "3.11", "libraries": "", "versions": {versions}}}\'')
+    with pytest.raises(InputError, match=message):
+        environment.check()
+
+
+def test_a_given_environment_is_never_built(tmp_path, monkeypatch):
+    monkeypatch.setenv(environment.VARIABLE, str(tmp_path))
+    with pytest.raises(InputError, match=r"correct or unset \$COMPRESS_SERVER_ENV"):
+        environment.build()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_build_leaves_nothing_and_quotes_pip(cache, monkeypatch):
+    run = environment._run
+
+    def refusing(command, variables=None):
+        if "venv" in command:
+            interpreter(cache, "echo 'ERROR: No matching distribution for a==1' >&2; echo 'notice: a new pip' >&2; exit 1")
+            return ""
+        return run(command, variables)
+
+    monkeypatch.setattr(environment, "_run", refusing)
+    with pytest.raises(InputError, match="cannot be built: ERROR: No matching distribution for a==1; it needs"):
+        environment.build()
+    assert not cache.exists()
+
+
+def test_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"cannot be written .*XDG_CACHE_HOME"):
+        environment.build()

@@ -1,0 +1,93 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from compress import preprocess
+from compress.artifact import Artifact
+from compress.errors import InputError
+from compress.preprocess import Preprocessor
+from tests.triton_repo import tiny_exports as tiny
+from triton_repo import layout
+from triton_repo.config import from_text
+
+
+def write(root: Path, preprocessor: Preprocessor, rows, **settings):
+    exported = tiny.export(root / "export", preprocessor, rows, (("baseline", "fp32"), ("quantize", "int8")))
+    given = {"pairs": False, "batch_sizes": (1, 4), **settings}
+    return layout.write_repository(root / "repository", layout.served_models(exported), **given)
+
+
+def test_every_model_stands_on_its_own(tmp_path):
+    write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS)
+    repository = tmp_path / "repository"
+    assert sorted(path.name for path in repository.iterdir()) == ["README.md", "baseline-fp32", "quantize-int8"]
+    for name in ("baseline-fp32", "quantize-int8"):
+        version = repository / name / "1"
+        names = ["model.py", "openvino.bin", "openvino.xml", "preprocess.json", "preprocess.py", "tokenizer.json"]
+        assert sorted(path.name for path in version.iterdir()) == names
+        assert (version / "preprocess.py").read_bytes() == Path(preprocess.__file__).read_bytes()
+        assert from_text((repository / name / "config.pbtxt").read_text()).name == name
+        assert not any(path.is_symlink() for path in (repository / name).rglob("*"))
+
+
+def test_batch_sizes(tmp_path):
+    [first, _] = write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS, batch_sizes=(4, 16))
+    assert (first.max_batch_size, first.batch_sizes) == (16, (1, 4, 16))
+
+
+def test_batch_sizes_stay_within_a_given_maximum(tmp_path):
+    [first, _] = write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS, batch_sizes=(4, 16), max_batch_size=4)
+    assert (first.max_batch_size, first.batch_sizes) == (4, (1, 4))
+
+
+def test_at_least_eight_rows(tmp_path):
+    assert write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS, batch_sizes=(2,))[0].max_batch_size == 8
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_warm_up_rows_fill_their_buckets(tmp_path, pairs):
+    prepared = tiny.text_preprocessor()
+    write(tmp_path, prepared, tiny.TEXTS, pairs=pairs)
+    folder = tmp_path / "repository" / "baseline-fp32" / "warmup"
+    for bucket in tiny.BUCKETS:
+        data = (folder / f"{bucket}.TEXT").read_bytes()
+        assert int.from_bytes(data[:4], "little") == len(data) - 4
+        text = data[4:].decode()
+        row = (text, "") if pairs else text
+        assert prepared.encode([row], 0)["input_ids"].shape == (1, bucket)
+        assert (folder / f"{bucket}.TEXT_PAIR").exists() == pairs
+
+
+def test_warm_up_image_can_be_decoded():
+    [(name, data)] = layout.warm_up_rows(tiny.image_preprocessor(), False)
+    assert name == "image"
+    assert preprocess.decode_image(data).size == (tiny.SIDE, tiny.SIDE)
+
+
+def test_images_without_a_fixed_size_are_refused():
+    with pytest.raises(InputError, match="no fixed size"):
+        list(layout.warm_up_rows(tiny.image_preprocessor(size={"shortest_edge": 8}), False))
+
+
+def test_the_recommended_mode_is_served(tmp_path):
+    exported = tiny.export(tmp_path, tiny.text_preprocessor(), tiny.TEXTS)
+    document = json.loads((tmp_path / "export.json").read_text())
+    engines = document["builds"][0]["engines"]
+    engines.append({**engines[1], "mode": "dynamic"})
+    engines.insert(1, {**engines[1], "mode": "other", "runnable": False})
+    (tmp_path / "export.json").write_text(json.dumps(document))
+    assert [model.engine["mode"] for model in layout.served_models(exported)] == ["static"]
+
+
+def test_nothing_to_serve(tmp_path):
+    (tmp_path / "export.json").write_text(json.dumps({"builds": [{"variant": "a", "precision": "fp32", "folder": "a", "engines": []}]}))
+    with pytest.raises(InputError, match="add openvino"):
+        layout.served_models(Artifact(tmp_path, {}))
+
+
+def test_readme_shows_how_to_ask(tmp_path):
+    write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS, pairs=True)
+    text = (tmp_path / "repository" / "README.md").read_text()
+    assert '"TEXT": "a fine film", "TEXT_PAIR": "a good movie"' in text
+    assert "| `quantize-int8` | TEXT, TEXT_PAIR | 8 | static |" in text

@@ -1,0 +1,408 @@
+import importlib.util
+import json
+import re
+import shutil
+import sys
+import types
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from PIL import Image
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from tritonclient.grpc import model_config_pb2 as pb
+
+from compress.preprocess import Preprocessor
+from export.onnx import export_float
+from export.qdq import insert_qdq
+from tests.export import tiny_checkpoints as tiny
+from tests.export.tensorrt_stand_in import Driver, StandIn
+from triton_repo import plans
+
+BUCKETS, LARGEST, NAME = (8, 16), 4, "tiny"
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "fine", "film", "dull", "and", "very", "long"]
+ROWS = ["a fine film", "dull", "a very long and dull film", "fine and very very very very long film", "", "a", "very dull film and a"]
+PAIRS = [("a fine film", "dull"), ("dull", "a very long film and a dull film")]
+
+
+def text_preprocessor(labels=("bad", "good", "n\u00e4h"), task="text-classification") -> Preprocessor:
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    return Preprocessor("text", names, labels, task, BUCKETS[-1], BUCKETS, tokenizer=tokenizer)
+
+
+def png(seed: int) -> bytes:
+    pixels, file = np.random.default_rng(seed).integers(0, 256, (9, 14, 3), np.uint8), BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """A tiny BERT with Q/DQ at every encoder linear."""
+    folder = tmp_path_factory.mktemp("bert")
+    prepared = tiny.write(folder / "float", "bert")
+    names = [name for name in tiny.linears(tiny.load(folder / "float", "bert")) if ".encoder." in name]
+    quantized = tiny.quantize(folder / "float", "bert", dict.fromkeys(names, 0.05), folder / "quantized")
+    return insert_qdq(export_float(quantized, prepared, folder / "float.onnx"), quantized, folder / "model.onnx")
+
+
+def logits_of(graph: Path, preprocessor: Preprocessor, rows) -> np.ndarray:
+    session, logits = onnxruntime.InferenceSession(str(graph)), np.zeros((len(rows), 3), np.float32)
+    for indices, features in preprocessor.batches(rows, 4):
+        logits[indices] = session.run(["logits"], features)[0]
+    return logits
+
+
+@pytest.fixture
+def written(graph, tmp_path):
+    preprocessor, out = text_preprocessor(), tmp_path / "gpu"
+    logits = logits_of(graph, preprocessor, ROWS)
+    figures = plans.write_gpu_repository(out, graph, preprocessor, ROWS, logits, name=NAME, max_batch_size=LARGEST)
+    return out, preprocessor, figures
+
+
+def config(path: Path):
+    return text_format.Parse(path.read_text(), pb.ModelConfig())
+
+
+def tensors(values):
+    return {value.name: (value.data_type, list(value.dims)) for value in values}
+
+
+# --- the repository as written
+
+
+def test_layout_and_that_nothing_is_ready(written):
+    out, _, figures = written
+    files = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    python = [
+        f"models/{NAME}_{part}/{file}"
+        for part in ("postprocess", "preprocess")
+        for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/tokenizer.json", "config.pbtxt")
+    ]
+    scripts = ["README.md", "build_plans.py", "cuda_driver.py", "golden.npz", "gpu.json", "model.onnx", "plan.pbtxt", "tensorrt_plan.py"]
+    assert files == sorted([*python, *scripts, f"models/{NAME}/1/.keep", f"models/{NAME}/config.pbtxt"])
+    assert figures["ready"] is False
+
+
+def test_configurations_fit_the_graph_the_profiles_and_each_other(written, graph):
+    out, preprocessor, _ = written
+    ensemble, before, after = (config(out / "models" / f"{NAME}{part}" / "config.pbtxt") for part in ("", "_preprocess", "_postprocess"))
+    plan = config(out / "plan.pbtxt")
+    inputs = onnx.load(str(graph)).graph.input
+    assert tensors(plan.input) == {value.name: (pb.TYPE_INT64, [-1]) for value in inputs} == tensors(before.output)
+    assert tensors(plan.output) == {"logits": (pb.TYPE_FP32, [len(preprocessor.labels)])} == tensors(after.input)
+    assert tensors(ensemble.input) == {"TEXT": (pb.TYPE_STRING, [1])} == tensors(before.input)
+    assert tensors(ensemble.output) == tensors(after.output) | {"LOGITS": tensors(plan.output)["logits"]}
+    assert {value.max_batch_size for value in (ensemble, before, plan, after)} == {LARGEST}
+    assert [step.model_name for step in ensemble.ensemble_scheduling.step] == [before.name, plan.name, after.name]
+    made = set(tensors(ensemble.input))
+    for step, model in zip(ensemble.ensemble_scheduling.step, (before, plan, after), strict=True):
+        assert set(step.input_map) == set(tensors(model.input))
+        assert set(step.input_map.values()) <= made
+        assert set(step.output_map) == set(tensors(model.output))
+        made |= set(step.output_map.values())
+    assert set(tensors(ensemble.output)) <= made
+
+
+def test_plan_runs_on_every_gpu_with_all_profiles_and_batches(written):
+    plan = config(written[0] / "plan.pbtxt")
+    (group,) = plan.instance_group
+    assert (group.kind, group.count, list(group.profile), list(group.gpus)) == (pb.ModelInstanceGroup.KIND_GPU, 1, ["0", "1"], [])
+    assert plan.platform == "tensorrt_plan"
+    assert plan.HasField("dynamic_batching")
+    assert not plan.default_model_filename
+    assert [list(warm.inputs["input_ids"].dims) for warm in plan.model_warmup] == [[8], [16]]
+
+
+def test_pairs_have_two_inputs(graph, tmp_path):
+    preprocessor = text_preprocessor()
+    logits = logits_of(graph, preprocessor, PAIRS)
+    plans.write_gpu_repository(tmp_path / "gpu", graph, preprocessor, PAIRS, logits, name=NAME, max_batch_size=2)
+    assert list(tensors(config(tmp_path / "gpu/models" / NAME / "config.pbtxt").input)) == ["TEXT", "TEXT_PAIR"]
+
+
+def test_golden_arrays_hold_every_row_once_in_its_bucket(written, graph):
+    out, preprocessor, _ = written
+    golden = np.load(out / "golden.npz", allow_pickle=False)
+    groups = preprocessor.groups(ROWS)
+    session = onnxruntime.InferenceSession(str(graph))
+    for bucket in BUCKETS:
+        assert golden[f"{bucket}.input_ids"].shape == (len(groups[bucket]), bucket)
+        features = {name: golden[f"{bucket}.{name}"] for name in preprocessor.input_names}
+        np.testing.assert_allclose(session.run(["logits"], features)[0], golden[f"{bucket}.logits"], atol=1e-5)
+
+
+def test_a_graph_that_does_not_fit_is_refused(graph, tmp_path):
+    preprocessor = text_preprocessor()
+    names = ("input_ids", "attention_mask")
+    other = Preprocessor("text", names, ("a", "b"), preprocessor.task, 16, BUCKETS, tokenizer=preprocessor.tokenizer)
+    with pytest.raises(ValueError, match=r"model\.onnx takes"):
+        plans.write_gpu_repository(tmp_path / "gpu", graph, other, ROWS, np.zeros((7, 2), np.float32), name=NAME, max_batch_size=2)
+
+
+@pytest.fixture(scope="module")
+def vit(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("vit")
+    preprocessor = tiny.write(folder / "float", "vit")
+    return export_float(folder / "float", preprocessor, folder / "model.onnx"), preprocessor
+
+
+def test_images(vit, tmp_path):
+    graph, preprocessor = vit
+    rows = [png(seed) for seed in range(5)]
+    logits = logits_of(graph, preprocessor, rows)
+    out = tmp_path / "gpu"
+    plans.write_gpu_repository(out, graph, preprocessor, rows, logits, name=NAME, max_batch_size=LARGEST)
+    plan = config(out / "plan.pbtxt")
+    assert tensors(plan.input) == {"pixel_values": (pb.TYPE_FP32, [3, 12, 12])}
+    assert list(plan.instance_group[0].profile) == ["0"]
+    assert list(plan.model_warmup[0].inputs["pixel_values"].dims) == [3, 12, 12]
+    assert list(tensors(config(out / "models" / NAME / "config.pbtxt").input)) == ["IMAGE"]
+    lines = []
+    assert build_script(out).run(out, StandIn(), Driver("90"), lines.append) == 0, lines
+
+
+def test_images_of_no_fixed_size_are_refused(vit, tmp_path):
+    graph, preprocessor = vit
+    free = {**preprocessor.image, "size": {"shortest_edge": 12}}
+    other = Preprocessor("image", ("pixel_values",), ("a", "b", "c"), "image-classification", image=free)
+    with pytest.raises(ValueError, match="no fixed size"):
+        plans.write_gpu_repository(tmp_path / "gpu", graph, other, [png(0)], np.zeros((1, 3), np.float32), name=NAME, max_batch_size=2)
+
+
+# --- build_plans.py, run as the copy in the repository
+
+
+def load(path: Path, name: str):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def build_script(out: Path):
+    """Loads the copied build_plans.py with the modules that lie beside it, and nothing of ours."""
+    sys.path.insert(0, str(out))
+    try:
+        return load(out / "build_plans.py", "build_plans_copy")
+    finally:
+        sys.path.remove(str(out))
+        for name in ("cuda_driver", "tensorrt_plan"):
+            sys.modules.pop(name, None)
+
+
+def build(out: Path, *capabilities: str, spoil=lambda logits, batch: logits):
+    lines, stand_in = [], StandIn(spoil)
+    return build_script(out).run(out, stand_in, Driver(*capabilities), lines.append), lines, stand_in
+
+
+def test_scripts_need_nothing_but_numpy_and_tensorrt(written):
+    out, _, _ = written
+    allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", "tensorrt_plan", "cuda_driver"}
+    for file in ("build_plans.py", "tensorrt_plan.py", "cuda_driver.py"):
+        source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from compress.cuda_driver import Device", "")
+        assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= allowed
+
+
+def test_build_publishes_one_plan_per_capability(written):
+    out, _, _ = written
+    status, lines, stand_in = build(out, "90", "80", "90")
+    assert status == 0, lines
+    model = out / "models" / f"{NAME}_plan"
+    published = config(model / "config.pbtxt")
+    assert dict(published.cc_model_filenames) == {"8.0": "sm80.plan", "9.0": "sm90.plan"}
+    assert sorted(path.name for path in (model / "1").iterdir()) == ["sm80.plan", "sm90.plan"]
+    assert [built["profiles"] for built in stand_in.built] == [len(BUCKETS)] * 2
+    published.ClearField("cc_model_filenames")
+    assert published == config(out / "plan.pbtxt")
+    record = json.loads((out / "plans.json").read_text())
+    spec = json.loads((out / "gpu.json").read_text())
+    assert len(spec["int8_gemms"]) == 12
+    for entry in record.values():
+        assert entry["parity"]["passed"]
+        assert entry["parity"]["batches"]["n"] == len(ROWS)
+        assert entry["parity"]["single"]["n"] == sum(min(4, len(members)) for members in text_preprocessor().groups(ROWS).values())
+        assert entry["int8_gemms"] == 12
+    assert not (out / "staging").exists()
+
+
+def test_a_plan_with_wrong_answers_is_not_published_and_retracts_the_last(written):
+    out, _, _ = written
+    assert build(out, "90")[0] == 0
+    status, lines, _ = build(out, "90", spoil=lambda logits, batch: logits[:, ::-1])
+    assert status == 1
+    assert "does not compute what was measured" in lines[-1]
+    assert not (out / "models" / f"{NAME}_plan" / "config.pbtxt").exists()
+    assert not (out / "staging").exists()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda logits, batch: logits[:, ::-1] if batch == 1 else logits,
+        lambda logits, batch: logits[:, ::-1] if batch > 1 else logits,
+        lambda logits, batch: logits + np.float32(0.03),
+        lambda logits, batch: np.where(np.arange(batch)[:, None] == 0, np.float32("nan"), logits),
+    ],
+    ids=["wrong alone", "wrong in batches", "off by 0.03", "not a number"],
+)
+def test_ways_to_be_wrong(written, spoil):
+    assert build(written[0], "90", spoil=spoil)[0] == 1
+
+
+def test_small_differences_are_accepted(written):
+    assert build(written[0], "90", spoil=lambda logits, batch: logits + np.float32(0.01))[0] == 0
+
+
+def test_plans_of_other_machines_are_kept_while_they_fit(written):
+    out, _, _ = written
+    build(out, "80")
+    build(out, "89")
+    model = out / "models" / f"{NAME}_plan"
+    assert set(config(model / "config.pbtxt").cc_model_filenames) == {"8.0", "8.9"}
+    record = json.loads((out / "plans.json").read_text())
+    record["80"]["tensorrt"] = "10.0"
+    (out / "plans.json").write_text(json.dumps(record))
+    build(out, "120")
+    assert set(config(model / "config.pbtxt").cc_model_filenames) == {"8.9", "12.0"}
+
+
+def test_without_a_gpu_it_says_so(written):
+    status, lines, _ = build(written[0])
+    assert status == 1
+    assert "--gpus all" in lines[0]
+
+
+def test_a_changed_graph_is_refused(written):
+    out, _, _ = written
+    with (out / "model.onnx").open("ab") as file:
+        file.write(b"\0")
+    status, lines, _ = build(out, "90")
+    assert status == 1
+    assert "has changed" in lines[0]
+
+
+def test_regressions_are_judged_in_standard_deviations(written):
+    judge = build_script(written[0]).judge
+    spec = {"task": "text-regression", "median_limit": 0.02}
+    expected = np.array([[0.0], [5.0], [1.0], [4.0]])
+    assert judge(expected, expected + 0.03, spec)["passed"]
+    assert not judge(expected, expected + 0.05, spec)["passed"]
+
+
+def test_readme_names_the_models_and_what_was_not_run(written):
+    text = (written[0] / "README.md").read_text()
+    assert "@" not in text.replace('"@', "")
+    assert f"/v2/models/{NAME}/infer" in text
+    assert "None of the commands above was run" in text
+
+
+# --- the python models, with a stand-in for the server's module
+
+
+class _Tensor:
+    def __init__(self, name, array):
+        self.name, self.array = name, array
+
+    def as_numpy(self):
+        return self.array
+
+
+class _Response:
+    def __init__(self, output_tensors=(), error=None):
+        self.tensors, self.error = {tensor.name: tensor.array for tensor in output_tensors}, error
+
+
+class _Error(Exception):
+    INVALID_ARG = 3
+
+    def __init__(self, message, code):
+        super().__init__(message)
+        self.code = code
+
+
+@pytest.fixture
+def python_models(written, monkeypatch):
+    """Loads the copied models: preprocess and postprocess."""
+    module = types.ModuleType("triton_python_backend_utils")
+    module.Tensor, module.InferenceResponse, module.TritonError = _Tensor, _Response, _Error
+    module.get_input_tensor_by_name = lambda request, name: request[name]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return lambda out: [_model(out, part) for part in ("preprocess", "postprocess")]
+
+
+def _model(out: Path, part: str):
+    from google.protobuf import json_format
+
+    folder = out / "models" / f"{NAME}_{part}"
+    sys.modules.pop("preprocess", None)
+    model = load(folder / "1" / "model.py", f"model_{part}").TritonPythonModel()
+    sys.modules.pop("preprocess", None)
+    model.initialize({"model_config": json_format.MessageToJson(config(folder / "config.pbtxt"), preserving_proto_field_name=True)})
+    return model
+
+
+def request(**columns):
+    return {name: _Tensor(name, np.array([[value] for value in values], dtype=object)) for name, values in columns.items()}
+
+
+def test_python_models_answer_like_the_preprocessor(written, python_models, graph):
+    out, preprocessor, _ = written
+    before, after = python_models(out)
+    batches = [ROWS[:3], ROWS[3:4], ROWS[4:]]
+    responses = before.execute([request(TEXT=[row.encode() for row in rows]) for rows in batches])
+    session = onnxruntime.InferenceSession(str(graph))
+    for rows, response in zip(batches, responses, strict=True):
+        expected = preprocessor.encode(rows)
+        assert set(response.tensors) == set(expected)
+        for name, array in expected.items():
+            np.testing.assert_array_equal(response.tensors[name], array)
+            assert response.tensors[name].dtype == np.int64
+        logits = session.run(["logits"], response.tensors)[0]
+        (answer,) = after.execute([{"logits": _Tensor("logits", logits)}])
+        labels = [label.decode() for label in answer.tensors["LABEL"][:, 0]]
+        assert list(zip(labels, answer.tensors["SCORE"][:, 0].tolist(), strict=True)) == preprocessor.answer(logits)
+        assert answer.tensors["SCORE"].dtype == np.float32
+
+
+def test_a_bad_row_fails_alone(written, python_models):
+    before, _ = python_models(written[0])
+    good, bad = before.execute([request(TEXT=[b"a film"]), request(TEXT=[b"\xff\xfe"])])
+    assert good.error is None
+    assert bad.error.code == _Error.INVALID_ARG
+
+
+def test_pairs_reach_the_preprocessor(graph, tmp_path, python_models):
+    preprocessor, out = text_preprocessor(), tmp_path / "pairs"
+    plans.write_gpu_repository(out, graph, preprocessor, PAIRS, logits_of(graph, preprocessor, PAIRS), name=NAME, max_batch_size=2)
+    before, _ = python_models(out)
+    columns = {"TEXT": [first.encode() for first, _ in PAIRS], "TEXT_PAIR": [second.encode() for _, second in PAIRS]}
+    (response,) = before.execute([request(**columns)])
+    for name, array in preprocessor.encode(PAIRS).items():
+        np.testing.assert_array_equal(response.tensors[name], array)
+
+
+def test_images_reach_the_preprocessor(vit, tmp_path, python_models):
+    graph, preprocessor = vit
+    out, rows = tmp_path / "images", [png(1), png(2)]
+    plans.write_gpu_repository(out, graph, preprocessor, rows, logits_of(graph, preprocessor, rows), name=NAME, max_batch_size=2)
+    before, _ = python_models(out)
+    (response,) = before.execute([request(IMAGE=rows)])
+    np.testing.assert_array_equal(response.tensors["pixel_values"], preprocessor.encode(rows)["pixel_values"])
+    (bad,) = before.execute([request(IMAGE=[b"no image"])])
+    assert "not a readable image" in str(bad.error)
+
+
+def test_repository_can_be_moved(written, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.move(written[0], moved)
+    assert build(moved, "90")[0] == 0

@@ -1,0 +1,268 @@
+"""The real server, on tiny models: hostile requests, heavy load, sudden deaths. Needs the server environment."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import psutil
+import pytest
+from tritonclient import grpc, http
+from tritonclient.utils import InferenceServerException
+
+from compress.stage import Context, Target
+from tests.triton_repo import tiny_exports as tiny
+from triton_repo import client, environment, layout, server
+from triton_repo.triton_repo import TritonRepo
+
+pytestmark = pytest.mark.slow
+ROOT = Path(environment.__file__).parents[1]
+TEXT, IMAGE, PAIR = "text-fp32", "image-fp32", "pair-fp32"
+
+
+def regions(pid: int) -> set[str]:
+    """Shared memory of the servers that a process started."""
+    return {path.name for path in Path("/dev/shm").glob(f"compress-triton-{pid}-*")}
+
+
+def write(root: Path, name: str, prepared, rows, **settings) -> None:
+    exported = tiny.export(root / name, prepared, rows, ((name, "fp32"),))
+    layout.write_repository(root / "repository", layout.served_models(exported), pairs=name == "pair", batch_sizes=(1, 8), **settings)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hostile")
+    write(root, "text", tiny.text_preprocessor(), tiny.TEXTS)
+    write(root, "pair", tiny.text_preprocessor(), tiny.PAIRS)
+    write(root, "image", tiny.image_preprocessor(), tiny.IMAGES)
+    with server.TritonServer(root / "repository", environment.check(), root / "log") as started:
+        yield started
+
+
+@pytest.fixture
+def connection(running):
+    with grpc.InferenceServerClient(running.grpc_address) as opened:
+        yield opened
+
+
+@pytest.fixture(autouse=True)
+def still_right(running):
+    """Whatever a test did, the server answers rightly afterwards."""
+    yield
+    prepared = tiny.text_preprocessor()
+    answers = client.evaluate(running.grpc_address, TEXT, tiny.TEXTS)
+    np.testing.assert_array_equal(answers.logits, tiny.expected(prepared, tiny.TEXTS))
+
+
+def tensor(name: str, values, datatype: str = "BYTES"):
+    array = np.array(values, dtype=np.object_ if datatype == "BYTES" else None)
+    made = grpc.InferInput(name, list(array.shape), datatype)
+    made.set_data_from_numpy(array)
+    return made
+
+
+def refused(connection, model: str, *tensors) -> str:
+    with pytest.raises(InferenceServerException) as caught:
+        connection.infer(model, list(tensors), client_timeout=60)
+    return caught.value.message()
+
+
+def test_pairs_and_images(running):
+    prepared = tiny.text_preprocessor()
+    np.testing.assert_array_equal(client.evaluate(running.grpc_address, PAIR, tiny.PAIRS).logits, tiny.expected(prepared, tiny.PAIRS))
+    prepared = tiny.image_preprocessor()
+    np.testing.assert_allclose(
+        client.evaluate(running.grpc_address, IMAGE, tiny.IMAGES).logits, tiny.expected(prepared, tiny.IMAGES), rtol=1e-6
+    )
+
+
+def test_many_rows_in_one_request(connection):
+    result = connection.infer(TEXT, [tensor("TEXT", [[text.encode()] for text in tiny.TEXTS])])
+    np.testing.assert_array_equal(result.as_numpy("LOGITS"), tiny.expected(tiny.text_preprocessor(), tiny.TEXTS))
+    assert result.as_numpy("LABEL").shape == result.as_numpy("SCORE").shape == (len(tiny.TEXTS), 1)
+
+
+@pytest.mark.parametrize("datatype", ["FP32", "INT64", "UINT8"])
+def test_wrong_types(connection, datatype):
+    values = np.ones((1, 1), {"FP32": np.float32, "INT64": np.int64, "UINT8": np.uint8}[datatype])
+    made = grpc.InferInput("TEXT", [1, 1], datatype)
+    made.set_data_from_numpy(values)
+    assert "unexpected" in refused(connection, TEXT, made) or "data-type" in refused(connection, TEXT, made)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1, 2), (1, 1, 1), (0, 1), (9, 1)])
+def test_wrong_shapes(connection, shape):
+    assert refused(connection, TEXT, tensor("TEXT", np.full(shape, b"a", dtype=np.object_)))
+
+
+def test_wrong_inputs(connection):
+    assert refused(connection, TEXT, tensor("TEXTS", [[b"a"]]))
+    assert refused(connection, TEXT)
+    assert refused(connection, PAIR, tensor("TEXT", [[b"a"]]))
+    assert refused(connection, PAIR, tensor("TEXT", [[b"a"], [b"b"]]), tensor("TEXT_PAIR", [[b"a"]]))
+    assert refused(connection, "no-such-model", tensor("TEXT", [[b"a"]]))
+
+
+def test_lengths_that_lie(connection):
+    made = grpc.InferInput("TEXT", [1, 1], "BYTES")
+    made.set_data_from_numpy(np.array([[b"abcdefgh"]], dtype=np.object_))
+    made._raw_content = b"\xff\xff\xff\x7fabcdefgh"
+    assert refused(connection, TEXT, made)
+
+
+@pytest.mark.parametrize("text", [b"", b" ", b"\x00", b"\n" * 10, "\U0001f600 \u202e".encode(), b"a" * 2**20, b"fine " * 200_000])
+def test_strange_texts_are_answered(connection, text):
+    result = connection.infer(TEXT, [tensor("TEXT", [[text]])], client_timeout=60)
+    assert np.isfinite(result.as_numpy("LOGITS")).all()
+
+
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"ok \xc3", b"\xed\xa0\x80"])
+def test_texts_that_are_no_utf8(connection, text):
+    assert "row 1: not UTF-8 text" in refused(connection, TEXT, tensor("TEXT", [[b"fine"], [text]]))
+
+
+@pytest.mark.parametrize("image", [b"", b"no image", tiny.IMAGES[0][:-30], b"\x89PNG\r\n\x1a\n" + b"\x00" * 100, b"\xff" * 2**20])
+def test_broken_images(connection, image):
+    assert "not a readable image" in refused(connection, IMAGE, tensor("IMAGE", [[image]]))
+
+
+def test_bad_rows_among_good_ones_under_load(running):
+    """500 requests at once, every fifth one bad: each gets the answer that it would get alone."""
+    prepared, done, outcomes = tiny.text_preprocessor(), threading.Semaphore(0), {}
+    wanted = tiny.expected(prepared, tiny.TEXTS)
+    with grpc.InferenceServerClient(running.grpc_address) as opened:
+        for index in range(500):
+            text = b"\xff" if index % 5 == 0 else tiny.TEXTS[index % len(tiny.TEXTS)].encode()
+
+            def note(result, error, index=index):
+                outcomes[index] = (result, error)
+                done.release()
+
+            opened.async_infer(TEXT, [tensor("TEXT", [[text]])], note, client_timeout=120)
+        assert all(done.acquire(timeout=120) for _ in range(500))
+    for index, (result, error) in outcomes.items():
+        if index % 5 == 0:
+            assert "row 0: not UTF-8 text" in error.message()
+        else:
+            np.testing.assert_array_equal(result.as_numpy("LOGITS")[0], wanted[index % len(tiny.TEXTS)])
+
+
+def test_a_thousand_requests_at_once(running):
+    wanted, done, outcomes = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), threading.Semaphore(0), {}
+    with grpc.InferenceServerClient(running.grpc_address) as opened:
+        for index in range(1000):
+
+            def note(result, error, index=index):
+                outcomes[index] = result if error is None else error
+                done.release()
+
+            opened.async_infer(TEXT, client.inputs(tiny.TEXTS[index % len(tiny.TEXTS)]), note, client_timeout=120)
+        assert all(done.acquire(timeout=120) for _ in range(1000))
+    for index, result in outcomes.items():
+        np.testing.assert_array_equal(result.as_numpy("LOGITS")[0], wanted[index % len(tiny.TEXTS)])
+
+
+def test_big_texts_at_once(running):
+    """Eight texts of a megabyte under way: more than the shared memory that the backend starts with."""
+    rows = [f"fine {'a ' * 500_000}", "dull"] * 8
+    answers = client.evaluate(running.grpc_address, TEXT, rows, 8)
+    np.testing.assert_array_equal(answers.logits, np.tile(answers.logits[:2], (8, 1)))
+
+
+def test_http_and_metrics(running):
+    with http.InferenceServerClient(running.http_address) as opened:
+        made = http.InferInput("TEXT", [1, 1], "BYTES")
+        made.set_data_from_numpy(np.array([[b"dull"]], dtype=np.object_))
+        np.testing.assert_array_equal(opened.infer(TEXT, [made]).as_numpy("LOGITS"), tiny.expected(tiny.text_preprocessor(), ["dull"]))
+
+
+def test_it_listens_on_loopback_only(running):
+    [listening] = [process for process in psutil.process_iter() if f"--grpc-port={running._ports[0]}" in _arguments(process)]
+    addresses = {one.laddr.ip.removeprefix("::ffff:") for one in listening.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    assert addresses == {"127.0.0.1"}
+
+
+def _arguments(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline() if "tritonserver" in process.name() else []
+    except psutil.Error:
+        return []
+
+
+def test_a_model_that_does_not_load_is_named(tmp_path):
+    write(tmp_path, "text", tiny.text_preprocessor(), tiny.TEXTS)
+    (tmp_path / "repository" / TEXT / "1" / "openvino.xml").write_text("broken")
+    with pytest.raises(server.ServerError, match=r"Triton ended: .*text-fp32"):
+        server.TritonServer(tmp_path / "repository", environment.check(), tmp_path / "log").__enter__()
+
+
+def test_stopping_leaves_nothing(tmp_path):
+    write(tmp_path, "text", tiny.text_preprocessor(), tiny.TEXTS)
+    before = regions(os.getpid())
+    with server.TritonServer(tmp_path / "repository", environment.check(), tmp_path / "log") as started:
+        assert regions(os.getpid()) > before
+        watcher = started._process
+        mine = psutil.Process(watcher.pid).children(recursive=True)
+        assert any("stub" in child.name() for child in mine)
+        assert client.evaluate(started.grpc_address, TEXT, tiny.TEXTS).labels
+    assert regions(os.getpid()) == before
+    assert not any(child.is_running() for child in mine)
+    assert watcher.returncode is not None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_server_dies_with_whoever_started_it(tmp_path, number):
+    write(tmp_path, "text", tiny.text_preprocessor(), tiny.TEXTS)
+    (tmp_path / "temporary").mkdir()
+    script = (
+        "import pathlib, time\nfrom triton_repo import environment, server\n"
+        f"root = pathlib.Path({str(tmp_path)!r})\n"
+        "with server.TritonServer(root / 'repository', environment.check(), root / 'log'):\n"
+        "    print('ready', flush=True)\n    time.sleep(600)\n"
+    )
+    variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, env=variables)
+    try:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == b"ready\n"
+        below = psutil.Process(starter.pid).children(recursive=True)
+        assert any("stub" in process.name() for process in below)
+        assert regions(starter.pid)
+    finally:
+        starter.send_signal(number)
+        starter.wait()
+    deadline = time.monotonic() + 5
+    _, left = psutil.wait_procs(below, timeout=5)
+    while regions(starter.pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+    assert not regions(starter.pid)
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
+def test_the_stage(tmp_path):
+    """Two variants through the whole stage, answers equal to those of the engine."""
+
+    class Silent:
+        def log(self, message: str) -> None:
+            pass
+
+        def bar(self, label: str, total: int):
+            return contextlib.nullcontext(lambda _: None)
+
+    prepared, rows = tiny.text_preprocessor(), tiny.TEXTS * 20
+    exported = tiny.export(tmp_path / "export", prepared, rows, (("baseline", "fp32"), ("quantize", "int8")))
+    data = SimpleNamespace(evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    context = Context("text-classification", data, 16, Target(threads=1), 0, Silent(), tmp_path / "scratch")
+    (tmp_path / "out").mkdir()
+    stage = TritonRepo()
+    assert stage.depends(context)["numpy"].startswith("1.")
+    figures = stage.run(exported, context, tmp_path / "out")
+    assert [(model["model"], model["disagreements"]) for model in figures["models"]] == [("baseline-fp32", 0), ("quantize-int8", 0)]

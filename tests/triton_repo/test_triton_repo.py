@@ -1,0 +1,113 @@
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from compress.artifact import Artifact
+from compress.errors import InputError
+from compress.stage import Context, Target
+from tests.triton_repo import tiny_exports as tiny
+from triton_repo import environment, layout
+from triton_repo.client import Answers
+from triton_repo.triton_repo import ServedWrong, TritonRepo, compare, serve
+
+
+class Silent:
+    def log(self, message: str) -> None:
+        pass
+
+
+def context(rows, folder: Path, **target) -> Context:
+    data = SimpleNamespace(evaluation=SimpleNamespace(rows=rows, labels=np.zeros(len(rows), np.int64)))
+    return Context("text-classification", data, 16, Target(**target), 0, Silent(), folder)
+
+
+@pytest.fixture
+def no_server(tmp_path, monkeypatch):
+    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "nowhere"))
+
+
+def test_writing_needs_no_server(tmp_path, no_server):
+    exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS)
+    (tmp_path / "out").mkdir()
+    stage, given = TritonRepo(serve=False), context(tiny.TEXTS, tmp_path)
+    assert stage.depends(given) is None
+    figures = stage.run(exported, given, tmp_path / "out")
+    assert figures == {"models": [{"model": "baseline-fp32", "metrics": {}, "disagreements": None}]}
+    [model] = json.loads((tmp_path / "out" / "triton.json").read_text())["models"]
+    assert (model["reason"], model["predictions"], model["latency"]) == ("serve: false", None, [])
+    assert (tmp_path / "out" / "model_repository" / "baseline-fp32" / "config.pbtxt").exists()
+
+
+def test_without_the_server_the_cache_key_already_says_so(tmp_path, no_server):
+    with pytest.raises(InputError, match="run `compress doctor --fix`"):
+        TritonRepo().depends(context(tiny.TEXTS, tmp_path))
+
+
+def test_pairs_are_seen_in_the_data(tmp_path, no_server):
+    exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.PAIRS)
+    (tmp_path / "out").mkdir()
+    TritonRepo(serve=False).run(exported, context(tiny.PAIRS, tmp_path), tmp_path / "out")
+    assert "TEXT_PAIR" in (tmp_path / "out" / "model_repository" / "baseline-fp32" / "config.pbtxt").read_text()
+
+
+@pytest.fixture
+def model(tmp_path):
+    return layout.served_models(tiny.export(tmp_path, tiny.text_preprocessor(), tiny.TEXTS))[0]
+
+
+def answers(logits: np.ndarray) -> Answers:
+    return Answers(logits, [tiny.LABELS[index] for index in logits.argmax(axis=1)], np.zeros(len(logits), np.float32))
+
+
+def test_equal_answers(model):
+    logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
+    found = compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+    assert found == {"disagreements": 0, "median_abs": 0.0, "max_abs": 0.0}
+
+
+def test_one_flip_is_counted(model):
+    logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
+    logits[2] = np.roll(logits[2], 1)
+    found = compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+    assert (found["disagreements"], found["median_abs"]) == (1, 0.0)
+    assert found["max_abs"] > 0
+
+
+def test_more_flips_fail_and_name_the_first_row(model):
+    logits = np.roll(tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), 1, axis=1)
+    with pytest.raises(ServedWrong, match=r"baseline-fp32 does not answer what its engine answered: \d of 7 labels differ, first row 0"):
+        compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+
+
+def test_drifted_logits_fail(model):
+    logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS) + np.float32(0.1)
+    with pytest.raises(ServedWrong, match=r"median \|dlogit\| 0.1000"):
+        compare(model, "text-classification", answers(logits), np.zeros(len(logits)))
+
+
+def test_labels_have_to_be_those_of_the_logits(model):
+    logits = tiny.expected(tiny.text_preprocessor(), tiny.TEXTS)
+    given = answers(logits)
+    given.labels[1] = next(name for name in tiny.LABELS if name != given.labels[1])
+    with pytest.raises(ServedWrong, match="to row 1, but its logits say"):
+        compare(model, "text-classification", given, np.zeros(len(logits)))
+
+
+def test_serving_what_is_no_repository(tmp_path, no_server):
+    with pytest.raises(InputError, match="no model in it"):
+        serve(tmp_path, tmp_path / "log", print)
+    (tmp_path / "gpu.json").touch()
+    with pytest.raises(InputError, match="for GPUs"):
+        serve(tmp_path, tmp_path / "log", print)
+
+
+def test_gpu_without_golden_answers(tmp_path):
+    tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS)
+    document = json.loads((tmp_path / "export" / "export.json").read_text())
+    document["builds"][0]["engines"] = []
+    (tmp_path / "export" / "export.json").write_text(json.dumps(document))
+    with pytest.raises(InputError, match="no golden answers"):
+        TritonRepo().run(Artifact(tmp_path / "export", {}), context(tiny.TEXTS, tmp_path, device="cuda", engines=("tensorrt",)), tmp_path)

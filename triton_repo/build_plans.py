@@ -1,0 +1,200 @@
+"""Builds, checks and publishes the TensorRT plans of this model repository. To be run on the machine that serves, see README.md.
+
+    python3 build_plans.py
+
+For every compute capability among the GPUs of this machine: build the plan, run the golden rows through it, in batches and one by one,
+and compare with the logits that lie beside them. The plan's configuration, with `cc_model_filenames`, is written last, and only when every
+plan agrees: without that file Triton has no such model. Plans of other machines that were built from the same graph by the same TensorRT
+stay listed, so that one repository can collect several GPU types.
+
+Needs numpy and the Python package `tensorrt` of the same version as the server's; `tensorrt_plan.py` and `cuda_driver.py` lie beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+import re
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from cuda_driver import CudaError, Device, capabilities, load_driver  # type: ignore[import-not-found]
+from tensorrt_plan import Plan, PlanError, build, gemm_precisions  # type: ignore[import-not-found]
+
+SPEC, BASE_CONFIG, GOLDEN, RECORD, STAGING, TIMING_CACHE = "gpu.json", "plan.pbtxt", "golden.npz", "plans.json", "staging", "timing-cache"
+SINGLE_ROWS = 4
+"""Rows of each bucket that are run one by one as well: engines have been seen to be right at batch 1 only, or in batches only."""
+
+
+class Refused(RuntimeError):
+    """A plan must not be served; one line."""
+
+
+def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -> int:
+    """Builds, checks and publishes; returns the exit status.
+
+    Args:
+        root: This model repository.
+        trt: The module `tensorrt`.
+        driver: The CUDA driver, or None.
+        log: Takes one line at a time.
+    """
+    spec = json.loads((root / SPEC).read_text(encoding="utf-8"))
+    found = dict(reversed([(capability, ordinal) for ordinal, capability in enumerate(capabilities(driver))]))
+    if not found:
+        log("no NVIDIA GPU is visible: start the container with --gpus all")
+        return 1
+    model = root / "models" / spec["model"]
+    (model / "config.pbtxt").unlink(missing_ok=True)  # not served until all is checked
+    staging = root / STAGING
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        check_graph(root, spec)
+        built = {capability: make(root, spec, trt, Device(driver, found[capability]), log) for capability in sorted(found, key=int)}
+    except (PlanError, CudaError, Refused) as error:
+        log(f"not ready: {error}")
+        shutil.rmtree(staging)
+        return 1
+    publish(root, spec, model, {**kept(root, spec, model, str(trt.__version__)), **built})
+    shutil.rmtree(staging)
+    log(f"ready: {spec['model']}, compute capabilities {', '.join(sorted(read_record(root), key=int))}")
+    return 0
+
+
+def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Callable[[str], None]) -> dict[str, Any]:
+    """Builds one plan into the staging folder and checks it.
+
+    Returns:
+        Its record: file, graph, version, seconds, size, parity, precisions of the GEMMs.
+
+    Raises:
+        PlanError: It does not build or load.
+        Refused: Its answers are wrong.
+    """
+    cache = root / f"{TIMING_CACHE}-sm{device.capability}"
+    known = cache.read_bytes() if cache.exists() else b""
+    built = build(trt, root / spec["onnx"], spec["buckets"], spec["max_batch_size"], timing_cache=known)
+    cache.write_bytes(built.timing_cache)
+    file = f"sm{device.capability}.plan"
+    (root / STAGING / file).write_bytes(built.plan)
+    plan = Plan(trt, device, built.plan)
+    parity = compare(plan, np.load(root / GOLDEN, allow_pickle=False), spec)
+    precisions = gemm_precisions(plan.layers(), spec["int8_gemms"])
+    count = sum(precision == "int8" for precision in precisions.values())
+    log(
+        f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; {parity}"
+    )
+    if not parity["passed"]:
+        raise Refused(f"the plan for sm{device.capability} does not compute what was measured: {parity}")
+    return {
+        "file": file,
+        "onnx_sha256": spec["onnx_sha256"],
+        "tensorrt": str(trt.__version__),
+        "seconds": built.seconds,
+        "size_bytes": len(built.plan),
+        "parity": parity,
+        "int8_gemms": count,
+        "precisions": precisions,
+    }
+
+
+def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs the golden rows in batches, and some of each bucket one by one, and compares the logits of both by themselves.
+
+    Returns:
+        `batches` and `single`: what `judge` gives; `passed`: both have.
+    """
+    pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"batches": [], "single": []}
+    for bucket in spec["buckets"] or [0]:
+        expected = golden[f"{bucket}.logits"]
+        features = {name: golden[f"{bucket}.{name}"] for name in spec["inputs"]}
+        if len(expected):
+            pairs["batches"].append((expected, plan.predict(features)))
+        for row in range(min(SINGLE_ROWS, len(expected))):
+            one = {name: array[row : row + 1] for name, array in features.items()}
+            pairs["single"].append((expected[row : row + 1], plan.predict(one)))
+    judged = {}
+    for kind, found in pairs.items():
+        judged[kind] = judge(np.concatenate([first for first, _ in found]), np.concatenate([second for _, second in found]), spec)
+    return {**judged, "passed": all(figures["passed"] for figures in judged.values())}
+
+
+def judge(expected: np.ndarray, logits: np.ndarray, spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Compares logits [n, C]: same class but for max(1, 0.1 %) of rows, and median distance within the limit; all finite.
+
+    A regression has no classes; its distance is in standard deviations of the expected values.
+    """
+    regression = spec["task"].endswith("regression")
+    expected, logits = expected.astype(np.float64), logits.astype(np.float64)
+    scale = max(float(expected.std()), 1e-6) if regression else 1.0
+    distance = np.abs(logits - expected) / scale
+    flips = 0 if regression else int((logits.argmax(axis=1) != expected.argmax(axis=1)).sum())
+    limit, median, median_limit = max(1, int(0.001 * len(expected))), float(np.median(distance)), float(spec["median_limit"])
+    passed = bool(np.isfinite(logits).all()) and flips <= limit and median <= median_limit
+    figures = {"median_abs": round(median, 6), "median_limit": median_limit, "max_abs": round(float(distance.max()), 6)}
+    return {"n": len(expected), "disagreements": flips, "limit": limit, **figures, "passed": passed}
+
+
+def publish(root: Path, spec: Mapping[str, Any], model: Path, record: Mapping[str, Any]) -> None:
+    """Moves the plans into the model's version folder and writes the record and, last of all, the configuration."""
+    version = model / "1"
+    version.mkdir(parents=True, exist_ok=True)
+    for plan in sorted((root / STAGING).glob("*.plan")):
+        plan.replace(version / plan.name)
+    (root / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    config = (root / BASE_CONFIG).read_text(encoding="utf-8") + file_names({key: value["file"] for key, value in record.items()})
+    temporary = model / ".config.pbtxt"
+    temporary.write_text(config, encoding="utf-8")
+    temporary.replace(model / "config.pbtxt")
+
+
+def file_names(files: Mapping[str, str]) -> str:
+    """Returns `cc_model_filenames` in protobuf text format, which merges with what stands before it.
+
+    Args:
+        files: Plan by capability, such as {"80": "sm80.plan"}. Triton's keys are "8.0".
+    """
+    lines = []
+    for capability, file in sorted(files.items(), key=lambda item: int(item[0])):
+        if not re.fullmatch(r"[0-9]{2,3}", capability) or not re.fullmatch(r"sm[0-9]{2,3}\.plan", file):
+            raise Refused(f"capability {capability!r} with file {file!r} cannot be written into a configuration")
+        lines.append(f'cc_model_filenames {{ key: "{capability[:-1]}.{capability[-1]}" value: "{file}" }}\n')
+    return "".join(lines)
+
+
+def kept(root: Path, spec: Mapping[str, Any], model: Path, version: str) -> dict[str, Any]:
+    """Returns the records of earlier plans that are still good: same graph, same TensorRT, file there."""
+    return {
+        capability: entry
+        for capability, entry in read_record(root).items()
+        if entry["onnx_sha256"] == spec["onnx_sha256"] and entry["tensorrt"] == version and (model / "1" / entry["file"]).exists()
+    }
+
+
+def read_record(root: Path) -> dict[str, Any]:
+    """Returns the records of all published plans by compute capability."""
+    path = root / RECORD
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return record
+
+
+def check_graph(root: Path, spec: Mapping[str, Any]) -> None:
+    """Checks that the graph is the one that the repository was written with.
+
+    Raises:
+        Refused: It is not.
+    """
+    with (root / spec["onnx"]).open("rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    if digest != spec["onnx_sha256"]:
+        raise Refused(f"{spec['onnx']} has changed since this repository was written: sha256 {digest}, {spec['onnx_sha256']} expected")
+
+
+if __name__ == "__main__":
+    sys.exit(run(Path(__file__).resolve().parent, importlib.import_module("tensorrt"), load_driver()))

@@ -1,0 +1,191 @@
+"""Asks a model behind Triton over gRPC: the whole evaluation set, and how long an answer takes under a given load.
+
+    worker 1:  row 0 ----> row 2 ----> row 5 ...      each worker has one request under way, and takes the next row when it is answered
+    worker 2:  row 1 --> row 3 -> row 4 ...           concurrency = number of workers
+
+The time of a request is what a client on the same machine sees: serializing the row, the network stack, waiting, batching, the model.
+
+Left out: several rows in one request; merging them is the server's work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from threading import Event, Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.preprocess import Row
+from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
+
+REQUEST_SECONDS = 120.0
+QUANTILES = (50, 90, 99)
+MIN_FOR_P99 = 200
+
+
+class RequestError(RuntimeError):
+    """The server refused a request, or did not answer; one line that names the row."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a model answered, in the order of the rows."""
+
+    logits: NDArray[np.float32]
+    """float32 [n, C]."""
+    labels: list[str]
+    scores: NDArray[np.float32]
+    """float32 [n]."""
+
+
+def evaluate(address: str, model: str, rows: Sequence[Row], concurrency: int = 4, advance: Callable[[int], None] | None = None) -> Answers:
+    """Sends every row once.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        rows: n rows.
+        concurrency: Requests under way at a time.
+        advance: Told of each answer.
+
+    Raises:
+        RequestError: A row was not answered; no further rows are sent.
+    """
+    answers: list[tuple[NDArray[np.float32], str, float] | None] = [None] * len(rows)
+    lock = Lock()
+
+    def note(index: int, result: Any, _: float) -> None:
+        answers[index] = (result.as_numpy(LOGITS)[0], result.as_numpy(LABEL)[0, 0].decode("utf-8"), float(result.as_numpy(SCORE)[0, 0]))
+        if advance is not None:
+            with lock:
+                advance(1)
+
+    drive(address, model, rows, enumerate(rows), concurrency, note)
+    got = [answer for answer in answers if answer is not None]
+    assert len(got) == len(rows) > 0, (len(got), len(rows))
+    logits = np.stack([answer[0] for answer in got]).astype(np.float32)
+    return Answers(logits, [answer[1] for answer in got], np.array([answer[2] for answer in got], np.float32))
+
+
+def latency(
+    address: str, model: str, rows: Sequence[Row], concurrency: int, *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20
+) -> dict[str, Any]:
+    """Measures the time of requests under a constant load: real rows in turn, one row each.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        rows: Rows to send, again from the start where they do not suffice.
+        concurrency: Requests under way at a time.
+        requests: Stop after so many ...
+        seconds: ... or after this time.
+        warm_up: Requests before them that are not counted.
+
+    Returns:
+        `concurrency`, `p50_ms`, `p90_ms`, `p99_ms` (None below 200 requests), `throughput_per_s`, `n`.
+
+    Raises:
+        RequestError: A request was not answered.
+    """
+    samples: list[float] = []
+    drive(address, model, rows, _cycle(rows, warm_up * concurrency, None), concurrency, lambda *_: None)
+    started = time.perf_counter()
+    drive(address, model, rows, _cycle(rows, requests, started + seconds), concurrency, lambda _, __, taken: samples.append(taken))
+    spent = time.perf_counter() - started
+    p50, p90, p99 = (round(1e3 * float(value), 4) for value in np.percentile(samples, QUANTILES))
+    return {
+        "concurrency": concurrency,
+        "p50_ms": p50,
+        "p90_ms": p90,
+        "p99_ms": p99 if len(samples) >= MIN_FOR_P99 else None,
+        "throughput_per_s": round(len(samples) / spent, 2),
+        "n": len(samples),
+    }
+
+
+def drive(
+    address: str,
+    model: str,
+    rows: Sequence[Row],
+    feed: Iterator[tuple[int, Row]],
+    concurrency: int,
+    note: Callable[[int, Any, float], None],
+) -> None:
+    """Sends the rows of `feed` with `concurrency` workers, and tells `note` index, result and seconds of each.
+
+    The first failure stops all workers and is raised.
+    """
+    from tritonclient.grpc import InferenceServerClient
+
+    lock, failed = Lock(), Event()
+
+    def next_row() -> tuple[int, Row] | None:
+        with lock:
+            return next(feed, None)
+
+    def work() -> None:
+        with InferenceServerClient(address) as client:
+            while not failed.is_set() and (entry := next_row()) is not None:
+                index, row = entry
+                started = time.perf_counter()
+                try:
+                    result = ask(client, model, row)
+                except BaseException as error:
+                    failed.set()
+                    if isinstance(error, RequestError):
+                        raise RequestError(f"row {index} of {len(rows)}: {error}") from error
+                    raise
+                note(index, result, time.perf_counter() - started)
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        try:
+            for future in [pool.submit(work) for _ in range(concurrency)]:
+                future.result()
+        except BaseException:  # Ctrl-C too: the workers stop after the request they are at
+            failed.set()
+            raise
+
+
+def ask(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS) -> Any:
+    """Sends one row and returns the client's result.
+
+    Raises:
+        RequestError: It was refused or not answered in time.
+    """
+    from tritonclient.utils import InferenceServerException
+
+    try:
+        return client.infer(model, inputs(row), client_timeout=seconds)
+    except InferenceServerException as error:
+        raise RequestError(f"model {model} gave no answer: {' '.join(str(error.message()).split())[:300]}") from error
+
+
+def inputs(row: Row) -> list[Any]:
+    """Returns the input tensors of one row, [1, 1] each."""
+    from tritonclient.grpc import InferInput
+
+    values: dict[str, str | bytes]
+    if isinstance(row, bytes):
+        values = {IMAGE: row}
+    else:
+        values = dict(zip((TEXT, TEXT_PAIR), row, strict=True)) if isinstance(row, tuple) else {TEXT: row}
+    tensors = []
+    for name, value in values.items():
+        tensor = InferInput(name, [1, 1], "BYTES")
+        tensor.set_data_from_numpy(np.array([[value if isinstance(value, bytes) else value.encode("utf-8")]], dtype=np.object_))
+        tensors.append(tensor)
+    return tensors
+
+
+def _cycle(rows: Sequence[Row], count: int, deadline: float | None) -> Iterator[tuple[int, Row]]:
+    """Yields rows in turn, at most `count` and none after `deadline`."""
+    for index in itertools.islice(itertools.cycle(range(len(rows))), count):
+        if deadline is not None and time.perf_counter() > deadline:
+            return
+        yield index, rows[index]

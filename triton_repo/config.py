@@ -1,0 +1,120 @@
+"""`config.pbtxt` of a model that runs on the CPU, written through Triton's own protobuf.
+
+    TEXT | TEXT, TEXT_PAIR | IMAGE   STRING [1]    UTF-8 text, or the bytes of a PNG or JPEG file
+    LABEL                            STRING [1]    name of the class
+    SCORE                            FP32   [1]    its softmax score; the value itself for regression
+    LOGITS                           FP32   [C]
+
+What the model has to know beside its files (how to compile, for which batch sizes) stands in `parameters`, so that the configuration tells
+all of it. Triton runs the warm-up requests before it calls the model ready: one row for every bucket, from files under `warmup/`.
+
+Left out: limits of the queue; every request is answered, however many wait.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2 as pb
+
+from compress.errors import InputError
+
+TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
+LABEL, SCORE, LOGITS = "LABEL", "SCORE", "LOGITS"
+MIN_BATCH = 8
+"""max_batch_size is at least this much, so that the dynamic batcher has something to merge."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """Everything that a configuration says."""
+
+    name: str
+    modality: Literal["text", "image"]
+    pairs: bool
+    """Whether rows are pairs of texts."""
+    num_labels: int
+    max_batch_size: int
+    """Most rows of one request, and of several merged ones."""
+    batch_sizes: tuple[int, ...]
+    """Batch sizes that the model compiles, ascending, 1 first."""
+    mode: Literal["static", "dynamic"]
+    properties: Mapping[str, str]
+    """What OpenVINO compiles with: exactly what the exported engine was measured with."""
+    warm_up: tuple[str, ...] = ()
+    """Names of warm-up samples: of each, `warmup/<name>.<input>` holds the serialized row."""
+    instances: int = 1
+    """Processes that run the model side by side."""
+    max_queue_delay_us: int = 0
+    """Longest time, in microseconds, that a request waits for others to be merged with."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs."""
+        if self.modality == "image":
+            return (IMAGE,)
+        return (TEXT, TEXT_PAIR) if self.pairs else (TEXT,)
+
+
+def model_config(settings: ModelSettings) -> Any:
+    """Returns the `ModelConfig` message.
+
+    Raises:
+        InputError: The name is none that Triton takes as the name of a folder and of a model.
+    """
+    if not _NAME.fullmatch(settings.name):
+        raise InputError(f"model name {settings.name!r}: letters, digits, '.', '_' and '-' are allowed, at most 128, the first no sign")
+    config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
+    for name in settings.inputs:
+        config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
+    config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
+    config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
+    config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.num_labels])
+    config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.instances)
+    for name, value in parameters(settings).items():
+        config.parameters[name].string_value = value
+    for sample in settings.warm_up:
+        _add_warm_up(config, sample, settings.inputs)
+    return config
+
+
+def parameters(settings: ModelSettings) -> dict[str, str]:
+    """Returns the `parameters` map: plain strings, lists and maps as JSON."""
+    return {
+        "mode": settings.mode,
+        "batch_sizes": json.dumps(list(settings.batch_sizes)),
+        "properties": json.dumps(dict(settings.properties), sort_keys=True),
+    }
+
+
+def to_text(config: Any) -> str:
+    """Returns the contents of config.pbtxt."""
+    text: str = text_format.MessageToString(config)
+    return text
+
+
+def from_text(text: str) -> Any:
+    """Reads what `to_text` gave."""
+    return text_format.Parse(text, pb.ModelConfig())
+
+
+def serialized(values: Sequence[bytes]) -> bytes:
+    """Returns strings the way Triton stores them in a file: each after its length, 4 bytes, little-endian."""
+    return b"".join(struct.pack("<I", len(value)) + value for value in values)
+
+
+def _add_warm_up(config: Any, sample: str, inputs: Sequence[str]) -> None:
+    warm_up = config.model_warmup.add(name=sample, batch_size=1)
+    for name in inputs:
+        value = warm_up.inputs[name]
+        value.data_type = pb.TYPE_STRING
+        value.dims.append(1)
+        value.input_data_file = f"{sample}.{name}"

@@ -1,0 +1,167 @@
+"""Triton python model: tokenizes or decodes, runs OpenVINO, answers label, score and logits. Runs inside the server.
+
+`preprocess.py`, preprocess.json, tokenizer.json, openvino.xml and openvino.bin lie beside it. Each request is prepared by itself, so that
+a bad row is an error of its own request and of no other. Then the rows of all requests that the dynamic batcher gave are put together
+by shape (each row in its smallest bucket) and run in the compiled batch sizes, the largest that fits first:
+
+    sizes 1, 8:   11 rows of one bucket -> 8 + 1 + 1 + 1
+
+No batch is filled up, since a copy costs as much as a row. In static mode a row's answer does not depend on its company: the compiled
+shapes compute every row alike, to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import numpy as np
+import openvino
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
+
+HERE = Path(__file__).resolve().parent
+DYNAMIC = ()
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Prepared rows of one request and one shape."""
+
+    request: int
+    rows: list[int]
+    features: dict[str, np.ndarray]
+
+
+class Model:
+    """The compiled network."""
+
+    def __init__(self, path: Path, mode: str, batch_sizes: Sequence[int], properties: Mapping[str, str]) -> None:
+        core = openvino.Core()
+        self._core, self._network, self._properties = core, core.read_model(path), properties
+        self._static, self._sizes = mode == "static", sorted(batch_sizes, reverse=True)
+        self._requests: dict[tuple[int, ...], Any] = {}
+
+    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Compiles for rows of these shapes, (L,) or (C, H, W), in every batch size."""
+        for shape in [(size, *shape) for shape in shapes for size in self._sizes] if self._static else [DYNAMIC]:
+            self._request(shape)
+
+    def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Returns the logits float32 [n, C] of rows of one shape."""
+        if not self._static:
+            return self._infer(DYNAMIC, features)
+        parts = []
+        for start, stop in self.spans(len(next(iter(features.values())))):
+            part = {name: array[start:stop] for name, array in features.items()}
+            parts.append(self._infer(next(iter(part.values())).shape, part))
+        return np.concatenate(parts)
+
+    def spans(self, rows: int) -> Iterator[tuple[int, int]]:
+        """Cuts rows 0 to n into compiled batch sizes, the largest that fits first."""
+        start = 0
+        while start < rows:
+            size = next(size for size in self._sizes if size <= rows - start)
+            yield start, start + size
+            start += size
+
+    def _infer(self, shape: tuple[int, ...], features: Mapping[str, np.ndarray]) -> np.ndarray:
+        request = self._request(shape)
+        request.infer(dict(features), share_inputs=True)
+        return np.array(request.get_output_tensor(0).data, dtype=np.float32)
+
+    def _request(self, shape: tuple[int, ...]) -> Any:
+        if shape not in self._requests:
+            network = self._network
+            if shape:
+                network = network.clone()
+                network.reshape({value.any_name: list(shape) for value in network.inputs})
+            self._requests[shape] = self._core.compile_model(network, "CPU", dict(self._properties)).create_infer_request()
+        return self._requests[shape]
+
+
+class TritonPythonModel:
+    """What the python backend calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the preprocessor and compiles every shape that can occur."""
+        config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self.inputs = [value["name"] for value in config["input"]]
+        self.preprocessor = Preprocessor.load(HERE)
+        sizes, properties = json.loads(parameters["batch_sizes"]), json.loads(parameters["properties"])
+        self.model = Model(HERE / "openvino.xml", parameters["mode"], sizes, properties)
+        steps = self.preprocessor.steps
+        self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if steps is None else [steps.shape]
+        self.model.prepare(self.shapes)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answers every request, with its rows' answers or with an error."""
+        answers: list[Any] = [None] * len(requests)
+        pieces: dict[tuple[int, ...], list[Piece]] = {}
+        logits: dict[int, np.ndarray] = {}
+        for index, request in enumerate(requests):
+            try:
+                rows = self._rows(request)
+                for piece in self._pieces(index, rows):
+                    pieces.setdefault(next(iter(piece.features.values())).shape[1:], []).append(piece)
+                logits[index] = np.zeros((len(rows), len(self.preprocessor.labels)), np.float32)
+            except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
+                answers[index] = _refusal(error)
+        for group in pieces.values():
+            self._predict([piece for piece in group if answers[piece.request] is None], logits, answers)
+        return [self._response(logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
+
+    def _pieces(self, index: int, rows: list[Any]) -> list[Piece]:
+        """Prepares one request, all of it or nothing."""
+        return [Piece(index, members, features) for members, features in self.preprocessor.batches(rows, max(1, len(rows)))]
+
+    def _rows(self, request: Any) -> list[Any]:
+        """Returns texts, pairs of texts, or encoded images; each input is an array of bytes [n, 1]."""
+        columns = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1) for name in self.inputs]
+        if self.preprocessor.modality == "image":
+            return [bytes(value) for value in columns[0]]
+        texts = [[_text(row, value) for row, value in enumerate(column)] for column in columns]
+        return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
+
+    def _predict(self, group: list[Piece], logits: dict[int, np.ndarray], answers: list[Any]) -> None:
+        """Runs rows of one shape; where that fails, the requests they belong to get the error."""
+        if not group:
+            return
+        features = {name: np.concatenate([piece.features[name] for piece in group]) for name in group[0].features}
+        try:
+            values = self.model.predict(features)
+        except (RuntimeError, MemoryError) as error:
+            for piece in group:
+                answers[piece.request] = _refusal(error, pb_utils.TritonError.INTERNAL)
+            return
+        start = 0
+        for piece in group:
+            logits[piece.request][piece.rows] = values[start : start + len(piece.rows)]
+            start += len(piece.rows)
+
+    def _response(self, logits: np.ndarray) -> Any:
+        answers = self.preprocessor.answer(logits)
+        labels = np.array([[label.encode("utf-8")] for label, _ in answers], dtype=np.object_)
+        scores = np.array([[score] for _, score in answers], dtype=np.float32)
+        tensors = {"LABEL": labels, "SCORE": scores, "LOGITS": logits}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors.items()])
+
+
+def _text(row: int, value: bytes) -> str:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise BadRow(f"row {row}: not UTF-8 text (byte {error.start})") from error
+
+
+def _refusal(error: Exception, code: int | None = None) -> Any:
+    """Returns the response of a request that cannot be answered; the message is one line."""
+    line = " ".join(str(error).split())[:500] or type(error).__name__
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(line, pb_utils.TritonError.INVALID_ARG if code is None else code))

@@ -1,0 +1,211 @@
+"""The environment that the Triton server runs in: where it is, whether it works, and how it is built.
+
+PyPI's `nvidia-pytriton` carries a real tritonserver with the python backend. That backend is built against numpy 1: under numpy 2 numeric
+outputs leave it empty and a string output kills it. So the server has an environment of its own, pinned by server-requirements.txt:
+
+    $COMPRESS_SERVER_ENV, else $XDG_CACHE_HOME (or ~/.cache) /compress/server-<first 12 digits of the sha256 of the requirements>
+
+A virtual environment knows its own path and cannot be renamed into place; here a marker file, written last, says that it is whole.
+
+Left out: systems other than Linux on x86-64 or arm64 with glibc 2.35, which the wheel does not run on, and Python below 3.8 or above 3.13.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from compress.artifact import write_text
+from compress.errors import InputError
+
+VARIABLE = "COMPRESS_SERVER_ENV"
+REQUIREMENTS = Path(__file__).with_name("server-requirements.txt")
+MARKER = "compress-server.txt"
+FIX = "run `compress doctor --fix`"
+MAX_SECONDS = 1800.0
+
+# Runs in the environment's own interpreter: imports what the server's models import, and tells where the server's parts lie.
+_LOOK = """
+import importlib.metadata, json, os, sys, sysconfig
+import numpy, openvino, PIL, tokenizers
+site = importlib.metadata.distribution("nvidia-pytriton").locate_file("")
+names = ("nvidia-pytriton", "numpy", "openvino", "tokenizers", "pillow")
+print("FOUND" + json.dumps({
+    "site": os.fspath(site), "python": "%d.%d" % sys.version_info[:2], "libraries": sysconfig.get_config_var("LIBDIR") or "",
+    "versions": {name: importlib.metadata.version(name) for name in names}}))
+"""
+
+
+@dataclass(frozen=True)
+class ServerEnvironment:
+    """A working server environment."""
+
+    path: Path
+    """The virtual environment."""
+    python: str
+    """Its Python, as major.minor."""
+    site: Path
+    """Its folder of packages."""
+    libraries: Path
+    """Folder of the shared libpython."""
+    versions: Mapping[str, str]
+    """Versions of what the server and its models run on."""
+
+    def __str__(self) -> str:
+        return f"{self.path} (nvidia-pytriton {self.versions['nvidia-pytriton']}, openvino {self.versions['openvino']})"
+
+    @property
+    def binary(self) -> Path:
+        """The server."""
+        return self.site / "pytriton" / "tritonserver" / "bin" / "tritonserver"
+
+    @property
+    def backend_files(self) -> tuple[Path, ...]:
+        """What the folder of the python backend has to hold."""
+        server = self.site / "pytriton" / "tritonserver"
+        backend = server / "backends" / "python"
+        stub = server / "python_backend_stubs" / self.python / "triton_python_backend_stub"
+        return backend / "libtriton_python.so", backend / "triton_python_backend_utils.py", stub
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Environment variables of the server: its shared libraries, and its interpreter first, since the backend takes that of PATH."""
+        libraries = f"{self.site / 'nvidia_pytriton.libs'}:{self.libraries}"
+        return {"LD_LIBRARY_PATH": libraries, "PATH": f"{self.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
+
+
+def lock_digest() -> str:
+    """Returns the sha256 (hex) of the requirements: part of the cache key of everything the server answered."""
+    return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
+
+
+def location() -> Path:
+    """Returns where the environment belongs, whether it is there or not."""
+    given = os.environ.get(VARIABLE)
+    if given:
+        return Path(given).expanduser().absolute()
+    cache = os.environ.get("XDG_CACHE_HOME")
+    root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
+    return root / "compress" / f"server-{lock_digest()[:12]}"
+
+
+def check() -> ServerEnvironment:
+    """Returns the server environment after a look at all its parts; a second call in a process takes a few milliseconds.
+
+    Raises:
+        InputError: It is missing or does not work; says what to do.
+    """
+    path = location()
+    given = bool(os.environ.get(VARIABLE))
+    cure = f"correct or unset ${VARIABLE}, then {FIX}" if given else FIX
+    python = path / "bin" / "python3"
+    if not python.exists():
+        raise InputError(f"server environment: {path} has no bin/python3; triton_repo needs it to start Triton; {cure}")
+    if not given and not _is_whole(path):
+        raise InputError(f"server environment: {path} was not finished, or is of other requirements; {cure}")
+    try:
+        return _look(path, python.stat().st_mtime_ns)
+    except _Broken as error:
+        raise InputError(f"server environment: {path} does not work: {error}; {cure}") from error
+
+
+def build() -> ServerEnvironment:
+    """Builds the environment where it is missing or broken; another process that builds it meanwhile is waited for.
+
+    Raises:
+        InputError: It cannot be built; quotes the reason.
+    """
+    if os.environ.get(VARIABLE):  # somebody else's environment is never touched
+        return check()
+    path = location()
+    with _building(path):
+        try:
+            return check()
+        except InputError:
+            _install(path)
+        return check()
+
+
+class _Broken(Exception):
+    """The environment does not work; one line."""
+
+
+@functools.lru_cache(maxsize=4)
+def _look(path: Path, _changed: int) -> ServerEnvironment:
+    """Imports the packages, and asks the linker whether the server finds its libraries."""
+    python = path / "bin" / "python3"
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    output = _run([str(python), "-c", _LOOK], variables)
+    found = json.loads(output.split("FOUND", 1)[1])
+    result = ServerEnvironment(path, found["python"], Path(found["site"]), Path(found["libraries"]), found["versions"])
+    if int(result.versions["numpy"].split(".")[0]) >= 2:
+        raise _Broken(f"numpy {result.versions['numpy']} is there; the backend answers rightly under numpy below 2 only")
+    for file in (result.binary, *result.backend_files):
+        if not file.exists():
+            raise _Broken(f"{file} is missing (Python 3.8 to 3.13 have a stub; this one is {result.python})")
+    # The linker says it all: a glibc that is too old, a Python without a shared library.
+    linked = _run(["ldd", *map(str, (result.binary, result.backend_files[0], result.backend_files[-1]))], {**variables, **result.variables})
+    missing = [" ".join(line.split()) for line in linked.splitlines() if "not found" in line]
+    if missing:
+        raise _Broken(f"{missing[0]}; glibc 2.35 or newer and a Python with a shared libpython are needed")
+    return result
+
+
+def _install(path: Path) -> None:
+    """Makes the virtual environment anew and marks it when it is whole."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", str(path)])
+        pip = [str(path / "bin" / "python3"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-input"]
+        _run([*pip, "--requirement", str(REQUIREMENTS)])
+        write_text(path / MARKER, lock_digest() + "\n")
+    except (_Broken, OSError) as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise InputError(
+            f"server environment: {path} cannot be built: {error}; it needs the package index, Python 3.11 or 3.12 with venv, "
+            f"and 1 GB in that folder ($XDG_CACHE_HOME moves it, ${VARIABLE} names a ready one)"
+        ) from error
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return (path / MARKER).read_text(encoding="utf-8").strip() == lock_digest()
+    except OSError:
+        return False
+
+
+@contextmanager
+def _building(path: Path) -> Iterator[None]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        stream = (path.parent / f".{path.name}.lock").open("w")
+    except OSError as error:
+        raise InputError(f"server environment: {path.parent} cannot be written ({error.strerror}); set $XDG_CACHE_HOME") from error
+    with stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
+
+
+def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
+    """Returns the output of a command, or raises with the last line of what it complained about."""
+    try:
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", timeout=MAX_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise _Broken(f"{Path(command[0]).name} took more than {MAX_SECONDS:.0f} s") from error
+    except OSError as error:
+        raise _Broken(f"{command[0]}: {error.strerror}") from error
+    if done.returncode != 0:
+        lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")]
+        raise _Broken((errors or lines or [f"{command[0]} ended with status {done.returncode}"])[-1][:300])
+    return done.stdout

@@ -1,0 +1,46 @@
+"""Triton python model: from rows to the arrays of the plan. Runs inside the server; `preprocess.py` and its files lie beside it.
+
+Each request is prepared by itself and padded to the smallest bucket that holds its longest row, so that the plan's dynamic batcher finds
+requests of equal shape. A request with a bad row gets an error of its own; the others in the batch are answered.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
+
+
+class TritonPythonModel:
+    """What the python backend calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the preprocessor, and learns the names of the inputs from the model's own configuration."""
+        config = json.loads(args["model_config"])
+        self.inputs = [value["name"] for value in config["input"]]
+        self.preprocessor = Preprocessor.load(Path(__file__).resolve().parent)
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """Answers each request with the arrays of its rows."""
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Any) -> Any:
+        try:
+            features = self.preprocessor.encode(self._rows(request))
+        except (BadRow, UnicodeDecodeError) as error:
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error), pb_utils.TritonError.INVALID_ARG))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in features.items()])
+
+    def _rows(self, request: Any) -> list[Any]:
+        """Returns text, pairs of text, or encoded images; each input is an array of bytes [n, 1]."""
+        columns = [pb_utils.get_input_tensor_by_name(request, name).as_numpy().reshape(-1) for name in self.inputs]
+        if self.preprocessor.modality == "image":
+            return [bytes(value) for value in columns[0]]
+        texts = [[value.decode("utf-8") for value in column] for column in columns]
+        return list(texts[0]) if len(texts) == 1 else list(zip(*texts, strict=True))

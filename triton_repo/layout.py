@@ -1,0 +1,227 @@
+"""Writes the model repository for the CPU: one model for every exported build, each a folder that stands on its own.
+
+    model_repository/
+      README.md
+      <variant>-<precision>/
+        config.pbtxt
+        warmup/<bucket>.TEXT          one made-up row for every bucket
+        1/  model.py  preprocess.py  preprocess.json  tokenizer.json  openvino.xml  openvino.bin
+
+Which modes an engine has, and with which properties it was measured, comes from export.json: what is served is what was evaluated.
+
+Left out: the repository for GPUs, which `triton_repo.plans` writes.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from compress import preprocess
+from compress.artifact import Artifact
+from compress.errors import InputError
+from compress.preprocess import Preprocessor
+from triton_repo.config import IMAGE, MIN_BATCH, TEXT, TEXT_PAIR, ModelSettings, model_config, serialized, to_text
+
+EXPORTED = "export.json"
+ENGINE = "openvino"
+TEMPLATE = "cpu_model.py"
+VERSION = "1"
+WARM_UP = "warmup"
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model of the repository, and the engine that it serves."""
+
+    name: str
+    variant: str
+    precision: str
+    folder: Path
+    """Folder of the build: preprocess.json, tokenizer.json."""
+    engine: Mapping[str, Any]
+    """Its entry in export.json."""
+    root: Path
+    """Folder that export.json lies in."""
+
+    @property
+    def xml(self) -> Path:
+        """The network."""
+        return self.root / str(self.engine["file"])
+
+    @property
+    def predictions(self) -> Path | None:
+        """What the engine answered on the evaluation split."""
+        return self.root / self.engine["predictions"] if self.engine.get("predictions") else None
+
+
+def served_models(exported: Artifact) -> list[Served]:
+    """Returns a model for each build that has a runnable OpenVINO engine, in the order of export.json; of its modes the recommended one.
+
+    Raises:
+        InputError: There is none.
+    """
+    found = list(_served(exported.path))
+    if not found:
+        raise InputError(
+            f"target.engines: no {ENGINE} engine was built, and that is what the model repository for the CPU serves; add {ENGINE}"
+        )
+    return found
+
+
+def write_repository(
+    out: Path,
+    models: list[Served],
+    *,
+    pairs: bool,
+    batch_sizes: tuple[int, ...],
+    max_batch_size: int | None = None,
+    instances: int = 1,
+    max_queue_delay_us: int = 0,
+) -> list[ModelSettings]:
+    """Writes the repository.
+
+    Args:
+        out: Folder to write into; created.
+        models: What to serve.
+        pairs: Whether rows are pairs of texts.
+        batch_sizes: Batch sizes that the static engine was measured at; 1 is added.
+        max_batch_size: Most rows of one request; the largest of `batch_sizes`, and at least 8, where absent.
+        instances: Processes for each model.
+        max_queue_delay_us: How long a request waits for others, in microseconds.
+
+    Returns:
+        The settings of each model.
+
+    Raises:
+        InputError: A model name is not valid, or images have no fixed size.
+    """
+    sizes = tuple(sorted({1, *batch_sizes}))
+    largest = max_batch_size or max(MIN_BATCH, *sizes)
+    written = []
+    for model in models:
+        preprocessor = Preprocessor.load(model.folder)
+        rows = dict(warm_up_rows(preprocessor, pairs))
+        settings = ModelSettings(
+            name=model.name,
+            modality="image" if preprocessor.modality == "image" else "text",
+            pairs=pairs,
+            num_labels=len(preprocessor.labels),
+            max_batch_size=largest,
+            batch_sizes=tuple(size for size in sizes if size <= largest),
+            mode=model.engine["mode"],
+            properties=model.engine["properties"],
+            warm_up=tuple(rows),
+            instances=instances,
+            max_queue_delay_us=max_queue_delay_us,
+        )
+        _write_model(out / model.name, model, preprocessor, settings, rows)
+        written.append(settings)
+    (out / "README.md").write_text(readme(written), encoding="utf-8")
+    return written
+
+
+def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str, bytes]]:
+    """Yields a name and a made-up row for every bucket; for images one grey picture.
+
+    Raises:
+        InputError: Images have no fixed size, so that there is nothing to compile for.
+    """
+    if preprocessor.steps is not None:
+        if preprocessor.steps.shape is None:
+            raise InputError(
+                "model: preprocessor_config.json resizes images to no fixed size; give it size {height, width} or a centre crop"
+            )
+        _, height, width = preprocessor.steps.shape
+        file = io.BytesIO()
+        Image.new("L", (width, height), 128).save(file, "PNG")
+        yield "image", file.getvalue()
+        return
+    for bucket in preprocessor.buckets:
+        yield str(bucket), _text_of_length(preprocessor, bucket, pairs).encode("utf-8")
+
+
+def readme(models: list[ModelSettings]) -> str:
+    """Returns the README of the repository."""
+    first = models[0]
+    lines = "\n".join(f"| `{model.name}` | {', '.join(model.inputs)} | {model.max_batch_size} | {model.mode} |" for model in models)
+    return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs))
+
+
+def _served(root: Path) -> Iterator[Served]:
+    document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
+    for build in document["builds"]:
+        engines = [engine for engine in build["engines"] if engine["engine"] == ENGINE and engine["runnable"]]
+        for engine in engines[:1]:
+            name = f"{build['variant']}-{build['precision']}"
+            yield Served(name, build["variant"], build["precision"], root / build["folder"], engine, root)
+
+
+def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:
+    version, warm_up = folder / VERSION, folder / WARM_UP
+    version.mkdir(parents=True)
+    warm_up.mkdir()
+    (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
+    shutil.copyfile(preprocess.__file__, version / "preprocess.py")
+    preprocessor.save(version)
+    shutil.copyfile(model.xml, version / "openvino.xml")
+    shutil.copyfile(model.xml.with_suffix(".bin"), version / "openvino.bin")
+    for name, row in rows.items():
+        for column in settings.inputs:
+            # The second text of a pair stays empty: the first one alone fills the bucket.
+            (warm_up / f"{name}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
+
+
+def _text_of_length(preprocessor: Preprocessor, bucket: int, pairs: bool) -> str:
+    """Returns a text that just fits into a bucket, the second of a pair being empty."""
+
+    def tokens(words: int) -> int:
+        text = " ".join(["a"] * words)
+        return int(preprocessor.encode([(text, "") if pairs else text], 0)[preprocessor.input_names[0]].shape[1])
+
+    words = bucket
+    while words and (length := tokens(words)) > bucket:
+        words = max(0, words - max(1, (length - bucket) // 2))
+    return " ".join(["a"] * words)
+
+
+def _example(name: str) -> str:
+    return {TEXT: '"TEXT": "a fine film"', TEXT_PAIR: '"TEXT_PAIR": "a good movie"', IMAGE: '"IMAGE": open("image.png", "rb").read()'}[name]
+
+
+_README = """\
+# Model repository for Triton Inference Server, CPU
+
+| model | inputs | most rows of a request | engine |
+|---|---|---|---|
+{lines}
+
+Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Answers are `LABEL` (string [n, 1]), `SCORE` (float32
+[n, 1]: the softmax score of that label, or the value of a regression) and `LOGITS` (float32 [n, C]).
+
+Each model is one python model that tokenizes or decodes, runs OpenVINO, and names the label. The server's Python needs `numpy` below 2,
+`openvino`, `tokenizers` and `pillow`. In a container of Triton with the python backend:
+
+    pip install 'numpy<2' openvino tokenizers pillow
+    tritonserver --model-repository=/models --disable-auto-complete-config
+
+Ask it:
+
+    import numpy as np, tritonclient.grpc as grpc
+    client = grpc.InferenceServerClient("127.0.0.1:8001")
+    row = {{{inputs}}}
+    tensors = []
+    for name, value in row.items():
+        tensors.append(grpc.InferInput(name, [1, 1], "BYTES"))
+        tensors[-1].set_data_from_numpy(np.array([[value]], dtype=object))
+    answer = client.infer("{name}", tensors)
+    print(answer.as_numpy("LABEL")[0, 0].decode(), answer.as_numpy("SCORE")[0, 0])
+"""

@@ -1,0 +1,323 @@
+"""Writes the model repository for NVIDIA GPUs: everything but the plans, which are built where they run.
+
+    out/
+      README.md                        the commands, and what has not been run
+      build_plans.py  tensorrt_plan.py  cuda_driver.py
+      model.onnx  golden.npz           the graph; 64 prepared rows and their logits
+      gpu.json  plan.pbtxt             what build_plans.py has to know; the plan's configuration without its files
+      models/                          what Triton is started on
+        NAME/                          ensemble: preprocess -> plan -> postprocess
+        NAME_preprocess/1/             model.py preprocess.py preprocess.json tokenizer.json
+        NAME_postprocess/1/            the same
+        NAME_plan/                     written by build_plans.py when its plans have been checked
+
+A plan is tied to one version of TensorRT and one compute capability. So it is not shipped: `build_plans.py` builds it in the image that
+serves, compares it with the golden rows, and only then writes the configuration that makes the model exist for Triton.
+
+Left out: more than one instance per GPU, and a plan with several GPUs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto
+from tritonclient.grpc import model_config_pb2 as pb
+
+from compress import cuda_driver, preprocess, tensorrt_plan
+from compress.errors import InputError
+from compress.preprocess import Preprocessor, Row
+from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, from_text, to_text
+
+ONNX, GOLDEN, SPEC, BASE_CONFIG, MODELS = "model.onnx", "golden.npz", "gpu.json", "plan.pbtxt", "models"
+OUTPUT = "logits"
+"""Name of the graph's output; clients see it as LOGITS, as from the repository for the CPU."""
+MEDIAN_LIMIT = 0.02
+"""Largest median |logit - golden logit|: the limit of every other engine."""
+PREPROCESS_INSTANCES = 2
+"""Processes that tokenize: one would be the bottleneck of a fast GPU."""
+_TYPES = {TensorProto.INT64: pb.TYPE_INT64, TensorProto.FLOAT: pb.TYPE_FP32}
+
+
+@dataclass(frozen=True)
+class _Names:
+    """Names of the four models."""
+
+    ensemble: str
+
+    @property
+    def preprocess(self) -> str:
+        return f"{self.ensemble}_preprocess"
+
+    @property
+    def plan(self) -> str:
+        return f"{self.ensemble}_plan"
+
+    @property
+    def postprocess(self) -> str:
+        return f"{self.ensemble}_postprocess"
+
+
+def write_gpu_repository(
+    out: Path,
+    onnx_file: Path,
+    preprocessor: Preprocessor,
+    rows: Sequence[Row],
+    logits: NDArray[np.float32],
+    *,
+    name: str,
+    max_batch_size: int,
+) -> dict[str, Any]:
+    """Writes the repository.
+
+    Args:
+        out: Folder to write into; created.
+        onnx_file: The Q/DQ (or float) graph.
+        preprocessor: Of the same checkpoint: gives inputs, buckets and labels.
+        rows: Golden rows.
+        logits: Their logits where they were measured, float32 [n, C].
+        name: Name of the ensemble: what clients ask for.
+        max_batch_size: Of every model, and of the profiles.
+
+    Returns:
+        Figures for the manifest: `layout`, `models`, `ready` (always false here) and its `reason`.
+
+    Raises:
+        ValueError: Graph and preprocessor do not fit.
+        InputError: Images have no fixed size.
+    """
+    names = _Names(name)
+    inputs = check_inputs(onnx_file, preprocessor)
+    models = out / MODELS
+    models.mkdir(parents=True)
+    for config in configurations(names.ensemble, preprocessor, inputs, max_batch_size, takes_pairs(rows)):
+        if config.name == names.plan:
+            (out / BASE_CONFIG).write_text(to_text(config), encoding="utf-8")
+        else:
+            _write_model(models / config.name, config)
+    for part in (names.preprocess, names.postprocess):
+        _write_python(models / part / "1", f"gpu_{part.removeprefix(name + '_')}.py", preprocessor)
+    _copy_graph(onnx_file, out)
+    arrays: dict[str, Any] = dict(golden_arrays(preprocessor, rows, logits))
+    np.savez(out / GOLDEN, **arrays)
+    (out / SPEC).write_text(json.dumps(_spec(out, names, preprocessor, inputs, max_batch_size), indent=1) + "\n", encoding="utf-8")
+    for source in (cuda_driver.__file__, tensorrt_plan.__file__, Path(__file__).with_name("build_plans.py")):
+        shutil.copyfile(source, out / Path(source).name)
+    (out / "README.md").write_text(readme(names.ensemble), encoding="utf-8")
+    return {
+        "layout": "ensemble",
+        "models": [config.name for config in _listed(models)],
+        "ready": False,
+        "reason": "plans are not built here",
+    }
+
+
+def check_inputs(onnx_file: Path, preprocessor: Preprocessor) -> dict[str, tuple[int, list[int]]]:
+    """Returns type (of `ModelConfig`) and shape without the batch, -1 where it is dynamic, of each input of the graph.
+
+    Raises:
+        ValueError: They are not what the preprocessor gives.
+        InputError: Images have no fixed size.
+    """
+    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    found = {}
+    for value in graph.input:
+        tensor = value.type.tensor_type
+        axes = [axis.dim_value if axis.HasField("dim_value") else -1 for axis in tensor.shape.dim]
+        found[value.name] = (_TYPES.get(tensor.elem_type, pb.TYPE_INVALID), axes[1:])
+    steps = preprocessor.steps
+    shape = [-1] if steps is None else list(steps.shape or ())
+    if not shape:
+        raise InputError(
+            "the model's processor resizes images to no fixed size; a plan needs one: give it size {height, width}, or a centre crop"
+        )
+    expected = dict.fromkeys(preprocessor.input_names, (pb.TYPE_INT64 if steps is None else pb.TYPE_FP32, shape))
+    if found != expected:
+        raise ValueError(f"{onnx_file.name} takes {found}; the preprocessor gives {expected} (type, shape of a row)")
+    return found
+
+
+def takes_pairs(rows: Sequence[Row]) -> bool:
+    """Whether rows are pairs of texts."""
+    return isinstance(rows[0], tuple)
+
+
+def configurations(
+    name: str, preprocessor: Preprocessor, inputs: dict[str, tuple[int, list[int]]], max_batch_size: int, pairs: bool
+) -> list[Any]:
+    """Returns the `ModelConfig` of ensemble, preprocess, plan and postprocess.
+
+    Args:
+        name: Name of the ensemble.
+        preprocessor: Gives modality, buckets and labels.
+        inputs: What `check_inputs` gave.
+        max_batch_size: Of all four.
+        pairs: Whether rows are pairs of texts.
+    """
+    names, classes = _Names(name), len(preprocessor.labels)
+    texts = (TEXT, TEXT_PAIR) if pairs else (TEXT,)
+    rows = {value: (pb.TYPE_STRING, [1]) for value in ((IMAGE,) if preprocessor.modality == "image" else texts)}
+    logits, answers = {OUTPUT: (pb.TYPE_FP32, [classes])}, {LABEL: (pb.TYPE_STRING, [1]), SCORE: (pb.TYPE_FP32, [1])}
+    before = _python(names.preprocess, rows, inputs, max_batch_size, PREPROCESS_INSTANCES)
+    after = _python(names.postprocess, logits, answers, max_batch_size, 1)
+    plan = _plan(names.plan, inputs, logits, preprocessor.buckets, max_batch_size)
+    ensemble = _model(names.ensemble, rows, {**answers, LOGITS: logits[OUTPUT]}, max_batch_size)
+    ensemble.platform = "ensemble"
+    for part in (before, plan, after):
+        step = ensemble.ensemble_scheduling.step.add(model_name=part.name, model_version=-1)
+        for value in part.input:
+            step.input_map[value.name] = LOGITS if value.name == OUTPUT else value.name
+        for value in part.output:
+            step.output_map[value.name] = LOGITS if value.name == OUTPUT else value.name
+    return [ensemble, before, plan, after]
+
+
+def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
+    """Returns `<bucket>.<input>` and `<bucket>.logits` for every bucket (0 for images), prepared, empty where no row falls into it."""
+    groups, arrays = preprocessor.groups(rows), {}
+    for bucket in preprocessor.buckets or (0,):
+        members = groups.get(bucket, [])
+        features = preprocessor.encode([rows[index] for index in members], bucket) if members else {}
+        for name in preprocessor.input_names:
+            arrays[f"{bucket}.{name}"] = features.get(name, np.zeros((0, bucket), np.int64))
+        arrays[f"{bucket}.logits"] = np.asarray(logits[members], np.float32)
+    return arrays
+
+
+def quantized_nodes(onnx_file: Path) -> list[str]:
+    """Returns the GEMM nodes that have DequantizeLinear on both inputs."""
+    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    made = {output for node in graph.node if node.op_type == "DequantizeLinear" for output in node.output}
+    gemms = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
+    return [node.name for node in gemms if node.input[0] in made and node.input[1] in made]
+
+
+def readme(name: str) -> str:
+    """Returns the README of the repository."""
+    return _README.replace("@NAME@", name)
+
+
+def _model(name: str, inputs: dict[str, tuple[int, list[int]]], outputs: dict[str, tuple[int, list[int]]], max_batch_size: int) -> Any:
+    config = pb.ModelConfig(name=name, max_batch_size=max_batch_size)
+    for value, (kind, dims) in inputs.items():
+        config.input.add(name=value, data_type=kind, dims=dims)
+    for value, (kind, dims) in outputs.items():
+        config.output.add(name=value, data_type=kind, dims=dims)
+    return config
+
+
+def _python(
+    name: str, inputs: dict[str, tuple[int, list[int]]], outputs: dict[str, tuple[int, list[int]]], max_batch_size: int, instances: int
+) -> Any:
+    config = _model(name, inputs, outputs, max_batch_size)
+    config.backend = "python"
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=instances)
+    return config
+
+
+def _plan(
+    name: str,
+    inputs: dict[str, tuple[int, list[int]]],
+    outputs: dict[str, tuple[int, list[int]]],
+    buckets: Sequence[int],
+    max_batch_size: int,
+) -> Any:
+    """One instance on every GPU, all profiles; no default file, so that a GPU without a plan of its own is an error, not a guess."""
+    config = _model(name, inputs, outputs, max_batch_size)
+    config.platform = "tensorrt_plan"
+    config.dynamic_batching.SetInParent()
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_GPU, count=1, profile=[str(index) for index in range(max(1, len(buckets)))])
+    for bucket in buckets or (0,):
+        warm_up = config.model_warmup.add(name=f"bucket {bucket}" if bucket else "image", batch_size=1)
+        for value, (kind, dims) in inputs.items():
+            sample = warm_up.inputs[value]
+            sample.data_type, sample.zero_data = kind, True
+            sample.dims.extend([bucket] if bucket else dims)
+    return config
+
+
+def _write_model(folder: Path, config: Any) -> None:
+    (folder / "1").mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
+    if config.platform == "ensemble":  # Triton wants the version folder, and copies of a repository lose empty ones
+        (folder / "1" / ".keep").touch()
+
+
+def _write_python(version: Path, template: str, preprocessor: Preprocessor) -> None:
+    shutil.copyfile(Path(__file__).with_name(template), version / "model.py")
+    shutil.copyfile(preprocess.__file__, version / "preprocess.py")
+    preprocessor.save(version)
+
+
+def _copy_graph(onnx_file: Path, out: Path) -> None:
+    shutil.copyfile(onnx_file, out / ONNX)
+    data = onnx_file.with_name(f"{onnx_file.name}.data")  # weights above 2 GB; the graph names the file
+    if data.exists():
+        shutil.copyfile(data, out / data.name)
+
+
+def _spec(
+    out: Path, names: _Names, preprocessor: Preprocessor, inputs: dict[str, tuple[int, list[int]]], max_batch_size: int
+) -> dict[str, Any]:
+    return {
+        "schema": 1,
+        "model": names.plan,
+        "task": preprocessor.task,
+        "onnx": ONNX,
+        "onnx_sha256": hashlib.sha256((out / ONNX).read_bytes()).hexdigest(),
+        "inputs": list(inputs),
+        "buckets": list(preprocessor.buckets),
+        "max_batch_size": max_batch_size,
+        "int8_gemms": quantized_nodes(out / ONNX),
+        "median_limit": MEDIAN_LIMIT,
+    }
+
+
+def _listed(models: Path) -> list[Any]:
+    return [from_text(path.read_text(encoding="utf-8")) for path in sorted(models.glob("*/config.pbtxt"))]
+
+
+_README = """# @NAME@ for Triton on NVIDIA GPUs
+
+The plans of this repository are **not built yet**: a plan is tied to one version of TensorRT and one GPU type. Until `build_plans.py` has
+built and checked them, `@NAME@_plan` has no configuration and the ensemble `@NAME@` does not load.
+
+## On the machine that serves
+
+Choose one release of NVIDIA's images for both commands: those of one release hold the same TensorRT.
+
+    RELEASE=YY.MM        # TensorRT 10.0 or later
+    docker run --rm --gpus all -v "$PWD":/repository nvcr.io/nvidia/tensorrt:$RELEASE-py3 \\
+        bash -c "pip install numpy && python3 /repository/build_plans.py"
+
+It builds one plan for each compute capability among the visible GPUs, runs the golden rows through it (in batches and one by one),
+compares the logits, and only then writes `models/@NAME@_plan/config.pbtxt`. Figures of each plan are in `plans.json`. Run it again on a
+machine with other GPUs to add theirs, and again after a new release. If it says "not ready", nothing is served, and it has said why.
+
+The two python models need tokenizers and Pillow, which the image of the server does not have:
+
+    printf 'ARG RELEASE\\nFROM nvcr.io/nvidia/tritonserver:$RELEASE-py3\\nRUN pip install tokenizers pillow\\n' | \\
+        docker build --build-arg RELEASE=$RELEASE -t gpu-server -
+    docker run --rm --gpus all --shm-size 1g -p 8000:8000 -p 8001:8001 -p 8002:8002 -v "$PWD"/models:/models \\
+        gpu-server tritonserver --model-repository=/models
+
+    curl -s localhost:8000/v2/models/@NAME@/infer -d \\
+        '{"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a fine film"]}]}'
+
+Image models take `IMAGE`, the bytes of a PNG or JPEG file; pairs of texts `TEXT` and `TEXT_PAIR`. Answers are `LABEL`, `SCORE`, `LOGITS`.
+
+## What has not been run
+
+None of the commands above was run where this repository was written: there was no GPU and no container. What was checked there: the
+configurations parse, their types and shapes are those of the graph and of the profiles, and the logits beside the golden rows are those
+that were measured with this model on another engine.
+"""
