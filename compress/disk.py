@@ -64,9 +64,9 @@ def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: C
     if isinstance(step, Latency):
         return 0
     if isinstance(step, Export):
-        return sum(_build_bytes(precision, sizes, context) for precision in _precisions(steps))
+        return sum(_build_bytes(precision, sizes, context) for precision in _precisions(steps, context))
     if isinstance(step, TritonRepo):
-        return sum(_served_bytes(precision, sizes) for precision in _precisions(steps))
+        return sum(_served_bytes(precision, sizes) for precision in _precisions(steps, context))
     return sizes.float_bytes + sizes.tokenizer_bytes
 
 
@@ -91,15 +91,22 @@ def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[in
     return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in chosen.values())
 
 
-def _precisions(steps: Sequence[Stage]) -> list[str]:
-    """Returns the precisions of the builds that export makes by default: the ends, and the last in float."""
-    variants = sum(isinstance(stage, Evaluate) for stage in steps)
-    if any(isinstance(stage, Quantize) for stage in steps):
-        return ["fp32", "int8", "fp32"]
-    return ["fp32"] * min(2, variants)
+def _precisions(steps: Sequence[Stage], context: Context) -> list[str]:
+    """Returns the precisions of the builds that export makes by default, in the order of `export.export.planned`."""
+    quantized = any(isinstance(stage, Quantize) for stage in steps)
+    floating = sum(isinstance(stage, Evaluate) for stage in steps) - quantized
+    serves_bf16 = "openvino" in context.target.engines and context.target.device == "cpu"
+    builds = ["fp32"] * min(2, floating) + ["int8"] * quantized
+    if serves_bf16:
+        from export.openvino import computes_bf16
+
+        builds += ["bf16"] * computes_bf16()
+    return builds
 
 
 def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
+    if precision == "bf16":  # made from the files of fp32
+        return sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
     copies = 1  # model.onnx
     copies += "onnxruntime" in context.target.engines and precision == "int8"  # model_uint8.onnx

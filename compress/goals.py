@@ -5,7 +5,8 @@ reason says what is missing. All figures come from one report, so ratios never m
 
     max_drop      baseline in torch - last variant at the last hop that ran (Triton, else engine, else torch)
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
-    int8_faster   p50(fastest float of the same engine and checkpoint) / p50(int8) at the largest shape, has to exceed 1
+    int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape, has to exceed 1; the float variant is the one
+                  that the int8 one was quantized from, so both have the same shapes
 """
 
 from __future__ import annotations
@@ -164,15 +165,16 @@ def throughput(report: Mapping[str, Any]) -> Figure:
 
 
 def int8_gain(report: Mapping[str, Any]) -> Figure:
-    """Returns how many times faster int8 is than the fastest float of the same engine and checkpoint, at the largest shape."""
+    """Returns how many times faster int8 is than the fastest float of the same engine and shapes, at the largest batch and sequence."""
     last, engine, cells = last_variant(report), first_engine(report), served_cells(report)
     cells = {shape: row for shape, row in cells.items() if row.get("precision") not in (*FLOATS, None)}
     if not cells:
         return Figure(reason=_unmeasured(report, engine))
     shape = max(cells, key=_work)
-    same = [row for row in _measured(last, engine) if _shape(row) == shape and row.get("precision") in FLOATS]
+    floating: Mapping[str, Any] = next((variant for variant in reversed(report["variants"]) if not is_quantized(variant)), {})
+    same = [row for row in _measured(floating, engine) if _shape(row) == shape]
     if not same:
-        return Figure(reason=f"no float engine of the same checkpoint was timed at {shape_name(shape)}")
+        return Figure(reason=f"the model was not timed in float at {shape_name(shape)}")
     fastest = min(same, key=lambda row: float(row["p50_ms"]))
     value = fastest["p50_ms"] / cells[shape]["p50_ms"]
     where = f"{engine}, {shape_name(shape)}, against {fastest['precision']}"

@@ -2,13 +2,14 @@
 
 What is built, each in a folder `<variant>-<precision>`:
 
-    ends   the baseline in float, the last variant, and where that is int8 its checkpoint in float too (what int8 has to beat)
-    all    every variant, int8 where it is quantized, and the last one's checkpoint in float
+    ends   the baseline in float, the last variant, and where that is int8 the float variant that it was made of: what int8 has to beat
+    all    every variant, int8 where it is quantized
 
-A processor with bf16 adds the last checkpoint in bf16: there bf16 is the float that int8 has to beat. Every engine runs in a process of
-its own, predicts the whole evaluation split in the configuration that is timed and served, and has to agree with torch (`export.parity`),
-or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held to it. `export.json` lists all of it:
-engines in the order of `target.engines`, of an engine the recommended mode first.
+A processor with bf16 adds the last float variant in bf16, from the files of its fp32 build: there bf16 is what int8 has to beat.
+
+Every engine runs in a process of its own, predicts the whole evaluation split in the configuration that is timed and served, and has to
+agree with torch (`export.parity`), or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held to
+it. `export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
 
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
 """
@@ -62,7 +63,7 @@ class Export(Stage):
     PRODUCES: ClassVar[Kind] = "engine"
 
     variants: Literal["ends", "all"] = "ends"
-    """ends: the baseline, the last variant, and the last variant's checkpoint in float; all: every variant."""
+    """ends: the baseline, the last variant, and the float variant that it was quantized from; all: every variant."""
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes one folder for each build, and `export.json`.
@@ -85,17 +86,17 @@ class Export(Stage):
 
 
 def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
-    """Returns what is built, in order: variants first to last, the float forms of the last checkpoint after it."""
-    found = list(context.checkpoints.items())
-    chosen = found if variants == "all" else [found[0], *found[1:][-1:]]
-    builds = [Build(name, artifact.path, "int8" if is_quantized(artifact.path) else "fp32") for name, artifact in chosen]
-    last = builds[-1]
-    if last.precision == "int8":
-        builds.append(replace(last, precision="fp32"))
+    """Returns what is built, in order: variants first to last, then the last float one in bf16, whose fp32 build comes before it."""
+    found = [
+        Build(name, artifact.path, "int8" if is_quantized(artifact.path) else "fp32") for name, artifact in context.checkpoints.items()
+    ]
+    floating = [build for build in found if build.precision == "fp32"][-1]
+    ends = (found[0], floating, found[-1])
+    builds = [build for build in found if variants == "all" or build in ends]
     if "openvino" in context.target.engines and context.target.device == "cpu":
         from export.openvino import computes_bf16
 
-        builds += [replace(last, precision="bf16")] if computes_bf16() else []
+        builds += [replace(floating, precision="bf16")] if computes_bf16() else []
     return builds
 
 
@@ -124,6 +125,7 @@ class _Exporter:
         self.build, self.context, self.out = build, context, out
         self.folder = out / build.name
         self.folder.mkdir()
+        self.files = self.folder if build.precision != "bf16" else out / replace(build, precision="fp32").name
         self.preprocessor: Preprocessor = preprocessor(build.checkpoint, context.task, context.max_length, context.target)
         self.preprocessor.save(self.folder)
 
@@ -150,12 +152,14 @@ class _Exporter:
         return ["openvino"] if self.build.precision == "bf16" else list(self.context.target.engines)
 
     def _onnx(self) -> Path:
-        """Writes the ONNX model: float, or with Q/DQ; returns its path."""
+        """Writes the ONNX model: float, or with Q/DQ; returns its path. bf16 has that of fp32."""
         from export.onnx import export_float
         from export.qdq import insert_qdq
 
-        destination = self.folder / MODEL
-        if self.build.precision != "int8":
+        destination = self.files / MODEL
+        if self.build.precision == "bf16":
+            return destination
+        if self.build.precision == "fp32":
             return export_float(self.build.checkpoint, self.preprocessor, destination)
         scratch = self.context.scratch / "onnx"
         floating = export_float(self.build.checkpoint, self.preprocessor, scratch / MODEL)
@@ -169,7 +173,9 @@ class _Exporter:
             case "openvino":
                 from export import openvino
 
-                xml, weights = openvino.build(model, self.folder)
+                if self.build.precision != "bf16":
+                    openvino.build(model, self.files)
+                xml, weights = openvino.files(self.files)
                 settings = openvino.properties(self.context.target.num_threads, self.build.float_precision)
                 for mode in ("static", "dynamic"):
                     yield {**self._entry(engine, mode, [xml, weights]), "properties": settings}
@@ -216,16 +222,12 @@ class _Exporter:
         }
 
     def _reference(self) -> NDArray[Any]:
-        """Returns the logits of torch eager for the evaluation split: what every engine has to agree with.
-
-        They are there already for a variant as it is; for the grid weights of a quantized one in float they are not.
-        """
+        """Returns the logits of torch eager for the evaluation split: what every engine has to agree with."""
         from compress.engine_process import EngineProcess
         from compress.evaluate import load_predictions
         from export.engine import torch_spec
 
-        as_it_is = (self.build.precision == "int8") == is_quantized(self.build.checkpoint)
-        if as_it_is and self.build.variant in self.context.predictions:
+        if self.build.variant in self.context.predictions:
             logits: NDArray[Any] = load_predictions(self.context.predictions[self.build.variant])[0]
             return logits
         precision = "int8" if self.build.precision == "int8" else "fp32"

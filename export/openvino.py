@@ -32,10 +32,15 @@ FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
 
 def build(onnx: Path, folder: Path) -> tuple[Path, Path]:
     """Converts an ONNX model to `openvino.xml` and `openvino.bin` in `folder`, and returns their paths."""
-    xml = folder / "openvino.xml"
     model = openvino.Core().read_model(onnx)
+    xml, weights = files(folder)
     openvino.save_model(model, xml, compress_to_fp16=False)
-    return xml, xml.with_suffix(".bin")
+    return xml, weights
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    """Returns the paths of what `build` wrote to `folder`: network and weights."""
+    return folder / "openvino.xml", folder / "openvino.bin"
 
 
 def properties(threads: int, float_precision: str) -> dict[str, str]:

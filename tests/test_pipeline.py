@@ -82,7 +82,7 @@ def test_report_follows_the_schema(finished: Outcome) -> None:
     rows = report["variants"][0]["latency"]
     assert {(row["engine"], row["mode"], row["precision"]) for row in rows} >= {("torch", "eager", "fp32"), ("openvino", "static", "fp32")}
     assert all(row["n"] >= 30 and row["p50_ms"] > 0 and row["batch"] == 1 and row["sequence"] is None for row in rows)
-    assert {row["precision"] for row in last["latency"]} >= {"int8", "fp32"}
+    assert {row["precision"] for row in last["latency"]} == {"int8"}
     assert {goal["goal"] for goal in report["goals"]} == {"int8_faster"}
     assert {stage["id"] for stage in report["stages"]} == {step.id for step in plan_steps(check(RAW))}
 

@@ -120,7 +120,7 @@ class TritonRepo(Stage):
         from triton_repo.plans import write_gpu_repository
 
         builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-        build = max((one for one in builds if one["variant"] == builds[-1]["variant"]), key=lambda one: one["precision"] == "int8")
+        build = [one for one in builds if one["precision"] != "bf16"][-1]
         known = next((engine for engine in build["engines"] if engine.get("predictions")), None)
         if known is None:
             raise InputError("target.engines: no engine that runs here was built, so there are no golden answers; add torch or onnxruntime")

@@ -17,7 +17,14 @@ def make_report(**more: Any) -> dict[str, Any]:
         "stages": ["baseline"],
         "size_bytes": 90_000_000,
         "accuracy": {"torch": {"value": 0.9, "n": 1000}},
-        "latency": [row("torch", "fp32", 20.0), row("torch", "fp32", 200.0, 8, 128), row("torch", "bf16", 1.0)],
+        "latency": [
+            row("torch", "fp32", 20.0),
+            row("torch", "fp32", 200.0, 8, 128),
+            row("torch", "bf16", 1.0),
+            row("openvino", "fp32", 5.0),
+            row("openvino", "fp32", 60.0, 8, 128),
+            row("openvino", "bf16", 40.0, 8, 128),
+        ],
     }
     last = {
         "id": "quantize",
@@ -29,9 +36,6 @@ def make_report(**more: Any) -> dict[str, Any]:
             row("openvino", "int8", 2.0),
             row("openvino", "int8", 25.0, 8, 128),
             row("openvino", "int8", 0.1, mode="dynamic"),  # not the recommended mode
-            row("openvino", "fp32", 5.0),
-            row("openvino", "fp32", 60.0, 8, 128),
-            row("openvino", "bf16", 40.0, 8, 128),
             row("onnxruntime", "int8", 0.5),
         ],
         "int8_layers": [

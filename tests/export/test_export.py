@@ -51,19 +51,19 @@ def names(context: Context, variants: Any) -> list[str]:
 def test_what_is_built(tmp_path: Path) -> None:
     floating, integer = sentiment.checkpoint(), sentiment.quantized()
     pruned = sentiment.context(tmp_path, {"baseline": floating, "prune": floating, "quantize": integer})
-    assert names(pruned, "ends") == ["baseline-fp32", "quantize-int8", "quantize-fp32"]
-    assert names(pruned, "all") == ["baseline-fp32", "prune-fp32", "quantize-int8", "quantize-fp32"]
+    assert names(pruned, "ends") == ["baseline-fp32", "prune-fp32", "quantize-int8"]
+    assert names(pruned, "all") == ["baseline-fp32", "prune-fp32", "quantize-int8"]
     assert names(sentiment.context(tmp_path, {"baseline": floating, "prune": floating}), "ends") == ["baseline-fp32", "prune-fp32"]
     for variants in ("ends", "all"):
         assert names(sentiment.context(tmp_path, {"baseline": floating}), variants) == ["baseline-fp32"]
 
 
-def test_a_processor_with_bf16_gets_the_last_checkpoint_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_with_bf16_gets_the_last_float_variant_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
-    assert names(context, "ends")[-1] == "quantize-bf16"
+    assert names(context, "ends")[-1] == "baseline-bf16"
     assert planned(context, "ends")[-1].float_precision == "bf16"
-    assert "quantize-bf16" not in names(replace(context, target=Target(engines=("onnxruntime",))), "ends")
+    assert "baseline-bf16" not in names(replace(context, target=Target(engines=("onnxruntime",))), "ends")
 
 
 def test_openvino_needs_a_cpu_target(tmp_path: Path) -> None:
@@ -75,9 +75,9 @@ def test_openvino_needs_a_cpu_target(tmp_path: Path) -> None:
 def test_every_build_has_its_engines_the_recommended_mode_first(exported: tuple[Path, dict[str, Any]]) -> None:
     document = exported[1]
     folders = [build["folder"] for build in document["builds"] if build["precision"] != "bf16"]
-    assert folders == ["baseline-fp32", "quantize-int8", "quantize-fp32"]
+    assert folders == ["baseline-fp32", "quantize-int8"]
     modes = [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")]
-    for build in document["builds"][:3]:
+    for build in document["builds"][:2]:
         assert [(engine["engine"], engine["mode"]) for engine in build["engines"]] == modes
         assert all(engine["runnable"] and engine["reason"] is None for engine in build["engines"]), build
 
@@ -102,11 +102,10 @@ def test_predictions_are_those_of_the_checkpoint(exported: tuple[Path, dict[str,
         logits, labels = load_predictions(out / engine["predictions"])
         np.testing.assert_array_equal(labels, split.labels)
         assert (engine["n"], engine["metrics"]) == (len(split), metrics("text-classification", logits, labels))
-        if build["folder"] != "quantize-fp32":
-            model = load(context.checkpoints[build["variant"]].path)
-            reference = predict(model, Preprocessor.load(out / build["folder"]), split.rows, 4)
-            assert np.median(np.abs(logits - reference)) < 1e-4
-            assert (logits.argmax(1) == reference.argmax(1)).sum() >= len(split) - 1
+        model = load(context.checkpoints[build["variant"]].path)
+        reference = predict(model, Preprocessor.load(out / build["folder"]), split.rows, 4)
+        assert np.median(np.abs(logits - reference)) < 1e-4
+        assert (logits.argmax(1) == reference.argmax(1)).sum() >= len(split) - 1
 
 
 def test_int8_is_counted_and_compared_layer_by_layer(exported: tuple[Path, dict[str, Any]]) -> None:
@@ -121,16 +120,28 @@ def test_int8_is_counted_and_compared_layer_by_layer(exported: tuple[Path, dict[
             assert 0.9 < engine["int8_share"] < 1
         else:
             assert (parity["layers"], engine["int8_share"], engine["int8_share_all"]) == ([], 0.0, 0.0)
-    assert all(build["parity"]["passed"] for build in exported[1]["builds"][:3])
+    assert all(build["parity"]["passed"] for build in exported[1]["builds"][:2])
 
 
-def test_the_grid_weights_are_exported_in_float(exported: tuple[Path, dict[str, Any]]) -> None:
+def test_int8_has_q_dq_and_float_has_not(exported: tuple[Path, dict[str, Any]]) -> None:
     operators = {
         folder: {node.op_type for node in onnx.load(exported[0] / folder / "model.onnx").graph.node}
-        for folder in ("quantize-int8", "quantize-fp32")
+        for folder in ("quantize-int8", "baseline-fp32")
     }
-    assert "QuantizeLinear" in operators["quantize-int8"]
-    assert not {"QuantizeLinear", "DequantizeLinear"} & operators["quantize-fp32"]
+    assert {"QuantizeLinear", "DequantizeLinear"} <= operators["quantize-int8"]
+    assert not {"QuantizeLinear", "DequantizeLinear"} & operators["baseline-fp32"]
+
+
+def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    context = small(tmp_path / "scratch", ("openvino",))
+    (tmp_path / "out").mkdir()
+    Export().run(context.baseline, context, tmp_path / "out")
+    floating, half = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
+    assert (floating["folder"], half["folder"]) == ("baseline-fp32", "baseline-bf16")
+    assert [engine["file"] for engine in half["engines"]] == [engine["file"] for engine in floating["engines"]]
+    assert half["engines"][0]["properties"]["INFERENCE_PRECISION_HINT"] == "bf16"
+    assert not list((tmp_path / "out" / "baseline-bf16").glob("*.onnx"))
 
 
 def test_what_was_exported_opens_again(exported: tuple[Path, dict[str, Any]], context: Context) -> None:
