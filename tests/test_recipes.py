@@ -1,10 +1,17 @@
 """Every shipped recipe is read, starts with its two comment lines, and runs, shrunk to tiny models and generated rows."""
 
+import csv
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from compress.recipe import read
+from compress.pipeline import run
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, read
+from tests.export import sentiment
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
@@ -29,3 +36,61 @@ def test_recipe_reads_and_says_what_it_is_and_how_to_run_it(path: Path) -> None:
     assert lines[2] == "# yaml-language-server: $schema=../docs/recipe.schema.json"
     recipe = read(path)
     assert recipe.name == path.stem
+
+
+SHRUNK = {  # by stage: what it does in a test
+    "finetune": ["epochs=0.5"],
+    "distill": ["epochs=0.5", "student.layers=1"],
+    "quantize": ["calibration.rows=64"],
+    "triton_repo": ["serve=false"],
+}
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipe_runs_shrunk(path: Path, tmp_path: Path) -> None:
+    recipe = read(path)
+    stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
+    settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
+    settings += [f"target={{engines: [{recipe.target.engines[0]}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
+    settings += {"text": text_settings, "image": image_settings}[recipe.model.task.partition("-")[0]](recipe, tmp_path)
+    outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    report = json.loads((tmp_path / "run" / "report.json").read_text())
+    checkpoints = [name for name, stage in stages.items() if stage not in ("export", "triton_repo")]
+    assert [variant["id"] for variant in report["variants"]][-len(checkpoints) :] == checkpoints
+    assert report["variants"][-1]["accuracy"][recipe.target.engines[0]]["n"] == 40
+    assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
+
+
+def text_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes sentences with random labels under the column names of the recipe, and names a tiny model with a word vocabulary."""
+    columns, random = recipe.data.columns.model_dump(exclude_none=True), np.random.default_rng(0)
+    regression = recipe.model.task == "text-regression"
+    (folder / "data").mkdir()
+    for split, count in {"train": 300, "test": 40}.items():
+        with (folder / "data" / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(columns.values()))
+            writer.writeheader()
+            texts = iter(sentiment.rows(2 * count))
+            for row in range(count):
+                values = {key: next(texts) for key in columns if key != "label"}
+                label = round(random.uniform(0, 5), 2) if regression else ("negative", "positive")[row % 2]
+                writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
+    return [f"model.path={sentiment.checkpoint()}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
+
+
+def image_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes random images, a folder for each class; the model gets one layer. scikit-learn's digits stay, cut to 40 in evaluation."""
+    random, channels = np.random.default_rng(0), recipe.model.config["num_channels"] if "num_channels" in recipe.model.config else 3
+    size = recipe.model.config["image_size"]
+    for split, count in {"train": 300, "test": 40}.items():
+        for index in range(count):
+            target = folder / "data" / split / f"class{index % 4}" / f"{index}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            pixels = random.integers(0, 256, (size, size, channels), dtype=np.uint8)
+            Image.fromarray(pixels.squeeze(-1) if channels == 1 else pixels).save(target)
+    return [
+        f"data.path={folder / 'data'}",
+        "data.columns={image: null, label: null}",
+        "model.config.num_hidden_layers=1",
+        "model.config.hidden_size=48",
+    ]
