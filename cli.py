@@ -5,6 +5,7 @@ Exit status: 0 finished, no goal missed; 3 finished, a goal missed (everything i
 """
 
 import errno
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -202,14 +203,21 @@ def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
         status = _say(2, verbose, *error.problems)
     except KeyboardInterrupt:
         status = _say(130, False, "stopped; finished stages are kept, run the same command to go on")
-    except OSError as error:
-        status = _say(2, verbose, _machine_line(error)) if error.errno in _MACHINE else _unexpected(error, verbose)
-    except Exception as error:  # the last frame of the program: everything else is our fault, and says so
-        status = _unexpected(error, verbose)
+    except Exception as error:  # the last frame of the program: what is neither the input nor the machine is our fault, and says so
+        machine = _machine_error(error)
+        status = _say(2, verbose, _machine_line(machine)) if machine else _unexpected(error, verbose)
     raise typer.Exit(status)
 
 
 _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+
+
+def _machine_error(error: Exception) -> OSError | None:
+    """Returns what the machine refused: a full disk, a folder that cannot be written. Libraries tell of a full disk in words."""
+    if isinstance(error, OSError):
+        return error if error.errno in _MACHINE else None
+    full = os.strerror(errno.ENOSPC)
+    return OSError(errno.ENOSPC, full) if full in str(error) else None
 
 
 def _machine_line(error: OSError) -> str:

@@ -120,19 +120,25 @@ def write_flips(run: Run, data: Data) -> int:
 
 
 def write_golden(run: Run, data: Data) -> None:
-    """Writes `golden.safetensors`: 64 evaluation rows and their logits at every hop, so that `verify` needs no data."""
+    """Writes `golden.safetensors`: 64 rows and their logits at every hop and from every served model, so that `verify` needs no data."""
     count = min(GOLDEN_ROWS, len(data.evaluation))
     chosen = np.linspace(0, len(data.evaluation) - 1, count).round().astype(np.int64)
     tensors: dict[str, np.ndarray] = {"row": chosen}
     for hop in hops(run):
-        tensors[f"logits.{hop.variant}.{hop.hop}"] = np.ascontiguousarray(hop.logits[chosen])
+        if hop.hop != "triton":
+            tensors[f"logits.{hop.variant}.{hop.hop}"] = np.ascontiguousarray(hop.logits[chosen])
+    repository = run.of_kind("model_repository")
+    for model in served(run):
+        if model.get("predictions") and repository:
+            logits, _ = load_predictions(repository.path / model["predictions"])
+            tensors[f"logits.{model['model']}.triton"] = np.ascontiguousarray(logits[chosen])
     temporary = run.folder / ".golden.safetensors.tmp"
     write_rows(temporary, [data.evaluation.rows[row] for row in chosen], tensors)
     temporary.replace(run.folder / "golden.safetensors")
 
 
 def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
-    """Returns the golden rows and their logits by `variant.hop`."""
+    """Returns the golden rows and their logits by `variant.hop`, those of the server by `model.triton`."""
     logits = {name.removeprefix("logits."): value for name, value in load_file(path).items() if name.startswith("logits.")}
     return read_rows(path), logits
 

@@ -107,7 +107,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 
     with TritonServer(_repository(run), environment.check(), run.folder / "triton.log") as server:
         for model in ledger.served(run):
-            key = f"{model['variant']}.triton"
+            key = f"{model['model']}.triton"
             if key in recorded:
                 yield from _compare(key, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from cli import app
@@ -80,6 +81,16 @@ def test_internal_fault_is_status_1_and_one_line(monkeypatch: pytest.MonkeyPatch
     assert status == 1
     assert err.startswith("internal error: ZeroDivisionError")
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_library_that_tells_of_a_full_disk_in_words_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(what: str) -> str:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("compress.catalogue.catalogue", fail)
+    status, _, err = compress("list")
+    assert status == 2
+    assert err.startswith("the run folder: No space left on device; free some space")
 
 
 @pytest.mark.parametrize("number", [13, 28, 30])

@@ -80,7 +80,7 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 def image_settings(recipe: Recipe, folder: Path) -> list[str]:
     """Writes random images, a folder for each class; the model gets one layer. scikit-learn's digits stay, cut to 40 in evaluation."""
-    random, channels = np.random.default_rng(0), recipe.model.config["num_channels"] if "num_channels" in recipe.model.config else 3
+    random, channels = np.random.default_rng(0), recipe.model.config.get("num_channels", 3)
     size = recipe.model.config["image_size"]
     for split, count in {"train": 300, "test": 40}.items():
         for index in range(count):
