@@ -99,7 +99,7 @@ def reference() -> str:
 
 def _section(title: str, prefix: str, model: type[BaseModel]) -> Iterator[str]:
     yield f"### {title}\n\n{_first_line(model)}\n\n| key | allowed | default | meaning |\n| --- | --- | --- | --- |"
-    yield from _rows(prefix, model)
+    yield from dict.fromkeys(_rows(prefix, model))  # the configs of a union share keys
     yield ""
 
 

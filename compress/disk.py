@@ -17,7 +17,8 @@ from compress.model import linears
 from compress.model_config import auto_class, quiet, with_class
 from compress.stage import Context, Stage, Task
 from export.export import Export
-from quantize.ptq import Quantize, choose_layers
+from quantize.ptq import choose_layers
+from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 FLOAT_BYTES = 4
@@ -48,14 +49,15 @@ class Sizes:
         return FLOAT_BYTES * (self.parameters - self.int8_parameters) + self.int8_parameters
 
 
-def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: Context) -> int:
+def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: Context, baseline: Any) -> int:
     """Returns the size of the artifact of a step.
 
     Args:
         step: The step.
         steps: All of them.
-        config: The Transformers config of the model.
+        config: The Transformers config of the model after this step.
         context: Data, task and target.
+        baseline: That of the baseline, which is built in float beside the last variant.
     """
     quantizer = next((stage for stage in steps if isinstance(stage, Quantize)), None)
     sizes = _sizes(config, context, quantizer)
@@ -63,10 +65,12 @@ def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: C
         return sizes.prediction_bytes
     if isinstance(step, Latency):
         return 0
-    if isinstance(step, Export):
-        return sum(_build_bytes(precision, sizes, context) for precision in _precisions(steps, context))
-    if isinstance(step, TritonRepo):
-        return sum(_served_bytes(precision, sizes) for precision in _precisions(steps, context))
+    if isinstance(step, Export | TritonRepo):
+        precisions = _precisions(steps, context)
+        of_builds = [_sizes(baseline, context, quantizer)] + [sizes] * (len(precisions) - 1)
+        if isinstance(step, TritonRepo):
+            return sum(_served_bytes(*build) for build in zip(precisions, of_builds, strict=True))
+        return sum(_build_bytes(*build, context) for build in zip(precisions, of_builds, strict=True))
     return sizes.float_bytes + sizes.tokenizer_bytes
 
 

@@ -126,6 +126,11 @@ def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
     return regress if task == "text-regression" else classify
 
 
+def trained_here(context: Context) -> bool:
+    """Returns whether this run trained the baseline, and so kept the selection rows out of its training."""
+    return bool(context.checkpoints) and context.baseline.manifest["stage"] == Finetune.NAME
+
+
 def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
     """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
     from compress.evaluate import PRIMARY, metrics, predict

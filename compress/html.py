@@ -242,8 +242,44 @@ def _quantization(report: Report) -> list[View]:
         if isinstance(found, Mapping):
             layers = _sensitivities(found.get("layers"))
             settings = [(key, _plain(value)) for key, value in found.items() if key != "layers" and _is_scalar(value)]
-            views.append({"id": variant.get("id"), "settings": settings, "layers": layers})
+            scan, tried = found.get("sensitivity") or {}, found.get("attempts")
+            views.append(
+                {
+                    "id": variant.get("id"),
+                    "settings": settings,
+                    "layers": layers,
+                    "scan": _scan(scan.get("layers") or []),
+                    "unit": wording.DISTANCES.get(str(scan.get("measure")), "distance"),
+                    "attempts": _attempts(tried if isinstance(tried, list) else []),
+                }
+            )
     return views
+
+
+def _scan(layers: list[Any]) -> list[View]:
+    """Returns what every layer costs in int8, in the order of the scan: what float would win back, and what its parts cost alone."""
+    top = max((abs(layer["gain"]) for layer in layers), default=0) or 1
+    return [
+        {
+            "name": layer["name"],
+            "width": round(100 * max(0.0, layer["gain"]) / top, 2),
+            **{key: f"{layer[key]:.2e}" for key in ("gain", "alone", "weights", "inputs")},
+        }
+        for layer in layers
+    ]
+
+
+def _attempts(attempts: list[Any]) -> list[View]:
+    """Returns what was tried before the variant was chosen: name, figure, price, and whether it was kept."""
+    return [
+        {
+            "name": attempt.get("name") or "unnamed",
+            "value": _plain(attempt.get("value")),
+            "seconds": f"{attempt['seconds']:.1f} s" if attempt.get("seconds") is not None else "not measured",
+            "kept": bool(attempt.get("kept")),
+        }
+        for attempt in attempts
+    ]
 
 
 def _sensitivities(layers: Any) -> list[View]:

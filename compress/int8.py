@@ -6,11 +6,14 @@ Symmetric, zero-point 0, float32 scales, round half to even. Weights per output 
     q_w = clamp(rint(W / s_w), -L, L)            int8 [O, I], L = 127 (8 bits) or 63 (7 bits)
     y   = float32(q_x @ q_w.T) * (s_x * s_w) + b accumulated in int32, exactly
 
+A layer may have a smoothing vector s [I] (SmoothQuant, where no norm can absorb it): x * (1 / s) takes the place of x, and q_w are the
+codes of W * s, so that y means the same. Layers that read one tensor share one vector.
+
 Seven bits are for processors without VNNI or AMX: their int8 kernels multiply with vpmaddubsw, which adds two products of a uint8 and an
 int8 in 16 bits with saturation. 255 * 127 * 2 = 64770 does not fit into 32767; 255 * 63 * 2 = 32130 does, so every sum is exact.
 
-A quantized checkpoint keeps its float weights rounded to the grid (s_w * q_w, from which rint(w / s_w) gives q_w back) in
-model.safetensors, the scales in `quantization.safetensors` and the rest in `quantization.json`.
+A quantized checkpoint keeps its float weights rounded to the grid (s_w * q_w / s, from which rint(w * s / s_w) gives q_w back; s = 1
+without smoothing) in model.safetensors, the scales in `quantization.safetensors` and the rest in `quantization.json`.
 
 Tensor names carry their shapes: N rows, I inputs, O outputs.
 """
@@ -49,6 +52,8 @@ class LayerScales:
     """float32 []."""
     weight_bits: int
     """8 or 7."""
+    input_smooth: Tensor | None = None
+    """float32 [I], positive: what the input is divided by before it is quantized; None for nothing."""
 
 
 @functools.cache
@@ -131,6 +136,8 @@ def _int_mm(a_NI: Tensor, b_OI: Tensor) -> Tensor:
         rows, inputs = max(0, 17 - n), -a_NI.shape[1] % 8
         a_NI = nn.functional.pad(a_NI, (0, inputs, 0, rows))
         b_OI = nn.functional.pad(b_OI, (0, inputs, 0, -outputs % 8))
+    elif a_NI.shape[1] == 1:  # its CPU kernel misreads the strides of a single column and returns memory that was never written
+        a_NI, b_OI = nn.functional.pad(a_NI, (0, 1)), nn.functional.pad(b_OI, (0, 1))
     return torch._int_mm(a_NI.contiguous(), b_OI.contiguous().T)[:n, :outputs]
 
 
@@ -147,6 +154,7 @@ class Int8Linear(nn.Module):
     weight: Tensor
     weight_scale: Tensor
     input_scale: Tensor
+    input_smooth: Tensor | None
     bias: Tensor | None
 
     def __init__(self, name: str, weight_OI: Tensor, scales: LayerScales, bias_O: Tensor | None) -> None:
@@ -156,10 +164,13 @@ class Int8Linear(nn.Module):
         self.register_buffer("weight", weight_OI)
         self.register_buffer("weight_scale", scales.weight_scale)
         self.register_buffer("input_scale", scales.input_scale)
+        self.register_buffer("input_smooth", scales.input_smooth)
         self.register_buffer("bias", bias_O)
 
     def codes(self, x: Tensor) -> Tensor:
         """Returns the int8 codes of an input, of its shape."""
+        if self.input_smooth is not None:
+            x = x * self.input_smooth.reciprocal()  # what the Mul of the ONNX graph does
         return quantize(x, self.input_scale, ACTIVATION_LOW, ACTIVATION_HIGH)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -188,6 +199,23 @@ def on_grid(weight_OI: Tensor, scale_O: Tensor, largest: int) -> Tensor:
     return quantize(weight_OI, scale_O[:, None], -largest, largest).float() * scale_O[:, None]
 
 
+def on_grid_of(weight_OI: Tensor, scales: LayerScales) -> Tensor:
+    """Returns the weights that a checkpoint keeps of a layer: on the grid of its scales, its smoothing taken out again."""
+    grid_OI = on_grid(_smoothed(weight_OI, scales), scales.weight_scale, levels(scales.weight_bits))
+    return grid_OI if scales.input_smooth is None else grid_OI / scales.input_smooth
+
+
+def int8_linear(name: str, linear: nn.Linear, scales: LayerScales) -> Int8Linear:
+    """Returns the integer form of a float layer, whose weights need not be on the grid; the layer itself stays as it is."""
+    largest, bias_O = levels(scales.weight_bits), None if linear.bias is None else linear.bias.detach().float()
+    codes_OI = quantize(_smoothed(linear.weight.detach().float(), scales), scales.weight_scale[:, None], -largest, largest)
+    return Int8Linear(name, codes_OI, scales, bias_O)
+
+
+def _smoothed(weight_OI: Tensor, scales: LayerScales) -> Tensor:
+    return weight_OI if scales.input_smooth is None else weight_OI * scales.input_smooth
+
+
 def save_quantization(folder: Path, layers: Mapping[str, LayerScales], float_layers: Mapping[str, str]) -> None:
     """Writes `quantization.json` and `quantization.safetensors`.
 
@@ -206,6 +234,8 @@ def save_quantization(folder: Path, layers: Mapping[str, LayerScales], float_lay
     }
     tensors = {f"{name}.weight_scale": scales.weight_scale.contiguous() for name, scales in layers.items()}
     tensors |= {f"{name}.input_scale": scales.input_scale.contiguous().clone() for name, scales in layers.items()}
+    smooths = {name: scales.input_smooth for name, scales in layers.items() if scales.input_smooth is not None}
+    tensors |= {f"{name}.input_smooth": smooth_I.contiguous().clone() for name, smooth_I in smooths.items()}
     save_file(tensors, folder / QUANTIZATION_TENSORS)
     write_json(folder / QUANTIZATION_JSON, document)
 
@@ -222,7 +252,9 @@ def load_quantization(folder: Path) -> tuple[dict[str, LayerScales], dict[str, s
         if (document["schema"], document["scheme"]) != (1, "w8a8"):
             raise ValueError(f"schema {document['schema']}, scheme {document['scheme']}; schema 1, scheme w8a8 is what this version reads")
         layers = {
-            name: LayerScales(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], entry["weight_bits"])
+            name: LayerScales(
+                tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], entry["weight_bits"], tensors.get(f"{name}.input_smooth")
+            )
             for name, entry in document["layers"].items()
         }
         if any(scales.weight_bits not in (7, 8) for scales in layers.values()):
@@ -249,22 +281,26 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
         linear = modules.get(name)
         if not isinstance(linear, nn.Linear):
             raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is no linear layer of the model; quantize again")
-        codes_OI = _codes_of(linear.weight.detach(), scales, f"{folder}: {name}")
-        bias_O = None if linear.bias is None else linear.bias.detach().float()
+        _check_scales(linear, scales, f"{folder}: {name}")
+        layer = int8_linear(name, linear, scales)
+        _check_grid(linear.weight.detach(), layer.weight, scales, f"{folder}: {name}")
         owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, Int8Linear(name, codes_OI, scales, bias_O))
+        setattr(model.get_submodule(owner), child, layer)
 
 
-def _codes_of(weight_OI: Tensor, scales: LayerScales, where: str) -> Tensor:
-    """Recovers the codes of weights on a grid; anything else means that weights and scales were not written together."""
+def _check_scales(linear: nn.Linear, scales: LayerScales, where: str) -> None:
+    smooth_I = scales.input_smooth
+    sound = scales.weight_scale.shape == (linear.out_features,) and scales.input_scale.shape == ()
+    sound = sound and (smooth_I is None or smooth_I.shape == (linear.in_features,))
+    given = [scales.weight_scale, scales.input_scale, *([] if smooth_I is None else [smooth_I, smooth_I.reciprocal()])]
+    if not sound or not all(bool((scale.isfinite() & (scale > 0)).all()) for scale in given):
+        raise InputError(f"{where}: its scales are no positive numbers, one for the input and one for each output; quantize again")
+
+
+def _check_grid(weight_OI: Tensor, codes_OI: Tensor, scales: LayerScales, where: str) -> None:
+    """Checks that weights are on the grid of their scales; anything else means that the two were not written together."""
     # A cast to a shorter type moves a weight by half a unit in the last place: bfloat16 by 127 * 2^-8 = 0.496 codes, still below a half.
     tolerance = 127 * torch.finfo(weight_OI.dtype).eps / 2 + 1e-3
-    sound = scales.weight_scale.shape == weight_OI.shape[:1] and scales.input_scale.shape == ()
-    if not sound or not all(bool((scale.isfinite() & (scale > 0)).all()) for scale in (scales.weight_scale, scales.input_scale)):
-        raise InputError(f"{where}: its scales are no positive numbers, one for the input and one for each output; quantize again")
-    weight_OI, scale_O1, largest = weight_OI.float(), scales.weight_scale[:, None], levels(scales.weight_bits)
-    codes_OI = quantize(weight_OI, scale_O1, -largest, largest)
-    off_OI = (weight_OI / scale_O1 - codes_OI.float()).abs()
-    if not bool((off_OI <= tolerance).all()):  # written so that NaN fails too
+    steps_OI = _smoothed(weight_OI.float(), scales) / scales.weight_scale[:, None]
+    if not bool(((steps_OI - codes_OI.float()).abs() <= tolerance).all()):  # written so that NaN fails too
         raise InputError(f"{where}: its weights are not on the grid of its scales: they were changed after quantization; quantize again")
-    return codes_OI

@@ -12,8 +12,9 @@ from __future__ import annotations
 import resource
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,15 @@ from compress.data import Data, load_data
 from compress.errors import InputError, nearest
 from compress.finetune import Finetune
 from compress.implicit import Evaluate, Latency, Source
-from compress.model import check_model, count, label_names
+from compress.model import ModelConfig, check_model, count, label_names, source_digest
+from compress.model_config import some
+from compress.model_files import find
+from compress.process import keep_freed_memory
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
-from compress.stage import Context, Stage
+from compress.stage import Context, Stage, is_model
+from distill.teacher import FITTING, about
 from export.export import Export
 from triton_repo.triton_repo import TritonRepo
 
@@ -73,6 +78,7 @@ def run(
         InputError: The recipe, the model, the data or the machine is not fit for it.
     """
     folder, progress = out or Path("runs") / recipe.name, progress or ConsoleProgress()
+    keep_freed_memory()
     steps = plan_steps(recipe)
     _check_start(start, steps)
     if recipe.target.device == "cpu":
@@ -85,12 +91,15 @@ def run(
         parent: Artifact | None = None
         for step in steps:
             force = force or step.id == start
+            context = replace(context, teacher=teacher_of(step, parent, context))
             result, cached, seconds = advance(step, parent, context, folder, force or step.id == again)
             made[str(step.id)] = (result, cached, seconds)
             if is_variant(step, steps):
                 context = replace(context, checkpoints={**context.checkpoints, str(step.id): result})
             if isinstance(step, Evaluate) and parent is not None:
-                context = replace(context, predictions={**context.predictions, parent.id: result.path / result.metrics["predictions"]})
+                macs = partial(_counted, context.count_macs, result.metrics["macs"])
+                predictions = {**context.predictions, parent.id: result.path / result.metrics["predictions"]}
+                context = replace(context, predictions=predictions, count_macs=macs)
             if result.kind == "model_repository":
                 link_repository(folder, result)
             parent = result if result.kind not in ("evaluation", "latency") else parent
@@ -111,21 +120,72 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
 
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Context:
-    """Reads the data, checks the model without its weights, and returns the context that the first step sees."""
+    """Reads the data and returns the context that the first step sees; its `count_macs` checks the model, without reading weights."""
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log)
-    num_labels = None if recipe.model.task == "text-regression" else len(data.labels)
-    checked = check_model(recipe.model, num_labels, recipe.data.max_length, recipe.tokenizer)
-    return Context(
+    context = Context(
         task=recipe.model.task,
         data=data,
         max_length=recipe.data.max_length,
         target=recipe.target,
         seed=recipe.seed,
         progress=progress,
+        max_drop=recipe.goals.max_drop,
         scratch=folder / "stages" / ".scratch",
-        macs=count(checked.config, recipe.model.task, recipe.data.max_length).macs,
         fingerprint=environment.fingerprint(),
     )
+    return replace(context, count_macs=cache(partial(_check_model, recipe, context)))
+
+
+def _check_model(recipe: Recipe, context: Context) -> int:
+    """Checks the model against data, recipe and stages, and returns its multiply-accumulates for one row."""
+    num_labels = None if context.task == "text-regression" else len(context.data.labels)
+    config = check_model(recipe.model, num_labels, context.max_length, recipe.tokenizer).config
+    _check_stages(recipe, config, context)
+    return count(config, context.task, context.max_length).macs
+
+
+def _counted(check: Callable[[], int], macs: int) -> int:
+    """Checks the model of the recipe, and returns the multiply-accumulates of what has become of it."""
+    check()
+    return macs
+
+
+def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
+    """Lets every stage look at the model that it is going to get, and at its teacher, before anything is run."""
+    baseline = config
+    configs: dict[str, Any] = {}
+    for stage in recipe.stages:
+        teacher = getattr(stage, "teacher", None)
+        if teacher is not None:
+            known = {"baseline": baseline, "input": config, **configs}
+            teacher = known[teacher] if not is_model(teacher) else _config_outside(stage, context)
+        stage.check(config, teacher, context)
+        config = configs[str(stage.id)] = stage.config_after(config)
+
+
+def teacher_of(step: Stage, parent: Artifact | None, context: Context) -> Artifact | None:
+    """Returns the checkpoint that the `teacher` of a step stands for; None where the step has no such key."""
+    teacher = getattr(step, "teacher", None)
+    if teacher is None:
+        return None
+    if is_model(teacher):
+        with about(f"stages.{step.id}.teacher"):
+            folder = find(teacher, "model.path")
+            return Artifact(folder, {"id": teacher, "digest": source_digest(ModelConfig(path=teacher, task=context.task))})
+    if teacher == "input":
+        return parent
+    return context.baseline if teacher == "baseline" else context.checkpoints[teacher]
+
+
+def _config_outside(step: Any, context: Context) -> Any:
+    """Returns the Transformers config of a teacher that is not of this run."""
+    num_labels = None if context.task == "text-regression" else len(context.data.labels)
+    key = f"stages.{step.id}.teacher"
+    with about(key):
+        checked = check_model(ModelConfig(path=step.teacher, task=context.task), num_labels, context.max_length)
+    if num_labels and checked.labels not in (None, context.data.labels):
+        raise InputError(f"{key}: its labels are {some(checked.labels or ())}, those of the data {some(context.data.labels)}{FITTING}")
+    return checked.config
 
 
 def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
@@ -162,6 +222,7 @@ def advance(step: Stage, parent: Artifact | None, context: Context, folder: Path
     if found is not None:
         context.progress.log(f"{step.id}: unchanged, taken from {destination}")
         return found, True, float(found.manifest["seconds"])
+    macs = context.macs  # before the first step that has something to do, the model has to be fit for all of them
     context.progress.log(f"{step.id}: running")
     started = time.monotonic()
     context = replace(context, scratch=folder / "stages" / f".{step.id}-{key[:8]}.scratch")
@@ -182,7 +243,7 @@ def advance(step: Stage, parent: Artifact | None, context: Context, folder: Path
         parents = [parent.digest] if parent else []
         artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)
     shutil.rmtree(context.scratch, ignore_errors=True)
-    history.record(step.NAME, step.work(context.macs, context.data), seconds)
+    history.record(step.NAME, step.work(macs, context.data), seconds)
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
     return artifact.load(destination), False, seconds
 

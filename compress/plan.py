@@ -13,8 +13,9 @@ from pathlib import Path
 from compress import artifact, history
 from compress.artifact import Artifact, DamagedArtifact
 from compress.disk import predicted_bytes
+from compress.implicit import Evaluate
 from compress.model import Counts, check_model, count
-from compress.pipeline import cache_key, is_variant, plan_steps, prepare
+from compress.pipeline import cache_key, is_variant, plan_steps, prepare, teacher_of
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe
 from compress.stage import Context, Stage
@@ -42,6 +43,7 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     """
     folder = out or Path("runs") / recipe.name
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
+    context.count_macs()
     planned = list(steps_of(recipe, folder, context))
     data = context.data
     lines = [
@@ -62,15 +64,19 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
     """Yields what every step is going to be, in order."""
     num_labels = None if recipe.model.task == "text-regression" else len(context.data.labels)
     checked = check_model(recipe.model, num_labels, recipe.data.max_length, recipe.tokenizer)
-    size = count(checked.config, context.task, context.max_length)
-    steps = plan_steps(recipe)
+    config, size = checked.config, count(checked.config, context.task, context.max_length)
+    steps, macs = plan_steps(recipe), size.macs  # as in a run: what the last evaluation counted
     parent: Artifact | None = None
     chain = True
     for step in steps:
         found = _find(step, parent, context, folder) if chain else None
         chain = found is not None
-        disk = found.size_bytes if found else predicted_bytes(step, steps, checked.config, context)
-        seconds = 0.0 if found else history.predict(step.NAME, step.work(size.macs, context.data))
+        work, after = step.work(macs, context.data), step.config_after(config)
+        if after is not config:
+            config, size = after, count(after, context.task, context.max_length)
+        macs = size.macs if isinstance(step, Evaluate) else macs
+        disk = found.size_bytes if found else predicted_bytes(step, steps, config, context, checked.config)
+        seconds = 0.0 if found else history.predict(step.NAME, work)
         yield PlannedStep(step, found, size if step.PRODUCES == "checkpoint" else None, disk, seconds)
         if found and is_variant(step, steps):
             context = replace(context, checkpoints={**context.checkpoints, str(step.id): found})
@@ -78,7 +84,7 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
 
 
 def _find(step: Stage, parent: Artifact | None, context: Context, folder: Path) -> Artifact | None:
-    key = cache_key(step, parent, context)
+    key = cache_key(step, parent, replace(context, teacher=teacher_of(step, parent, context)))
     try:
         found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
     except DamagedArtifact:

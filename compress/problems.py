@@ -21,11 +21,11 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     """
     lines: dict[str, None] = {}
     for problem in error.errors(include_url=False):
-        location = [part for part in problem["loc"] if not _is_union_tag(part)]
+        location, models = _follow(model, [part for part in problem["loc"] if not _is_union_tag(part)])
         path = ".".join(str(part) for part in ([prefix] if prefix else []) + location) or "recipe"
         given = _shorten(problem["input"])
         if problem["type"] == "extra_forbidden":
-            allowed = _keys_at(model, location[:-1])
+            allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
             lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"] = None
         elif problem["type"] == "missing":
             lines[f"{path}: missing; it is required"] = None
@@ -48,16 +48,28 @@ def _shorten(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _keys_at(model: type[BaseModel], location: Sequence[Any]) -> list[str]:
-    """Returns the allowed keys of the config that `location` leads to from `model`."""
-    for part in location:
-        if isinstance(part, int):
+def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any], list[type[BaseModel]]]:
+    """Follows a location through the configs.
+
+    Returns:
+        The location as the user wrote it, without the tags of discriminated unions, and the configs that its last key may stand in.
+    """
+    written: list[Any] = []
+    models = [model]
+    for position, part in enumerate(location):
+        tagged = [found for found in models if _tag(found) == part]
+        if tagged and not any(part in found.model_fields for found in models):
+            models = tagged
             continue
-        inner = [m for m in _models_in(model.model_fields[part].annotation) if m] if part in model.model_fields else []
-        if not inner:
-            return []
-        model = inner[0]
-    return list(model.model_fields)
+        written.append(part)
+        if isinstance(part, str) and position < len(location) - 1:
+            models = [inner for found in models if part in found.model_fields for inner in _models_in(found.model_fields[part].annotation)]
+    return written, models
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    """Returns the value of `name` that chooses this config in a discriminated union; None where it has none."""
+    return model.model_fields["name"].default if "name" in model.model_fields else None
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:

@@ -18,12 +18,13 @@ from compress.errors import InputError, nearest
 from compress.finetune import Finetune
 from compress.model import ModelConfig
 from compress.problems import explain
-from compress.stage import Config, Stage, Target
+from compress.stage import Config, Stage, Target, is_model
+from distill.distill import Distill
 from export.export import Export
-from quantize.ptq import Quantize
+from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-STAGES: tuple[type[Stage], ...] = (Finetune, Quantize, Export, TritonRepo)
+STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Quantize, Export, TritonRepo)
 """Every stage a recipe may name, in the order in which they may follow one another."""
 
 MAX_BYTES = 1_000_000
@@ -318,6 +319,12 @@ def _check_order(recipe: Recipe) -> list[str]:
     for before, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
         if stage.id in ids or stage.id == "baseline":
             problems.append(f"stages.{stage.id}: the id {stage.id!r} is taken; give this {stage.NAME} stage an `id:` of its own")
+        teacher = getattr(stage, "teacher", None)
+        if teacher is not None and not is_model(teacher) and teacher not in (teachers := {"baseline", "input", *ids}):
+            problems.append(
+                f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
+                f"a model is allowed{nearest(teacher, teachers)}"
+            )
         ids.add(stage.id)
         if before is not None and order[type(stage)] < order[type(before)]:
             problems.append(

@@ -58,6 +58,11 @@ class Target(Config):
         return self.threads or physical_cores()
 
 
+def is_model(teacher: str) -> bool:
+    """Whether a `teacher` names a model outside of the run (Hub id with its owner, or folder) rather than a stage of it."""
+    return "/" in teacher
+
+
 class Progress(Protocol):
     """How a stage tells its user where it is; the command line draws bars, a file gets plain lines."""
 
@@ -93,10 +98,18 @@ class Context:
     predictions: Mapping[str, Path] = field(default_factory=dict)
     """What torch answers on the evaluation split, by variant: a file of `compress.evaluate.save_predictions`."""
     teacher: Artifact | None = None
-    macs: int = 0
-    """Multiply-accumulates of the incoming model for one row at the data's max_length."""
+    """The checkpoint that the `teacher` of the stage stands for; None for stages without such a key."""
+    count_macs: Callable[[], int] = lambda: 0
+    """Checks the model of the recipe and counts `macs`: seconds of imports, which a run that has nothing to do never spends."""
+    max_drop: float | None = None
+    """The goal of that name; a stage that decides by it has it in `depends`."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as they go into the manifest."""
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of the incoming model for one row at the data's max_length."""
+        return self.count_macs()
 
     @property
     def baseline(self) -> Artifact:
@@ -119,6 +132,26 @@ class Stage(Config):
     def depends(self, context: Context) -> Any:
         """Returns what the output depends on beside config, parent, data, seed, task and target; JSON types, part of the cache key."""
         return None
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Finds out what can be found out before the first stage runs; reads no weights.
+
+        Args:
+            config: Transformers config of the model that comes in.
+            teacher: That of the teacher; None for stages without one.
+            context: Data, task and target.
+
+        Raises:
+            InputError: The stage cannot do its work on this model.
+        """
+
+    def config_after(self, config: Any) -> Any:
+        """Returns the Transformers config of the model that goes out, from that of the one that comes in; reads no weights.
+
+        Raises:
+            InputError: There is no such model.
+        """
+        return config
 
     def work(self, macs: int, data: Data) -> float:
         """Returns how much there is to do, in multiply-accumulates: what the predicted time grows with.

@@ -14,6 +14,7 @@ from compress import goals
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"
 NAMES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT", "triton": "Triton"}
+DISTANCES = {"kl": "KL of the logits, nats", "mse": "squared error of the output"}
 SHARES = ("accuracy", "f1")
 """Metrics that are written in percent, their differences in points; correlations are plain numbers."""
 

@@ -7,6 +7,8 @@ For a layer with input scale s, weight scales t[O] and weight codes Wq[O, I] the
 which an engine that knows the pattern runs as one integer GEMM with a single rescale by s * t, and any other runs in float with the
 same numbers. Zero-points are 0; weights are stored as int8 only. Layers that read one tensor with one scale share its Q/DQ pair.
 
+Where the checkpoint has a smoothing vector v[I] for a layer (`input_smooth`), a Mul by 1 / v stands before Q and Wq are the codes of W * v.
+
 Left out: the products of attention, convolutions and everything the checkpoint does not list stay float.
 """
 
@@ -31,10 +33,11 @@ _GRID_TOLERANCE = 1e-2
 
 @dataclass(frozen=True)
 class LayerScales:
-    """Scales of one quantized layer: `input` float32 [], `weight` float32 [O]."""
+    """Scales of one quantized layer: `input` float32 [], `weight` float32 [O], `smooth` float32 [I] or None."""
 
     input: npt.NDArray[np.float32]
     weight: npt.NDArray[np.float32]
+    smooth: npt.NDArray[np.float32] | None = None
 
 
 def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
@@ -61,7 +64,10 @@ def read_scales(checkpoint: Path) -> dict[str, LayerScales]:
     """Returns the scales of every quantized layer of a checkpoint, by module path, in the order of quantization.json."""
     tensors = load_file(checkpoint / "quantization.safetensors")
     names = json.loads((checkpoint / "quantization.json").read_text(encoding="utf-8"))["layers"]
-    return {name: LayerScales(tensors[f"{name}.input_scale"], tensors[f"{name}.weight_scale"]) for name in names}
+    return {
+        name: LayerScales(tensors[f"{name}.input_scale"], tensors[f"{name}.weight_scale"], tensors.get(f"{name}.input_smooth"))
+        for name in names
+    }
 
 
 def uint8_activations(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -95,16 +101,17 @@ def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     chosen = _find(graph, scales, weights)
     graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), ZERO_INT8))
-    pairs: dict[tuple[str, float], str] = {}
+    pairs: dict[tuple[str, float, bytes], str] = {}
     nodes = []
     for node in graph.node:
         name = chosen.get(node.name)
         if name is not None:
-            key = (node.input[0], float(scales[name].input))
+            smooth_I = scales[name].smooth
+            key = (node.input[0], float(scales[name].input), b"" if smooth_I is None else smooth_I.tobytes())
             if key not in pairs:
-                pairs[key] = f"{key[0]}.dequantized" + (f".{len(pairs)}" if key[0] in {tensor for tensor, _ in pairs} else "")
-                nodes += _activation(graph, key[0], scales[name].input, pairs[key])
-            nodes += _weight(graph, node, name, numpy_helper.to_array(weights[node.input[1]]), scales[name].weight)
+                pairs[key] = f"{key[0]}.dequantized" + (f".{len(pairs)}" if key[0] in {tensor for tensor, *_ in pairs} else "")
+                nodes += _activation(graph, key[0], scales[name], pairs[key])
+            nodes += _weight(graph, node, name, numpy_helper.to_array(weights[node.input[1]]), scales[name])
             node.input[0] = pairs[key]
         nodes.append(node)
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -127,24 +134,32 @@ def _find(graph: onnx.GraphProto, scales: dict[str, LayerScales], weights: dict[
     return {nodes[0]: name for name, nodes in found.items()}
 
 
-def _activation(graph: onnx.GraphProto, tensor: str, scale: npt.NDArray[np.float32], output: str) -> list[onnx.NodeProto]:
-    graph.initializer.append(numpy_helper.from_array(scale.reshape(()), f"{output}.scale"))
-    codes = output.replace(".dequantized", ".quantized")
+def _activation(graph: onnx.GraphProto, tensor: str, scales: LayerScales, output: str) -> list[onnx.NodeProto]:
+    """Adds the scale of one tensor, and the reciprocal of its smoothing vector; returns its Mul where it is smoothed, Q and DQ."""
+    graph.initializer.append(numpy_helper.from_array(scales.input.reshape(()), f"{output}.scale"))
+    codes, nodes = output.replace(".dequantized", ".quantized"), []
+    if scales.smooth is not None:
+        smoothed = output.replace(".dequantized", ".smoothed")
+        graph.initializer.append(numpy_helper.from_array(np.float32(1) / scales.smooth, f"{smoothed}.factor"))
+        nodes.append(helper.make_node("Mul", [tensor, f"{smoothed}.factor"], [smoothed], f"{smoothed}/Mul"))
+        tensor = smoothed
     parameters = [f"{output}.scale", ZERO_INT8]
     return [
+        *nodes,
         helper.make_node("QuantizeLinear", [tensor, *parameters], [codes], f"{codes}/QuantizeLinear"),
         helper.make_node("DequantizeLinear", [codes, *parameters], [output], f"{output}/DequantizeLinear"),
     ]
 
 
 def _weight(
-    graph: onnx.GraphProto, node: onnx.NodeProto, name: str, weight: npt.NDArray[np.float32], scale_O: npt.NDArray[np.float32]
+    graph: onnx.GraphProto, node: onnx.NodeProto, name: str, weight: npt.NDArray[np.float32], scales: LayerScales
 ) -> list[onnx.NodeProto]:
     """Adds codes, scales and zero-points of one weight in the orientation that the node has, and lets the node read them."""
     transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
     axis = 0 if transposed else 1  # of the outputs: Gemm with transB stores [O, I], MatMul [I, O]
-    codes = weight_codes(name, weight, scale_O, axis)
-    tensors = {"codes": codes, "scale": scale_O, "zero_point": np.zeros(len(scale_O), np.int8)}
+    smoothed = weight if scales.smooth is None else weight * np.expand_dims(scales.smooth, axis)
+    codes = weight_codes(name, smoothed, scales.weight, axis)
+    tensors = {"codes": codes, "scale": scales.weight, "zero_point": np.zeros(len(scales.weight), np.int8)}
     for suffix, array in tensors.items():
         graph.initializer.append(numpy_helper.from_array(array, f"{name}.weight.{suffix}"))
     node.input[1] = f"{name}.weight.dequantized"

@@ -4,18 +4,31 @@ Every observed tensor has a histogram of |x|: a fixed number of equal bins over 
 doubles the range, which merges neighbouring bins in pairs, until it fits. Edges of bins stay edges, so the same values give the same
 histogram in whatever order and batches they come. From the histogram comes the clipping threshold t; the scale is s = t / 127.
 
-    min-max      t = max |x|
-    percentile   t = smallest edge with at least p percent of all |x| at or below it
-    mse          t = argmin  sum_k n_k * mean of (x - Q_s(x))^2 over bin k,   Q_s(x) = min(rint(x / s), 127) * s
+    minmax          t = max |x|
+    moving_average  t = a of the last batch;   a <- 0.9 a + 0.1 max |x| over the batch, a of the first batch being its max |x|
+    percentile      t = smallest edge with at least p percent of all |x| at or below it
+    mse             t = argmin  sum_k n_k * mean of (x - Q_s(x))^2 over bin k,   Q_s(x) = min(rint(x / s), 127) * s
+    entropy         t = argmin  KL(P_t || Q_t),   P_t: |x| with everything beyond t moved into the last bin below t,
+                    Q_t: the |x| below t, averaged over the non-empty bins of each of 128 equal levels
 
-The last is the noise that quantization adds, rounding and clipping together (Banner et al. 2019, https://arxiv.org/abs/1810.05723, here
+mse is the noise that quantization adds, rounding and clipping together (Banner et al. 2019, https://arxiv.org/abs/1810.05723, here
 by search instead of a fitted distribution). The n_k values of a bin count as spread evenly over it, so that bins may be wider than s.
 With u = x / s the integral has a closed form:
 
     G(u) = integral from 0 to u of (v - min(rint(v), 127))^2 dv = k / 12 + (u - k)^3 / 3,   k = min(rint(u), 127)
 
-Left out: the sign (codes are symmetric; the code -128 as one of its own gains nothing), and entropy calibration, which is made for
-distributions with a long tail that does not matter; here single large values do.
+entropy is the method of TensorRT (Migacz, "8-bit inference with TensorRT", GTC 2017) on 2048 bins, the first of which counts as many values
+as the second, because a pile of zeros says nothing of the range. With c_k values in bin k, S_l values in the n_l non-empty bins of level l,
+r values beyond t and m the last bin below it, the divergence has a closed form over prefix sums (T all values, A = T - r):
+
+    KL = [sum_(k<m) c_k log c_k + (c_m + r) log(c_m + r) - sum_l S_l log(S_l / n_l) - r log(S_m / n_m)] / T - log T + log A
+
+and is infinite where r > 0 and c_m = 0. Of equal thresholds the largest is taken.
+
+The moving average follows the order of the batches (Krishnamoorthi 2018, https://arxiv.org/abs/1806.08342, section 3.1.2, which averages
+over a training); a tenth a batch suits the 16 batches of 512 rows. The other methods do not depend on the order.
+
+Left out: the sign (codes are symmetric; the code -128 as one of its own gains nothing).
 """
 
 from __future__ import annotations
@@ -23,7 +36,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Generic, Literal, Protocol, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +48,11 @@ BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128
 MSE_CANDIDATES = 1000  # thresholds in equal ratios of 0.6 %
 MSE_SMALLEST = 1 / 256  # of the largest |x|
-Method = Literal["minmax", "percentile", "mse"]
+MOMENTUM = 0.9  # of the moving average: the share of the old value
+ENTROPY_BINS = 2048
+ENTROPY_LEVELS = 128
+Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
+METHODS: tuple[Method, ...] = get_args(Method)
 
 
 @dataclass
@@ -48,6 +65,8 @@ class Histogram:
     """Upper edge of the last bin, a power of two; 0 before the first value."""
     largest: float = 0.0
     """Largest |x| seen, exactly."""
+    average: float = 0.0
+    """Moving average of the largest |x| of each tensor added."""
 
     @property
     def total(self) -> int:
@@ -71,6 +90,7 @@ class Histogram:
         largest = float(magnitude.max())
         if not math.isfinite(largest):
             raise ValueError("a value is NaN or infinite")
+        self.average = MOMENTUM * self.average + (1 - MOMENTUM) * largest if self.range else largest
         self.largest = max(self.largest, largest)
         self._widen(largest)
         # Exact: a product by a power of two. bincount counts in int64, where histc would stop at 2^24.
@@ -94,6 +114,11 @@ def minmax_threshold(histogram: Histogram) -> float:
     return histogram.largest
 
 
+def moving_average_threshold(histogram: Histogram) -> float:
+    """Returns the moving average of the largest |x| of a batch: a single far value moves it by a tenth."""
+    return histogram.average
+
+
 def percentile_threshold(histogram: Histogram, percentile: float) -> float:
     """Returns the smallest edge with at least `percentile` (0 to 100) percent of the values at or below it; the largest |x| at most."""
     # 99.99 / 100 * 10000 is a little above 9999 in float64, which must not ask for the next value.
@@ -109,6 +134,46 @@ def mse_threshold(histogram: Histogram) -> float:
     candidates = [histogram.largest * math.pow(MSE_SMALLEST, 1 - i / (MSE_CANDIDATES - 1)) for i in range(MSE_CANDIDATES)]
     errors = [noise(histogram, limit / ACTIVATION_HIGH) for limit in candidates]
     return candidates[errors.index(min(errors))]
+
+
+def entropy_threshold(histogram: Histogram) -> float:
+    """Returns the threshold of least divergence between the values and their 128 levels, an edge of one of `ENTROPY_BINS` bins."""
+    width = histogram.range / ENTROPY_BINS
+    used = min(ENTROPY_BINS, int(histogram.largest / width) + 1) if width else 0
+    if used < ENTROPY_LEVELS:  # values near the smallest range: fewer bins than levels, and nothing to gain by clipping
+        return histogram.largest
+    counts_B = histogram.counts.view(ENTROPY_BINS, -1).sum(dim=1)[:used].double()
+    counts_B[0] = counts_B[1]
+    divergence_C = divergences(counts_B)
+    best = used - int(divergence_C.flip(0).argmin())
+    return min(best * width, histogram.largest)
+
+
+def divergences(counts_B: Tensor) -> Tensor:
+    """Returns the divergence of each threshold: the upper edges of bins 127, 128, ... B - 1, that is of 128, 129, ... B bins.
+
+    Args:
+        counts_B: float64 [B], values in each bin; B >= 128.
+
+    Returns:
+        float64 [B - 127].
+    """
+    bins_C = torch.arange(ENTROPY_LEVELS, len(counts_B) + 1)
+    first_CL = -(-torch.arange(ENTROPY_LEVELS + 1) * bins_C[:, None] // ENTROPY_LEVELS)  # first bin of each level, and the end: rounded up
+    sum_CL = _prefix(counts_B)[first_CL].diff(dim=1)
+    level_CL = sum_CL / _prefix(counts_B > 0)[first_CL].diff(dim=1).clamp(min=1)
+    inside_C, last_C = sum_CL.sum(dim=1), counts_B[bins_C - 1]
+    beyond_C = counts_B.sum() - inside_C
+    own_C = _prefix(torch.xlogy(counts_B, counts_B))[bins_C - 1] + torch.xlogy(last_C + beyond_C, last_C + beyond_C)
+    coarse_C = torch.xlogy(sum_CL, level_CL).sum(dim=1) + torch.xlogy(beyond_C, level_CL[:, -1])
+    total = inside_C + beyond_C
+    divergence_C = (own_C - coarse_C) / total - total.log() + inside_C.log()
+    return torch.where((beyond_C > 0) & (last_C == 0), torch.inf, divergence_C)
+
+
+def _prefix(values_B: Tensor) -> Tensor:
+    """Returns the sums of the first 0, 1, ... B values, float64 [B + 1]."""
+    return nn.functional.pad(values_B.double().cumsum(0), (1, 0))
 
 
 def noise(histogram: Histogram, scale: float) -> float:
@@ -135,10 +200,14 @@ def threshold(histogram: Histogram, method: Method, percentile: float) -> float:
     match method:
         case "minmax":
             return minmax_threshold(histogram)
+        case "moving_average":
+            return moving_average_threshold(histogram)
         case "percentile":
             return percentile_threshold(histogram, percentile)
         case "mse":
             return mse_threshold(histogram)
+        case "entropy":
+            return entropy_threshold(histogram)
 
 
 def input_scale(limit: float) -> Tensor:
@@ -146,18 +215,28 @@ def input_scale(limit: float) -> Tensor:
     return torch.tensor(1.0 if limit == 0 else max(limit / ACTIVATION_HIGH, SMALLEST_SCALE), dtype=torch.float32)
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What calibration saw at the inputs of the observed layers."""
+class Statistic(Protocol):
+    """What is kept of a stream of tensors, in memory that does not depend on their number."""
 
-    histograms: Mapping[str, Histogram]
+    def add(self, x: Tensor) -> None:
+        """Takes one tensor, float [N, I]; raises ValueError where it holds NaN or infinity."""
+
+
+S = TypeVar("S", bound=Statistic)
+
+
+@dataclass(frozen=True)
+class Observed(Generic[S]):
+    """What was seen at the inputs of the observed layers."""
+
+    statistics: Mapping[str, S]
     """By group: the name of the first layer that reads the tensor."""
     group: Mapping[str, str]
-    """Group of each layer that was reached; layers that read the same tensor share one, and so one scale."""
+    """Group of each layer that was reached, in order of execution; layers that read the same tensor share one, and so one scale."""
 
-    def of(self, layer: str) -> Histogram:
-        """Returns the histogram of a layer's input."""
-        return self.histograms[self.group[layer]]
+    def of(self, layer: str) -> S:
+        """Returns what was kept of a layer's input."""
+        return self.statistics[self.group[layer]]
 
 
 def collect(
@@ -165,8 +244,9 @@ def collect(
     layers: Mapping[str, nn.Linear],
     batches: Iterable[Mapping[str, Tensor]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
-    progress: Callable[[int], None] = lambda n: None,
-) -> Observed:
+    make: Callable[[], S],
+    smooth: Mapping[str, Tensor] | None = None,
+) -> Observed[S]:
     """Observes the inputs of linear layers while batches go through the model.
 
     Positions that `attention_mask` calls padding are left out: the engine quantizes them too, but no answer depends on them.
@@ -176,39 +256,47 @@ def collect(
         layers: The layers to observe, by name.
         batches: Features of each batch; `attention_mask`, where there is one, is [n, L].
         forward: Sends the features of a batch through the model.
-        progress: Called after each batch with its number of rows.
+        make: Makes the statistic of a group, such as `Histogram`.
+        smooth: By layer, what its input is divided by first, float32 [I]; the same for all that read one tensor.
 
     Returns:
-        Histograms; a layer that no batch reached has none.
+        A statistic for each group; a layer that no batch reached has none.
 
     Raises:
         InputError: An input holds NaN or infinity; names the layer.
     """
-    observer = _Observer()
+    observer = _Observer(make, smooth or {})
     handles = [layer.register_forward_pre_hook(observer.hook(name)) for name, layer in layers.items()]
     try:
         with torch.inference_mode():
             for features in batches:
-                mask = features.get("attention_mask")
-                observer.start_batch(None if mask is None else mask.bool())
+                observer.start_batch(features)
                 forward(model, features)
-                progress(len(next(iter(features.values()))))
     finally:
         for handle in handles:
             handle.remove()
-    return Observed(observer.histograms, observer.group)
+    return Observed(observer.statistics, observer.group)
 
 
-class _Observer:
-    def __init__(self) -> None:
-        self.histograms: dict[str, Histogram] = {}
+def real_rows(x: Tensor, features: Mapping[str, Tensor]) -> Tensor:
+    """Returns the rows of a tensor [n, L, I] that `attention_mask` [n, L] calls real, [N, I]; all rows of a tensor of another shape."""
+    mask = features.get("attention_mask")
+    if mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape:
+        return x[mask.bool()]
+    return x.reshape(-1, x.shape[-1])
+
+
+class _Observer(Generic[S]):
+    def __init__(self, make: Callable[[], S], smooth: Mapping[str, Tensor]) -> None:
+        self.statistics: dict[str, S] = {}
         self.group: dict[str, str] = {}
-        self._mask: Tensor | None = None
+        self._make, self._smooth = make, smooth
+        self._features: Mapping[str, Tensor] = {}
         self._tensor: Tensor | None = None
         self._name = ""
 
-    def start_batch(self, mask: Tensor | None) -> None:
-        self._mask, self._tensor = mask, None
+    def start_batch(self, features: Mapping[str, Tensor]) -> None:
+        self._features, self._tensor = features, None
 
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -218,17 +306,15 @@ class _Observer:
             if x is self._tensor and group == self._name:
                 return
             self._tensor, self._name = x, group
-            self._count(group, name, self._real(x))
+            x_NI = real_rows(x, self._features)
+            self._add(group, name, x_NI / self._smooth[name] if name in self._smooth else x_NI)
 
         return observe
 
-    def _real(self, x: Tensor) -> Tensor:
-        if self._mask is not None and x.dim() == 3 and x.shape[:2] == self._mask.shape:
-            return x[self._mask]
-        return x.reshape(-1, x.shape[-1])
-
-    def _count(self, group: str, name: str, x_NI: Tensor) -> None:
+    def _add(self, group: str, name: str, x_NI: Tensor) -> None:
+        if group not in self.statistics:
+            self.statistics[group] = self._make()
         try:
-            self.histograms.setdefault(group, Histogram()).add(x_NI)
+            self.statistics[group].add(x_NI)
         except ValueError as error:
             raise InputError(f"{name}: the calibration rows give this layer an input of which {error}; check the model") from error

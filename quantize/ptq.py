@@ -6,8 +6,9 @@ the weight scale of a channel is the one of least squared error among a few clip
     s_o = argmin over c in (0.8 ... 1.0) of  sum_i (W_oi - Q(W_oi; c * max_i |W_oi| / L))^2
 
 Every linear layer inside the repeated blocks of the encoder becomes int8; embeddings, pooler and head stay float, as do LayerNorm,
-softmax, GELU and the residual stream. Left out: bias correction (adding the mean output error of a layer to its bias), whose
-effect on a fine-tuned MiniLM with weights of 7 bits was within the noise, and choosing the calibrator by itself.
+softmax, GELU and the residual stream. Here are the steps; `quantize.quantize` puts them in order.
+
+Left out: the products of attention, and everything that is no linear layer.
 """
 
 from __future__ import annotations
@@ -15,138 +16,35 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from compress.artifact import Artifact
 from compress.errors import InputError, nearest
 from compress.int8 import (
     SMALLEST_SCALE,
     LayerScales,
     levels,
     on_grid,
+    on_grid_of,
     save_quantization,
-    weight_bits,
     weight_scale,
 )
 from compress.preprocess import Row
-from compress.stage import Config, Context, Stage
-from quantize.calibration import Method, Observed, clipped_share, collect, input_scale, noise, signal, threshold
+from compress.stage import Context
+from quantize.calibration import Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
 
 BATCH_SIZE = 32
 FEW_ROWS = 64
 SELECTION_ROWS = 256
-BEYOND = 1.5  # the largest of a few hundred rows varies by less
+BEYOND = 1.5  # the largest of a few hundred rows varies by less, unless smoothing made all channels alike: then single values go further
+BEYOND_SHARE = 1e-3  # of the inputs; ten times what the default calibrator clips
 HEAD = "head"  # pooler and classifier: outside the repeated blocks, computed for one token, and what they round nothing evens out
+UNREACHED = "not reached by the calibration rows"
 CLIPS = 21
-
-
-class Calibration(Config):
-    """How the range of the activations is found."""
-
-    method: Method = "percentile"
-    """percentile: clip the tail; mse: least squared error of rounding and clipping together; minmax: clip nothing."""
-    rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    """Training rows to observe."""
-    percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
-    """Share of |x| that is not clipped, in percent; for `percentile` alone."""
-
-
-class Quantize(Stage):
-    """Makes the linear layers of the encoder true int8."""
-
-    NAME: ClassVar[str] = "quantize"
-
-    mode: Literal["ptq"] = "ptq"
-    """ptq: calibrate and round, without training."""
-    scheme: Literal["w8a8"] = "w8a8"
-    """w8a8: int8 weights per output channel, int8 activations per tensor, static."""
-    calibration: Calibration = Calibration()
-    """How the range of the activations is found."""
-    exclude: tuple[str, ...] = ()
-    """Layers that stay float, as patterns of module names with `*`; a pattern has to match a layer."""
-    weight_bits: Literal["auto", 7, 8] = "auto"
-    """Bits of a weight. auto: 8, but 7 for a CPU without VNNI or AMX, whose int8 kernels saturate with 8."""
-
-    def depends(self, context: Context) -> Any:
-        """The bits that `auto` stands for depend on the processor."""
-        return {"weight_bits": self.bits(context)}
-
-    def bits(self, context: Context) -> int:
-        """Returns the bits of a weight with `auto` resolved."""
-        return weight_bits(context.target.device) if self.weight_bits == "auto" else self.weight_bits
-
-    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
-        """Writes the quantized checkpoint.
-
-        Returns:
-            `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each its input scale, the largest
-            input of calibration and of selection, the share of inputs clipped and the signal-to-noise ratios of its codes (dB).
-
-        Raises:
-            InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, or an input holds NaN or infinity.
-        """
-        from compress.model import linears, load
-
-        model, warnings = load(parent.path), []
-        key = f"stages.{self.id or self.NAME}.exclude"
-        chosen, kept = choose_layers(model, linears(model), self.exclude, key)
-        rows = context.data.calibration(self.calibration.rows, context.seed).rows
-        if len(rows) < FEW_ROWS:
-            warnings.append(f"{len(rows)} calibration rows; {FEW_ROWS} or more are needed to trust the ranges")
-        observed = self._observe(model, parent.path, chosen, rows, context)
-        chosen, unreached = divide(chosen, observed)
-        if unreached:
-            kept |= dict.fromkeys(unreached, "not reached by the calibration rows")
-            warnings.append(f"{len(unreached)} layers are reached by no calibration row and stay float: {_some(unreached)}")
-        if not chosen:
-            raise InputError(f"{key}: the calibration rows reach none of the layers to quantize, such as {_some(unreached)}")
-        bits = self.bits(context)
-        scales = {name: self._scales(observed, name, layer.weight.detach(), bits) for name, layer in chosen.items()}
-        figures = [layer_figures(name, chosen[name].weight.detach(), scales[name], observed) for name in chosen]
-        warnings += self._compare_with_selection(model, parent.path, chosen, figures, context)
-        context.progress.log(f"  {len(chosen)} layers in int8, weights of {bits} bits, {len(kept)} layers in float, {len(rows)} rows")
-        for warning in warnings:
-            context.progress.warn(f"{self.id or self.NAME}: {warning}")
-        for name, layer in chosen.items():
-            layer.weight.data = on_grid(layer.weight.detach(), scales[name].weight_scale, levels(bits))
-        write_checkpoint(model, parent.path, out, scales, kept)
-        settings = {"scheme": self.scheme, "weight_bits": bits, "calibrator": self.calibration.method, "rows": len(rows)}
-        return {**settings, "float_layers": kept, "warnings": warnings, "layers": figures}
-
-    def _observe(
-        self, model: nn.Module, checkpoint: Path, layers: Mapping[str, nn.Linear], rows: Sequence[Row], context: Context
-    ) -> Observed:
-        from compress.model import forward
-
-        with context.progress.bar(f"{self.id or self.NAME}: observing", len(rows)) as advance:
-            return collect(model, layers, feature_batches(checkpoint, rows, context), forward, advance)
-
-    def _scales(self, observed: Observed, name: str, weight_OI: Tensor, bits: int) -> LayerScales:
-        limit = threshold(observed.of(name), self.calibration.method, self.calibration.percentile)
-        return LayerScales(mse_weight_scale(weight_OI, levels(bits)), input_scale(limit), bits)
-
-    def _compare_with_selection(
-        self, model: nn.Module, checkpoint: Path, layers: Mapping[str, nn.Linear], figures: list[dict[str, Any]], context: Context
-    ) -> list[str]:
-        """Adds the largest input on selection rows to the figures; returns a warning where it is far beyond that of calibration."""
-        rows = context.data.selection.rows[:SELECTION_ROWS]
-        if not rows:
-            return []
-        other = self._observe(model, checkpoint, layers, rows, context)
-        for figure in figures:
-            figure["selection_max_abs"] = other.of(figure["name"]).largest if figure["name"] in other.group else None
-        beyond = [figure["name"] for figure in figures if (figure["selection_max_abs"] or 0) > BEYOND * figure["max_abs"]]
-        if not beyond:
-            return []
-        return [
-            f"the calibration rows do not cover the data: on selection rows the inputs of {len(beyond)} layers reach more than {BEYOND} "
-            f"times as far, first {beyond[0]}; raise calibration.rows"
-        ]
 
 
 def choose_layers(
@@ -179,19 +77,49 @@ def choose_layers(
     return chosen, kept
 
 
-def divide(layers: Mapping[str, nn.Linear], observed: Observed) -> tuple[dict[str, nn.Linear], list[str]]:
-    """Returns the layers that calibration reached, and the names of the others."""
+def divide(layers: Mapping[str, nn.Linear], observed: Observed[Histogram], key: str) -> tuple[dict[str, nn.Linear], list[str]]:
+    """Returns the layers that calibration reached, and the names of the others.
+
+    Raises:
+        InputError: It reached none; `key` is the key path for the message.
+    """
     reached = {name: layer for name, layer in layers.items() if name in observed.group and observed.of(name).total}
-    return reached, [name for name in layers if name not in reached]
+    unreached = [name for name in layers if name not in reached]
+    if not reached:
+        raise InputError(f"{key}: the calibration rows reach none of the layers to quantize, such as {_some(unreached)}")
+    return reached, unreached
 
 
-def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context) -> Iterator[dict[str, Tensor]]:
-    """Yields rows batch by batch as the model takes them."""
+def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
+    """Yields rows batch by batch as the model takes them, and shows a bar of that label; none for an empty one."""
     from compress.data import preprocessor
 
     processor = preprocessor(checkpoint, context.task, context.max_length, context.target)
-    for _, features in processor.batches(rows, BATCH_SIZE):
-        yield {name: torch.from_numpy(value) for name, value in features.items()}
+    with context.progress.bar(label, len(rows)) if label else nullcontext(lambda steps: None) as advance:
+        for indices, features in processor.batches(rows, BATCH_SIZE):
+            yield {name: torch.from_numpy(value) for name, value in features.items()}
+            advance(len(indices))
+
+
+def weight_scales(layers: Mapping[str, nn.Linear], bits: int, smooth: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Returns the weight scales of every layer, float32 [O] each; `smooth` [I] is what the inputs of some layers are divided by."""
+    return {name: mse_weight_scale(layer.weight.detach() * smooth.get(name, 1), levels(bits)) for name, layer in layers.items()}
+
+
+def choose_scales(
+    weights: Mapping[str, Tensor], smooth: Mapping[str, Tensor], observed: Observed[Histogram], bits: int, percentile: float, method: Method
+) -> dict[str, LayerScales]:
+    """Returns the scales of every layer: those of its weights as given, that of its input by the named calibrator."""
+    return {
+        name: LayerScales(scale_O, input_scale(threshold(observed.of(name), method, percentile)), bits, smooth.get(name))
+        for name, scale_O in weights.items()
+    }
+
+
+def round_weights(layers: Mapping[str, nn.Linear], scales: Mapping[str, LayerScales]) -> None:
+    """Rounds the weights to the grids of their scales, in place."""
+    for name, layer in layers.items():
+        layer.weight.data = on_grid_of(layer.weight.detach(), scales[name])
 
 
 def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
@@ -212,9 +140,10 @@ def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
     return best_O
 
 
-def layer_figures(name: str, weight_OI: Tensor, scales: LayerScales, observed: Observed) -> dict[str, Any]:
-    """Returns what quantization does to one layer, for the report."""
+def layer_figures(name: str, weight_OI: Tensor, scales: LayerScales, observed: Observed[Histogram]) -> dict[str, Any]:
+    """Returns what quantization does to one layer, for the report; of a smoothed layer, to its smoothed inputs and weights."""
     histogram, scale = observed.of(name), float(scales.input_scale)
+    weight_OI = weight_OI if scales.input_smooth is None else weight_OI * scales.input_smooth
     error = float(_squared_error(weight_OI, scales.weight_scale, levels(scales.weight_bits)).sum())
     return {
         "name": name,
@@ -224,6 +153,37 @@ def layer_figures(name: str, weight_OI: Tensor, scales: LayerScales, observed: O
         "input_sqnr_db": _decibels(signal(histogram), noise(histogram, scale)),
         "weight_sqnr_db": _decibels(float(weight_OI.double().square().sum()), error),
     }
+
+
+def range_warnings(rows: Sequence[Row], unreached: Sequence[str]) -> list[str]:
+    """Returns in one line each what makes the observed ranges doubtful."""
+    warnings = []
+    if len(rows) < FEW_ROWS:
+        warnings.append(f"{len(rows)} calibration rows; {FEW_ROWS} or more are needed to trust the ranges")
+    if unreached:
+        warnings.append(f"{len(unreached)} layers are reached by no calibration row and stay float: {_some(unreached)}")
+    return warnings
+
+
+def compare_ranges(figures: Sequence[dict[str, Any]], selection: Observed[Histogram]) -> list[str]:
+    """Adds largest input and share clipped on selection rows to the figures of each layer; returns a warning where they do not fit."""
+    for figure in figures:
+        seen = selection.of(figure["name"]) if figure["name"] in selection.group else None
+        figure["selection_max_abs"] = seen.largest if seen else None
+        figure["selection_clipped"] = clipped_share(seen, figure["input_scale"]) if seen else None
+    beyond = [figure["name"] for figure in figures if _is_beyond(figure)]
+    if not beyond:
+        return []
+    return [
+        f"the calibration rows do not cover the data: on selection rows the inputs of {len(beyond)} layers reach more than {BEYOND} "
+        f"times as far, and more than {BEYOND_SHARE:.1%} of them are clipped, first {beyond[0]}; raise calibration.rows"
+    ]
+
+
+def _is_beyond(figure: Mapping[str, Any]) -> bool:
+    if figure["selection_max_abs"] is None:
+        return False
+    return bool(figure["selection_max_abs"] > BEYOND * figure["max_abs"] and figure["selection_clipped"] > BEYOND_SHARE)
 
 
 def write_checkpoint(model: nn.Module, source: Path, out: Path, scales: Mapping[str, LayerScales], kept: Mapping[str, str]) -> None:

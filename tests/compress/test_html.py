@@ -333,3 +333,21 @@ def test_the_spread_of_samples_is_drawn_relative_to_their_median() -> None:
     low, left, middle, right, high = (strips[0][key] for key in ("low", "left", "middle", "right", "high"))
     assert low < left < middle < right < high
     assert middle == pytest.approx(50, abs=0.1)
+
+
+def test_sensitivity_and_attempts_are_shown() -> None:
+    layer = {"name": "encoder.0.query", "gain": 0.0125, "alone": 0.01, "weights": 0.002, "inputs": 0.008}
+    worst = {**layer, "name": "encoder.1.output", "gain": -0.5}
+    report = make_report()
+    report["variants"][-1]["quantization"] = {
+        "scheme": "w8a8",
+        "sensitivity": {"measure": "kl", "rows": 128, "layers": [layer, worst]},
+        "attempts": [{"name": "ptq", "value": 0.02, "seconds": 3.0, "kept": False}, {"name": "qat", "value": 0.001, "kept": True}],
+    }
+    page = html.render(report)
+    assert "KL of the logits, nats" in page
+    assert page.index("encoder.0.query: alone 1.00e-02, weights only 2.00e-03, inputs only 8.00e-03") < page.index(
+        "encoder.1.output: alone"
+    )
+    assert '<td class="number">3.0 s</td><td></td>' in page
+    assert '<td class="number">0.001</td><td class="number">not measured</td><td>kept</td>' in page

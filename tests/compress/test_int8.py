@@ -144,6 +144,53 @@ def test_a_layer_equals_the_written_out_one(bits: int, rows: int, inputs: int, o
     assert np.array_equal(int8_layer(x).numpy(), expected)
 
 
+def test_a_smoothed_layer_divides_its_input_and_equals_the_plain_one() -> None:
+    generator, smooth = torch.Generator().manual_seed(0), torch.tensor([1.0, 2.0, 0.5, 4.0, 0.25, 8.0, 1.0])
+    linear, x = nn.Linear(7, 5), torch.randn(9, 7, generator=generator)
+    scales = LayerScales(weight_scale(linear.weight.detach() * smooth, 127), torch.tensor(0.03), 8, smooth)
+    smoothed = int8.int8_linear("a", linear, scales)
+    plain = nn.Linear(7, 5)
+    plain.weight.data, plain.bias.data = linear.weight.detach() * smooth, linear.bias.detach()
+    expected = int8.int8_linear("a", plain, LayerScales(scales.weight_scale, scales.input_scale, 8))
+    assert torch.equal(smoothed.codes(x), expected.codes(x / smooth))
+    assert torch.equal(smoothed(x), expected(x / smooth))
+    assert not torch.equal(smoothed(x), expected(x))
+
+
+@given(st.integers(0, 2**31), st.sampled_from([7, 8]), st.floats(0, 4))
+def test_smoothed_grid_weights_give_their_codes_back(seed: int, bits: int, spread: float) -> None:
+    generator, linear = torch.Generator().manual_seed(seed), nn.Linear(6, 4)
+    smooth = torch.exp(spread * torch.randn(6, generator=generator))
+    scales = LayerScales(weight_scale(linear.weight.detach() * smooth, levels(bits)), torch.tensor(1.0), bits, smooth)
+    codes = int8.int8_linear("a", linear, scales).weight
+    linear.weight.data = int8.on_grid_of(linear.weight.detach(), scales)
+    assert torch.equal(int8.int8_linear("a", linear, scales).weight, codes)
+    assert codes.abs().max() == levels(bits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_smoothed_checkpoint_comes_back(tmp_path: Path, dtype: torch.dtype) -> None:
+    model, scales = Pair(), {}
+    for name, linear in list(model.encoder.named_children()):
+        smooth = torch.linspace(0.1, 10, linear.in_features)
+        weight = weight_scale(linear.weight.detach() * smooth, 127)
+        scales[f"encoder.{name}"] = LayerScales(weight, torch.tensor(0.02), 8, smooth if name == "0" else None)
+        if name == "1":
+            scales["encoder.1"] = LayerScales(weight_scale(linear.weight.detach(), 127), torch.tensor(0.02), 8)
+    codes = {name: int8.int8_linear(name, model.get_submodule(name), found).weight for name, found in scales.items()}
+    for name, found in scales.items():
+        linear = model.get_submodule(name)
+        linear.weight.data = int8.on_grid_of(linear.weight.detach(), found)
+    int8.save_quantization(tmp_path, scales, {})
+    loaded, _ = int8.load_quantization(tmp_path)
+    assert torch.equal(loaded["encoder.0"].input_smooth, scales["encoder.0"].input_smooth)
+    assert loaded["encoder.1"].input_smooth is None
+    int8.apply_quantization(model.to(dtype), tmp_path)
+    for name in scales:
+        assert torch.equal(model.get_submodule(name).weight, codes[name])
+    assert model(torch.randn(3, 6, dtype=dtype)).dtype == dtype
+
+
 def test_a_layer_keeps_leading_dimensions_and_the_type_of_its_input() -> None:
     int8_layer, x = layer(), torch.randn(2, 3, 7)
     assert int8_layer(x).shape == (2, 3, 5)
@@ -277,6 +324,16 @@ DAMAGE = {
     "scales of zero": (lambda folder: edit_tensors(folder, encoder__0__weight_scale=torch.zeros(4)), "encoder.0.*positive"),
     "a scale of infinity": (lambda folder: edit_tensors(folder, encoder__0__input_scale=torch.tensor(float("inf"))), "encoder.0.*positive"),
     "too few scales": (lambda folder: edit_tensors(folder, encoder__0__weight_scale=torch.ones(3)), "encoder.0.*each output"),
+    "a smoothing of zero": (lambda folder: edit_tensors(folder, encoder__0__input_smooth=torch.zeros(6)), "encoder.0.*positive"),
+    "too short a smoothing": (lambda folder: edit_tensors(folder, encoder__0__input_smooth=torch.ones(5)), "encoder.0.*each output"),
+    "a smoothing without end": (
+        lambda folder: edit_tensors(folder, encoder__0__input_smooth=torch.full((6,), 1e-40)),
+        "encoder.0.*positive",
+    ),
+    "another smoothing": (
+        lambda folder: edit_tensors(folder, encoder__0__input_smooth=torch.full((6,), 1.1)),
+        "encoder.0.*not on the grid",
+    ),
     "other scales": (lambda folder: edit_tensors(folder, encoder__0__weight_scale=torch.full((4,), 0.0321)), "encoder.0.*not on the grid"),
 }
 

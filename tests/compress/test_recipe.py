@@ -54,6 +54,12 @@ MALFORMED = [
     ("negative seed", "name: tiny", "name: tiny\nseed: -1", ["seed", "-1"]),
     ("duplicate key", "name: tiny", "name: tiny\nname: other", ["'name'", "twice", "line 3"]),
     ("duplicate key inside", "{mode: ptq}", "{mode: ptq, mode: ptq}", ["'mode'", "twice"]),
+    (
+        "unknown key of one of several losses",
+        "- quantize:",
+        "- distill: {losses: [{name: minilm, wieght: 2}]}\n  - quantize:",
+        ["stages.distill.losses.0.wieght", "allowed: weight, steps, name", "did you mean 'weight'"],
+    ),
     ("unknown task", "image-classification", "image-clasification", ["task", "'image-clasification'"]),
     ("unknown stage", "- quantize:", "- quantise:", ["stages[1]", "'quantise'", "did you mean 'quantize'"]),
     ("two keys in a stage", "- export: {}", "- {export: {}, quantize: {}}", ["stages[2]", "one key"]),

@@ -13,7 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compress.model import forward, load
+from export import onnxruntime as ort
+from export import openvino
+from export.engine import EngineSpec, open_engine
+from export.macs import count_macs
 from export.onnx import export_float, module_of
+from export.parity import compare_layers, quantized_gemms
 from export.qdq import insert_qdq, uint8_activations, weight_codes
 from tests.export import tiny_checkpoints as tiny
 
@@ -23,13 +28,13 @@ SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-")  # removed when the test ru
 class NaiveInt8(nn.Module):
     """y = float32(integer product) * (input scale * weight scale) + bias, written out; remembers input and codes."""
 
-    def __init__(self, linear, input_scale, weight_scale):
+    def __init__(self, linear, input_scale, weight_scale, smooth):
         super().__init__()
-        self.input_scale, self.weight_scale, self.bias = input_scale, weight_scale, linear.bias
-        self.weight = torch.round(linear.weight / weight_scale[:, None]).long()
+        self.input_scale, self.weight_scale, self.smooth, self.bias = input_scale, weight_scale, smooth, linear.bias
+        self.weight = torch.round(linear.weight * smooth / weight_scale[:, None]).long()
 
     def forward(self, x):
-        self.steps = x / self.input_scale
+        self.steps = x / self.smooth / self.input_scale
         self.codes = torch.clamp(torch.round(self.steps), -128, 127).long()
         return (self.codes @ self.weight.T).float() * (self.input_scale * self.weight_scale) + self.bias
 
@@ -39,7 +44,8 @@ def naive_int8(folder, family):
     model, scales = tiny.load(folder, family), load_file(folder / "quantization.safetensors")
     for name in json.loads((folder / "quantization.json").read_text())["layers"]:
         parent, _, child = name.rpartition(".")
-        layer = NaiveInt8(model.get_submodule(name), scales[f"{name}.input_scale"], scales[f"{name}.weight_scale"])
+        smooth = scales.get(f"{name}.input_smooth", torch.tensor(1.0))
+        layer = NaiveInt8(model.get_submodule(name), scales[f"{name}.input_scale"], scales[f"{name}.weight_scale"], smooth)
         setattr(model.get_submodule(parent), child, layer)
     return model
 
@@ -69,6 +75,38 @@ def made(family):
     return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
 
 
+@cache
+def made_smooth(family):
+    """As `made`, but everything in the blocks but the last layer has a smoothing vector: of each tensor one, named after its readers."""
+    source = Path(SCRATCH.name) / f"{family}-smooth"
+    tiny.write(source, family)
+    model, readers, scales = tiny.load(source, family), {}, {}
+    linears = {name: module for name, module in tiny.linears(model).items() if "layer" in name}
+    for name, module in linears.items():
+        module.register_forward_pre_hook(lambda _, args, name=name: readers.setdefault(args[0].data_ptr(), (args[0], []))[1].append(name))
+    with torch.no_grad():
+        model(**torch_features(family, 4, 24, seed=1))
+    generator, tensors = torch.Generator().manual_seed(0), list(readers.values())
+    folder = source.with_suffix(".int8")
+    for x, names in tensors[:-1]:
+        smooth = torch.exp(torch.randn(x.shape[-1], generator=generator))
+        for name in names:
+            linears[name].weight.data *= smooth
+            scales[name] = (float((x / smooth).abs().max()) * 0.7 / 127, smooth)
+    scales |= {name: (float(tensors[-1][0].abs().max()) * 0.7 / 127, None) for name in tensors[-1][1]}
+    model.save_pretrained(source.with_suffix(".scaled"))
+    tiny.quantize(source.with_suffix(".scaled"), family, {name: scale for name, (scale, _) in scales.items()}, folder)
+    saved, grid = load_file(folder / "quantization.safetensors"), tiny.load(folder, family)
+    for name, (_, smooth) in scales.items():
+        if smooth is not None:
+            grid.get_submodule(name).weight.data /= smooth
+            saved[f"{name}.input_smooth"] = smooth.clone()
+    grid.save_pretrained(folder)
+    save_file(saved, folder / "quantization.safetensors")
+    float_path = export_float(folder, tiny.preprocessor(family), folder / "float.onnx")
+    return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
+
+
 def run(model, features, extra=()):
     """Runs without any graph optimization; returns the logits and the tensors named in `extra`."""
     probed = onnx.ModelProto()
@@ -92,9 +130,11 @@ def codes_of(model):
     return layers
 
 
-@pytest.mark.parametrize("family", ["bert", "distilbert", "vit"])
-def test_codes_of_every_layer_equal_the_integer_model(family):
-    folder, _, path = made(family)
+@pytest.mark.parametrize(
+    ("family", "make"), [("bert", made), ("distilbert", made), ("vit", made), ("bert", made_smooth), ("vit", made_smooth)]
+)
+def test_codes_of_every_layer_equal_the_integer_model(family, make):
+    folder, _, path = make(family)
     reference, model = naive_int8(folder, family), onnx.load(path)
     layers = codes_of(model)
     assert set(layers) == set(json.loads((folder / "quantization.json").read_text())["layers"])
@@ -116,9 +156,10 @@ def test_codes_of_every_layer_equal_the_integer_model(family):
         np.testing.assert_allclose(logits, expected, atol=2e-3 if not different.any() else 0.1)
 
 
+@pytest.mark.parametrize("make", [made, made_smooth])
 @pytest.mark.parametrize("family", ["bert", "vit"])
-def test_equals_the_checkpoint_in_torch(family):
-    folder, _, path = made(family)
+def test_equals_the_checkpoint_in_torch(family, make):
+    folder, _, path = make(family)
     with torch.no_grad():
         expected = forward(load(folder), torch_features(family, 4, 24, seed=2)).numpy()
     (logits,) = run(onnx.load(path), tiny.features(family, 4, 24, seed=2))
@@ -171,6 +212,58 @@ def test_different_scales_for_one_tensor_are_kept_apart(tmp_path):
     assert np.abs(coarse * 2 - fine)[np.abs(fine) < 127].max() <= 1
 
 
+@pytest.mark.parametrize("family", ["bert", "vit"])
+def test_a_smoothed_tensor_is_multiplied_once_by_the_reciprocal(family):
+    folder, _, path = made_smooth(family)
+    graph, saved = onnx.load(path).graph, load_file(folder / "quantization.safetensors")
+    tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    producer, codes = {output: node for node in graph.node for output in node.output}, codes_of(onnx.load(path))
+    for name, tensor in codes.items():
+        source = producer[producer[tensor].input[0]]
+        if f"{name}.input_smooth" in saved:
+            assert source.op_type == "Mul"
+            np.testing.assert_array_equal(tensors[source.input[1]], np.float32(1) / saved[f"{name}.input_smooth"].numpy())
+        else:
+            assert "smoothed" not in source.name
+    multiplications = [node for node in graph.node if node.name.endswith(".smoothed/Mul")]
+    assert len(multiplications) == len(set(codes.values())) - 1  # query, key and value share one
+
+
+@pytest.mark.parametrize(("name", "mode"), [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")])
+def test_engines_run_smoothed_layers_in_exact_integers(name, mode, tmp_path):
+    path = made_smooth("bert")[2]
+    built = openvino.build(path, tmp_path)[0] if name == "openvino" else ort.build(path, tmp_path, quantized=True)
+    engine = open_engine(EngineSpec(name, mode, "int8", "fp32", "cpu", 1, str(built), str(tmp_path), (1, 4)))
+    gemms = quantized_gemms(path)
+    compared = compare_layers(
+        gemms, engine.probe([tensor for gemm in gemms for tensor in gemm.tensors], tiny.features("bert", 4, 24, seed=2))
+    )
+    assert len(compared) == 12
+    assert all(found.passed and found.codes > 0 for found in compared), compared
+    counted = count_macs(path, 4, 24)
+    precisions = engine.precisions([gemm.node for gemm in counted], 4, 24)
+    assert {gemm.name for gemm in counted if precisions[gemm.node] == "int8"} == {gemm.layer for gemm in gemms}
+
+
+def test_smoothed_and_plain_readers_of_one_tensor_are_kept_apart(tmp_path):
+    folder, float_path, _ = made("bert")
+    names = [f"bert.encoder.layer.0.attention.self.{part}" for part in ("query", "key", "value")]
+    other = tmp_path / "checkpoint"
+    other.mkdir()
+    saved = load_file(folder / "quantization.safetensors")
+    for name in names[:2]:
+        saved[f"{name}.input_smooth"] = torch.full((16,), 2.0)
+        saved[f"{name}.weight_scale"] *= 2
+    save_file(saved, other / "quantization.safetensors")
+    (other / "quantization.json").write_text(json.dumps({"layers": {name: {} for name in names}}))
+    model = onnx.load(insert_qdq(float_path, other, tmp_path / "int8.onnx"))
+    onnx.checker.check_model(model)
+    codes = codes_of(model)
+    assert codes[names[0]] == codes[names[1]] != codes[names[2]]
+    halved, whole = run(model, tiny.features("bert", 2, 9), [codes[names[0]], codes[names[2]]])[1:]
+    assert np.abs(halved.astype(int) * 2 - whole)[np.abs(whole.astype(int)) < 127].max() <= 1
+
+
 def test_products_of_attention_stay_float():
     graph = onnx.load(made("bert")[2]).graph
     dequantized = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -179,12 +272,13 @@ def test_products_of_attention_stay_float():
     assert not any(name in dequantized for node in products for name in node.input)
 
 
+@pytest.mark.parametrize("make", [made, made_smooth])
 @pytest.mark.parametrize("family", ["bert", "vit"])
-def test_uint8_activations_are_the_same_integers(family):
-    signed = onnx.load(made(family)[2])
+def test_uint8_activations_are_the_same_integers(family, make):
+    signed = onnx.load(make(family)[2])
     unsigned = uint8_activations(signed)
     onnx.checker.check_model(unsigned)
-    assert signed == onnx.load(made(family)[2])  # not touched
+    assert signed == onnx.load(make(family)[2])  # not touched
     names, features = sorted(set(codes_of(signed).values())), tiny.features(family, 3, 20, seed=3)
     expected, *codes = run(signed, features, names)
     logits, *shifted = run(unsigned, features, names)

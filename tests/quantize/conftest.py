@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from compress.artifact import Artifact
 from compress.splits import Data, Split
@@ -48,6 +50,16 @@ def sentences(num: int, seed: int) -> Split:
     return Split(list(rows), random.integers(0, 2, num))
 
 
+def images(num: int, seed: int) -> Split:
+    """Random grey PNG images of 8 x 8 with random labels."""
+    random, rows = np.random.default_rng(seed), []
+    for _ in range(num):
+        file = io.BytesIO()
+        Image.fromarray(random.integers(0, 256, (8, 8), dtype=np.uint8)).save(file, "PNG")
+        rows.append(file.getvalue())
+    return Split(list(rows), random.integers(0, 2, num))
+
+
 def write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -79,6 +91,21 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A grey ViT of 2 layers for images of 8 x 8 with 2 labels, weights large enough to give logits of size; never written to."""
+    from compress.model import ModelConfig, import_model, load, save
+
+    config = {**SIZES, "model_type": "vit", "image_size": 8, "patch_size": 2, "num_channels": 1}
+    drawn, folder = tmp_path_factory.mktemp("drawn_vit"), tmp_path_factory.mktemp("tiny_vit")
+    import_model(ModelConfig(config=config, init="random", task="image-classification"), ("dark", "bright"), 0, drawn)
+    model = load(drawn)
+    for parameter in model.parameters():
+        parameter.data *= 6 if parameter.ndim > 1 else 1
+    save(model, drawn, folder, "large weights")
+    return folder
+
+
 @pytest.fixture
 def told() -> Told:
     return Told()
@@ -88,6 +115,17 @@ def told() -> Told:
 def context(told: Told, tmp_path: Path) -> Context:
     data = Data(sentences(200, 0), sentences(40, 1), sentences(60, 2), ("negative", "positive"))
     return Context("text-classification", data, 24, Target(sequence_lengths=(8, 16)), 0, told, tmp_path)
+
+
+@pytest.fixture
+def image_context(told: Told, tmp_path: Path) -> Context:
+    data = Data(images(200, 0), images(40, 1), images(60, 2), ("dark", "bright"))
+    return Context("image-classification", data, 24, Target(), 0, told, tmp_path)
+
+
+@pytest.fixture
+def vit(tiny_vit: Path) -> Artifact:
+    return Artifact(tiny_vit, {})
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,11 +17,18 @@ from compress.errors import InputError
 from compress.int8 import SMALLEST_SCALE
 from quantize.calibration import (
     BINS,
+    ENTROPY_BINS,
+    ENTROPY_LEVELS,
+    METHODS,
     Histogram,
+    Method,
     clipped_share,
     collect,
+    divergences,
+    entropy_threshold,
     input_scale,
     minmax_threshold,
+    moving_average_threshold,
     mse_threshold,
     noise,
     percentile_threshold,
@@ -94,6 +102,62 @@ def test_mse_clips_what_is_rare_and_keeps_what_is_common() -> None:
     assert mse_threshold(histogram(rare)) < 20
 
 
+def naive_divergence(counts: np.ndarray, bins: int) -> float:
+    """Spreads the first bins over 128 levels and back, and compares with what was there, the rest moved into the last bin."""
+    level = np.array([k * ENTROPY_LEVELS // bins for k in range(bins)])
+    total, used = np.zeros(ENTROPY_LEVELS), np.zeros(ENTROPY_LEVELS)
+    for k in range(bins):
+        total[level[k]] += counts[k]
+        used[level[k]] += counts[k] > 0
+    coarse = np.array([total[level[k]] / used[level[k]] if counts[k] > 0 else 0 for k in range(bins)])
+    fine = counts[:bins].copy()
+    fine[-1] += counts[bins:].sum()
+    return float(scipy.stats.entropy(fine, coarse)) if coarse.sum() else math.inf
+
+
+@given(st.integers(ENTROPY_LEVELS, 260), st.integers(0, 2**31), st.floats(0, 1))
+@settings(max_examples=25)
+def test_divergences_are_those_of_the_written_out_method(bins: int, seed: int, full: float) -> None:
+    random = np.random.default_rng(seed)
+    counts = random.integers(1, 1000, bins) * (random.random(bins) < full) * 1.0
+    counts[-1] = 1
+    found = divergences(torch.from_numpy(counts)).numpy()
+    expected = np.array([naive_divergence(counts, candidate) for candidate in range(ENTROPY_LEVELS, bins + 1)])
+    assert np.array_equal(np.isfinite(expected), np.isfinite(found))
+    np.testing.assert_allclose(found[np.isfinite(expected)], expected[np.isfinite(expected)], atol=1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_entropy_takes_the_threshold_of_least_divergence(shape: str) -> None:
+    found = histogram(sample(shape))
+    counts, width = found.counts.numpy().reshape(ENTROPY_BINS, -1).sum(1).astype(float), found.range / ENTROPY_BINS
+    counts = counts[: int(found.largest / width) + 1]
+    counts[0] = counts[1]
+    chosen = round(min(entropy_threshold(found), len(counts) * width) / width) if entropy_threshold(found) < found.largest else len(counts)
+    others = np.random.default_rng(0).integers(ENTROPY_LEVELS, len(counts) + 1, 40)
+    assert naive_divergence(counts, chosen) <= min(naive_divergence(counts, other) for other in others) + 1e-9
+
+
+def test_of_equal_divergences_the_widest_is_taken() -> None:
+    flat = np.arange(0.5, 2048) / 2048  # one value in the middle of each bin: any threshold that clips nothing diverges by 0
+    assert entropy_threshold(histogram(flat)) == histogram(flat).largest
+
+
+def test_zeros_do_not_move_the_entropy_threshold() -> None:
+    x = sample("gelu")[sample("gelu") > 0.01]
+    assert entropy_threshold(histogram(x)) == entropy_threshold(histogram(x, np.zeros(10**6)))
+
+
+@given(st.lists(ARRAYS, min_size=1, max_size=8))
+@settings(max_examples=40)
+def test_the_moving_average_is_that_of_the_largest_of_each_batch(arrays: list[np.ndarray]) -> None:
+    average = float(np.abs(arrays[0]).max())
+    for array in arrays[1:]:
+        average = 0.9 * average + 0.1 * float(np.abs(array).max())
+    assert moving_average_threshold(histogram(*arrays)) == pytest.approx(average, rel=1e-9)
+    assert moving_average_threshold(histogram(*arrays)) <= minmax_threshold(histogram(*arrays)) * (1 + 1e-9)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.5, 1.0])
 def test_noise_and_signal_are_those_of_the_data(shape: str, share: float) -> None:
@@ -129,6 +193,14 @@ def test_every_value_is_counted_in_its_bin(x: np.ndarray) -> None:
     assert found.total == len(x)
 
 
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_same_batches_give_the_same_threshold(method: Method, shape: str) -> None:
+    batches = np.array_split(sample(shape), 7)
+    first, second = (threshold(histogram(*batches), method, 99.9) for _ in range(2))
+    assert 0 < first == second <= float(np.abs(sample(shape)).max())
+
+
 def test_memory_does_not_grow_with_the_data_nor_with_its_range() -> None:
     found = Histogram()
     for exponent in range(-140, 120, 7):
@@ -146,7 +218,7 @@ def test_counts_do_not_stop_at_the_precision_of_float32() -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-45, 1e-30, 3.4e38])
-@pytest.mark.parametrize("method", ["minmax", "percentile", "mse"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_a_scale_for_extreme_values(method, value: float) -> None:
     scale = input_scale(threshold(histogram(np.full(10, value)), method, 99.9))
     assert scale.dtype == torch.float32
@@ -184,7 +256,7 @@ def send(model: nn.Module, features) -> object:
 
 def test_layers_that_read_the_same_tensor_share_a_histogram() -> None:
     block, xs = Block(), [torch.randn(2, 3, 4), torch.randn(1, 3, 4)]
-    observed = collect(block, layers_of(block), [{"x": x} for x in xs], send)
+    observed = collect(block, layers_of(block), [{"x": x} for x in xs], send, Histogram)
     assert observed.group == {"query": "query", "key": "query", "value": "query", "out": "out"}
     assert observed.of("key") is observed.of("query")
     assert observed.of("query").total == 9 * 4
@@ -192,8 +264,16 @@ def test_layers_that_read_the_same_tensor_share_a_histogram() -> None:
 
 def test_equal_tensors_that_are_not_the_same_have_histograms_of_their_own() -> None:
     block = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
-    observed = collect(block, layers_of(block), [{"x": torch.ones(1, 4)}], lambda m, f: (m["a"](f["x"].clone()), m["b"](f["x"])))
+    observed = collect(block, layers_of(block), [{"x": torch.ones(1, 4)}], lambda m, f: (m["a"](f["x"].clone()), m["b"](f["x"])), Histogram)
     assert observed.group == {"a": "a", "b": "b"}
+
+
+def test_inputs_are_divided_by_what_smooths_them() -> None:
+    block, x, factor = Block(), torch.randn(2, 3, 4), torch.tensor([1.0, 2.0, 4.0, 0.5])
+    smooth = dict.fromkeys(("query", "key", "value"), factor)
+    observed = collect(block, layers_of(block), [{"x": x}], send, Histogram, smooth)
+    assert observed.of("key").largest == float((x / factor).abs().max())
+    assert observed.of("out").largest == collect(block, layers_of(block), [{"x": x}], send, Histogram).of("out").largest
 
 
 def test_a_layer_that_runs_twice_sees_both_inputs() -> None:
@@ -205,7 +285,7 @@ def test_a_layer_that_runs_twice_sees_both_inputs() -> None:
             model["b"](x)  # type: ignore[index]
         return None
 
-    observed = collect(block, layers_of(block), [{"x": torch.ones(1, 4)}], twice)
+    observed = collect(block, layers_of(block), [{"x": torch.ones(1, 4)}], twice, Histogram)
     assert observed.of("b").largest == 10
     assert observed.of("b").total == 8
 
@@ -214,7 +294,7 @@ def test_padding_is_not_counted() -> None:
     block, x = Block(), torch.randn(2, 3, 4)
     x[0, 2], x[1, 1:] = 1000, -1000
     mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
-    observed = collect(block, layers_of(block), [{"x": x, "attention_mask": mask}], send)
+    observed = collect(block, layers_of(block), [{"x": x, "attention_mask": mask}], send, Histogram)
     assert observed.of("query").total == 3 * 4
     assert observed.of("query").largest < 10
     assert observed.of("out").total == 3 * 4
@@ -222,16 +302,15 @@ def test_padding_is_not_counted() -> None:
 
 def test_inputs_without_positions_are_counted_whole() -> None:
     block, mask = Block(), torch.tensor([[1, 1, 0], [1, 0, 0]])
-    observed = collect(block, layers_of(block), [{"x": torch.randn(2, 4), "attention_mask": mask}], send)
+    observed = collect(block, layers_of(block), [{"x": torch.randn(2, 4), "attention_mask": mask}], send, Histogram)
     assert observed.of("query").total == 8
 
 
 def test_observing_leaves_no_hooks_and_changes_no_output() -> None:
-    block, x, steps = Block(), torch.randn(2, 3, 4), []
+    block, x = Block(), torch.randn(2, 3, 4)
     before = block(x)
-    collect(block, layers_of(block), [{"x": x}] * 3, send, steps.append)
+    collect(block, layers_of(block), [{"x": x}] * 3, send, Histogram)
     assert torch.equal(block(x), before)
-    assert steps == [2, 2, 2]
     assert not any(layer._forward_pre_hooks for layer in layers_of(block).values())
 
 
@@ -239,5 +318,5 @@ def test_an_input_of_nan_names_its_layer_and_leaves_no_hooks() -> None:
     block = Block()
     block.query.bias.data[0] = float("nan")
     with pytest.raises(InputError, match=r"^out: .*NaN"):
-        collect(block, layers_of(block), [{"x": torch.randn(2, 3, 4)}], send)
+        collect(block, layers_of(block), [{"x": torch.randn(2, 3, 4)}], send, Histogram)
     assert not any(layer._forward_pre_hooks for layer in layers_of(block).values())

@@ -1,0 +1,178 @@
+"""What is looked at inside of student and teacher: hidden states, and queries, keys and values of single blocks.
+
+    hidden states      output_hidden_states of the model: H_0 is the output of the embeddings, H_m that of layer m
+    attention scores   S = scaling * Q K^T, computed here from the captured Q and K for the blocks that a loss asks for
+    relations          Q, K and V of a block as its attention gets them, [b, heads, L, d]
+
+Q, K and V are taken where every Transformers model hands them over by position: at the attention function, whatever the names or the
+order of its layers, fused or not. `CAPTURING` is `scaled_dot_product_attention` with a look at its arguments, so that no model has to
+fall back to eager attention; the arguments say which tokens may see which, too. Left out: models whose attention does not go through
+this function (DeBERTa), and terms that a model adds to Q K^T by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from distill.blocks import repeated_blocks
+
+CAPTURING = "capturing_sdpa"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a loss needs of a model."""
+
+    logits: bool = False
+    hidden: bool = False
+    """The hidden states of all layers."""
+    blocks: frozenset[int] = frozenset()
+    """Blocks, counted from 0, whose queries, keys and values are needed."""
+
+    @property
+    def inside(self) -> bool:
+        """Whether more than the answer is needed."""
+        return self.hidden or bool(self.blocks)
+
+    def __or__(self, other: Wanted) -> Wanted:
+        return Wanted(self.logits or other.logits, self.hidden or other.hidden, self.blocks | other.blocks)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What the attention of one block got."""
+
+    query: Tensor
+    """Float `[b, heads, L, d]`."""
+    key: Tensor
+    """Float `[b, heads, L, d]`; grouped keys are repeated for each query head."""
+    value: Tensor
+    """Float `[b, heads, L, d]`, as `key`."""
+    scaling: float
+    """Factor of the scores Q K^T."""
+    allowed: Tensor
+    """Bool, broadcasts to `[b, 1, L, L]`: which keys (last axis) each query may see."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What one model said about a batch."""
+
+    logits: Tensor
+    """Float32 `[b, C]`."""
+    mask: Tensor | None = None
+    """Bool `[b, L]`: the tokens that are no padding; None where neither hidden states nor blocks were wanted."""
+    hidden: tuple[Tensor, ...] = ()
+    """Float `[b, L, D]` for each layer, the output of the embeddings first."""
+    blocks: Mapping[int, Heads] = field(default_factory=dict)
+    """By block, counted from 0."""
+
+
+def seen_by_both(student: Heads, teacher: Heads, mask_bL: Tensor) -> Tensor:
+    """Returns which keys a query may see in both models, padding excluded, bool `[b, 1, queries or 1, keys]`."""
+    return student.allowed & teacher.allowed & mask_bL[:, None, None, :]
+
+
+class Capture:
+    """Runs a model and keeps what was wanted.
+
+    Args:
+        model: A Transformers model.
+        key: Key path in the recipe, for messages.
+    """
+
+    def __init__(self, model: nn.Module, key: str) -> None:
+        self.model, self.key = model, key
+        self.block_of: dict[nn.Module, int] = {}
+
+    def __call__(self, features: Mapping[str, Tensor], wanted: Wanted) -> Captured:
+        """Returns what the model says about a batch.
+
+        Args:
+            features: Inputs of the model.
+            wanted: What to keep beside the logits.
+
+        Raises:
+            InputError: The attention of a wanted block is not to be seen.
+        """
+        if wanted.blocks and not self.block_of:
+            self._prepare()
+        seen = _Seen(self.block_of, wanted.blocks)
+        token = _SEEN.set(seen)
+        try:
+            output = self.model(**features, output_hidden_states=True) if wanted.hidden else self.model(**features)
+        finally:
+            _SEEN.reset(token)
+        missing = sorted(wanted.blocks - seen.heads.keys())
+        if missing:
+            kind = self.model.config.model_type  # type: ignore[union-attr]
+            raise InputError(f"{self.key}: the attention of this {kind} cannot be looked at (layer {missing[0] + 1}); choose another loss")
+        hidden = tuple(output.hidden_states) if wanted.hidden else ()
+        mask = _token_mask(features, hidden, seen.heads) if hidden or seen.heads else None
+        return Captured(output.logits.float(), mask, hidden, seen.heads)
+
+    def _prepare(self) -> None:
+        """Lets the attention of the model go through `_capturing`."""
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+
+        AttentionInterface.register(CAPTURING, _capturing)
+        AttentionMaskInterface.register(CAPTURING, sdpa_mask)
+        blocks = repeated_blocks(self.model, self.key)[1]
+        self.block_of = {module: number for number, block in enumerate(blocks) for module in block.modules()}
+        self.model.set_attn_implementation(CAPTURING)  # type: ignore[operator]
+
+
+class _Seen:
+    """Collects the arguments of attention during one forward pass."""
+
+    def __init__(self, block_of: Mapping[nn.Module, int], wanted: frozenset[int]) -> None:
+        self.block_of, self.wanted = block_of, wanted
+        self.heads: dict[int, Heads] = {}
+
+    def take(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> None:
+        block = self.block_of.get(module)
+        if block not in self.wanted or block is None:
+            return
+        groups = query.shape[1] // key.shape[1]
+        if groups > 1:
+            key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+        length = query.shape[2]
+        if mask is not None:
+            allowed = mask if mask.dtype == torch.bool else mask == 0
+        elif getattr(module, "is_causal", False):
+            allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
+        else:
+            allowed = torch.ones(1, 1, 1, length, dtype=torch.bool, device=query.device)
+        self.heads[block] = Heads(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling, allowed)
+
+
+_SEEN: ContextVar[_Seen | None] = ContextVar("seen", default=None)
+
+
+def _capturing(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    seen = _SEEN.get()
+    if seen is not None:
+        seen.take(module, query, key, value, attention_mask, kwargs.get("scaling"))
+    output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+    return output
+
+
+def _token_mask(features: Mapping[str, Tensor], hidden: tuple[Tensor, ...], heads: Mapping[int, Heads]) -> Tensor:
+    """Returns bool `[b, L]`: the attention mask of text; all tokens of an image, its class token included."""
+    if "attention_mask" in features:
+        return features["attention_mask"].bool()
+    length = hidden[0].shape[1] if hidden else next(iter(heads.values())).query.shape[2]
+    some = next(iter(features.values()))
+    return torch.ones(len(some), length, dtype=torch.bool, device=some.device)

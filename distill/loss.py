@@ -1,0 +1,131 @@
+"""What every distillation loss has in common: a weight, a span of the training, and parts of the loss for every row.
+
+A loss is a config with three methods. `wants` says what has to be looked at in student and teacher, `build` makes what is trained
+along (projections between widths), `parts` gives the loss of each row. The formulas are pure tensor functions in the file of the loss.
+Unless a loss says otherwise, a value of a row depends on that row alone, whatever it is batched with or padded to, so that splitting a
+batch changes nothing; means over tokens are means over the tokens of the row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from compress.stage import Config, Task
+from compress.train import Batch
+from distill.capture import Captured, Wanted
+from distill.schedules import Ramp, smallest
+
+if TYPE_CHECKING:
+    from distill.teacher import Pair
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The sizes of a model that losses look at; 0 for what it does not have."""
+
+    kind: str
+    layers: int
+    hidden: int
+    heads: int
+    classes: int
+
+    @classmethod
+    def of(cls, config: Any) -> Shape:
+        """Reads them off a Transformers config."""
+        layers, hidden, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        return cls(config.model_type, layers, hidden, heads, config.num_labels)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a loss is used in."""
+
+    student: Shape
+    teacher: Shape
+    task: Task
+    key: str
+    """Key path of the loss in the recipe, for messages."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a loss is computed from."""
+
+    setting: Setting
+    batch: Batch
+    temperature: float
+    student: Captured
+    teacher: Captured
+    pair: Pair
+    """Both models, for a loss that asks them about other inputs."""
+
+
+class Loss(Config):
+    """Base of every loss: when it counts, and how much."""
+
+    ANSWERS_ONLY: ClassVar[bool] = False
+    """Whether only logits are compared, so that the teacher may have another tokenizer."""
+    ACROSS_ROWS: ClassVar[bool] = False
+    """Whether rows of a batch are compared with each other, so that it has to be in memory whole."""
+
+    weight: Annotated[float, Field(gt=0)] | Ramp = 1.0
+    """Factor of the loss; {start, end} changes it in a straight line over the training."""
+    steps: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.0, 1.0)
+    """Part of the training in which the loss counts, as fractions of its steps."""
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Loss:
+        if self.steps[0] >= self.steps[1]:
+            raise ValueError(f"steps: {list(self.steps)} given; the first fraction has to be below the second")
+        if smallest(self.weight) < 0:
+            raise ValueError("weight: at least 0 at both ends")
+        return self
+
+    def counts(self, step: int, num_steps: int) -> bool:
+        """Returns whether the loss counts in step `step` (from 0)."""
+        return self.steps[0] * num_steps <= step < self.steps[1] * num_steps
+
+    def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
+        """Returns what has to be looked at in the student and in the teacher.
+
+        Raises:
+            InputError: The loss does not fit these two models.
+        """
+        raise NotImplementedError
+
+    def build(self, setting: Setting) -> nn.Module | None:
+        """Returns what is trained along with the student; None where there is nothing."""
+        return None
+
+    def prepare(self, pair: Pair) -> None:
+        """Finds out what only the loaded models can tell.
+
+        Raises:
+            InputError: The loss does not fit them.
+        """
+
+    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns the parts of the loss by name, float `[b]` each, without the weight."""
+        raise NotImplementedError
+
+
+def projection(student: int, teacher: int) -> nn.Module:
+    """Returns what brings the student's hidden states to the teacher's width: a linear map without bias, nothing for equal widths."""
+    return nn.Identity() if student == teacher else nn.Linear(student, teacher, bias=False)
+
+
+def row_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Returns the mean of each row over its tokens, `[b]`.
+
+    Args:
+        values: Float `[b, L]`; may be anything where `mask` is false.
+        mask: Bool `[b, L]`.
+    """
+    kept = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return kept.sum(dim=1) / mask.sum(dim=1)

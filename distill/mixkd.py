@@ -1,0 +1,162 @@
+"""MixKD: the student is asked about mixtures of two rows, and learns what the teacher says of them.
+
+https://arxiv.org/abs/2011.00593, section 3:
+
+    x' = l e(x_i) + (1 - l) e(x_j)        l ~ Beta(a, a); e: word embeddings of each model's own, padded to one length
+    y' = l y_i + (1 - l) y_j
+    mixed_labels_b  = CE(z_s(x'), y')     regression: (z_s(x') - y')^2
+    mixed_answers_b = soft targets of z_t(x') for z_s(x')
+
+The tokens of x' are those of either row; its token types are those of x_i where it has a token, else those of x_j. The patch embedding
+of an image is linear, so that mixed pixels are mixed embeddings. The partner j and l of a row are drawn from (seed, step, row), however
+the batch is cut, and j among the rows of like length: as a batch holds rows of like length anyway, little is lost, and no time on
+padding. Left out: back-translated rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from compress.model import device_of
+from distill.capture import Capture, Wanted
+from distill.hard_target import hard_target
+from distill.loss import Loss, Seen, Setting
+from distill.soft_target import soft_target
+from distill.teacher import Pair, on_device
+
+NEIGHBOURS = 256
+"""Rows before and after a row, in the order of their lengths, that it is mixed with."""
+PROBED_ROWS = 4
+TOLERANCE = 1e-3
+
+
+class MixKD(Loss):
+    """Answers to mixtures of two rows."""
+
+    name: Literal["mixkd"] = "mixkd"
+    """Answers to mixtures of two rows."""
+    alpha: Annotated[float, Field(gt=0, le=100)] = 0.4
+    """Both parameters of the Beta distribution of l: 1 is uniform, below 1 one of the two rows prevails."""
+    labels: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the mixed labels."""
+    answers: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the teacher's answers to the mixtures; the teacher runs on every batch."""
+
+    def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
+        """Nothing: it runs both models on rows of its own."""
+        return Wanted(), Wanted()
+
+    def prepare(self, pair: Pair) -> None:
+        """Finds out whether both models give the same answers to embeddings as to tokens.
+
+        Raises:
+            InputError: One does not: it looks for the end of a text in its tokens, as decoders do.
+        """
+        indices = np.arange(min(PROBED_ROWS, len(pair.labels)))
+        for capture, rows in ((pair.student, pair.rows), (pair.teacher.capture, pair.teacher.rows)):
+            features = on_device(rows.batch(indices), device_of(capture.model))
+            ones = torch.ones(len(indices), device=device_of(capture.model))
+            with torch.no_grad():
+                given = capture(features, Wanted(logits=True)).logits
+                mixed = capture(mixture(capture.model, features, features, ones), Wanted(logits=True)).logits
+            if float((given - mixed).abs().max()) > TOLERANCE * (1 + float(given.abs().max())):
+                kind = capture.model.config.model_type  # type: ignore[union-attr]
+                raise InputError(f"{capture.key}: mixkd given; this {kind} answers embeddings otherwise than tokens: choose another loss")
+
+    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns `mixed_labels` and `mixed_answers`, those with a weight."""
+        pair, batch = seen.pair, seen.batch
+        device, regression = batch.labels.device, seen.setting.task == "text-regression"
+        partners, shares = draw(batch.indices, batch.step, pair.rows.lengths, pair.seed, self.alpha)
+        share_b = torch.from_numpy(shares).to(device)
+        asked = self._asked(pair.student, pair.rows.batch(np.concatenate([batch.indices, partners])), share_b)
+        parts = {}
+        if self.labels:
+            other_labels = torch.from_numpy(pair.labels[partners]).to(device)
+            parts["mixed_labels"] = self.labels * mixed_target(asked, batch.labels, other_labels, share_b, regression)
+        if self.answers:
+            with torch.no_grad():
+                both = pair.teacher.rows.batch(np.concatenate([batch.indices, partners]))
+                answers = self._asked(pair.teacher.capture, both, share_b)
+            parts["mixed_answers"] = self.answers * soft_target(asked, answers, seen.temperature, regression)
+        return parts
+
+    def _asked(self, capture: Capture, features: Mapping[str, Tensor], share_b: Tensor) -> Tensor:
+        """Returns the logits of mixtures of the first half of some rows with the second."""
+        half, device = len(share_b), device_of(capture.model)
+        first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _halves(half))
+        return capture(mixture(capture.model, first, second, share_b), Wanted(logits=True)).logits
+
+
+def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor], share_b: Tensor) -> dict[str, Tensor]:
+    """Returns the inputs of a model for mixtures of rows.
+
+    Args:
+        model: A Transformers model: its word embeddings are used.
+        first: Features of rows x_i, int64 `[b, L]` each, or `pixel_values` float32 `[b, channels, H, W]`.
+        second: Features of rows x_j, of the same shapes.
+        share_b: l of each row, float32 `[b]`.
+    """
+    if "pixel_values" in first:
+        share = share_b[:, None, None, None]
+        return {"pixel_values": share * first["pixel_values"] + (1 - share) * second["pixel_values"]}
+    embed, share = model.get_input_embeddings(), share_b[:, None, None]  # type: ignore[operator]
+    mask = first["attention_mask"].bool()
+    mixed = {"inputs_embeds": share * embed(first["input_ids"]) + (1 - share) * embed(second["input_ids"])}
+    mixed["attention_mask"] = first["attention_mask"] | second["attention_mask"]
+    if "token_type_ids" in first:
+        mixed["token_type_ids"] = torch.where(mask, first["token_type_ids"], second["token_type_ids"])
+    return mixed
+
+
+def mixed_target(logits_bC: Tensor, first_b: Tensor, second_b: Tensor, share_b: Tensor, regression: bool = False) -> Tensor:
+    """Returns the cross entropy to mixed labels, or the squared error to mixed values, float32 `[b]`.
+
+    Args:
+        logits_bC: Answers of the student to the mixtures, float32 `[b, C]`.
+        first_b: Labels of rows x_i, int64 `[b]`, or values float32 `[b]`.
+        second_b: Labels of rows x_j.
+        share_b: l of each row, float32 `[b]`.
+        regression: Whether labels are values.
+    """
+    if regression:
+        return hard_target(logits_bC, share_b * first_b + (1 - share_b) * second_b, True)
+    return share_b * hard_target(logits_bC, first_b) + (1 - share_b) * hard_target(logits_bC, second_b)  # CE is linear in the target
+
+
+def draw(
+    indices: NDArray[np.int64], step: int, lengths: NDArray[np.int64], seed: int, alpha: float
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    """Returns the partner and l of each row, int64 and float32 `[b]`; a row is its own partner only where there is no other.
+
+    Args:
+        indices: Rows of the batch.
+        step: Number of the step.
+        lengths: Tokens of every training row `[n]`.
+        seed: Seed of the training.
+        alpha: Both parameters of the Beta distribution.
+    """
+    order = np.lexsort((np.random.default_rng(seed).permutation(len(lengths)), lengths))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    partners, shares = np.empty_like(indices), np.empty(len(indices), np.float32)
+    for position, index in enumerate(indices):
+        random = np.random.default_rng([seed, step, int(index)])
+        low, high = max(0, rank[index] - NEIGHBOURS), min(len(order), rank[index] + NEIGHBOURS + 1)
+        others = high - low - 1
+        chosen = low + random.integers(others) if others else rank[index]
+        partners[position] = order[chosen + (chosen >= rank[index] and others > 0)]
+        shares[position] = random.beta(alpha, alpha)
+    return partners, shares
+
+
+def _halves(half: int) -> tuple[slice, slice]:
+    return slice(0, half), slice(half, None)

@@ -1,0 +1,98 @@
+"""The objective of distillation: every loss that counts in a step, weighted, from one pass of the student and at most one of the teacher.
+
+parts_b = hard_weight * hard_b  +  sum_i weight_i(t) * loss_i,b
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from compress.train import Batch
+from distill.capture import Wanted
+from distill.hard_target import hard_target
+from distill.loss import Loss, Seen, Setting
+from distill.schedules import Ramp, value_at
+from distill.teacher import NOTHING, Pair
+
+
+class Objective(nn.Module):
+    """Parts of the loss for a batch; its parameters are those that losses bring along.
+
+    Args:
+        losses: What the student learns from.
+        settings: What each is used in, in the same order.
+        pair: Student and teacher.
+        temperature: Softens answers.
+        hard_weight: Weight of the labels.
+        seed: Seed of new parameters.
+
+    Raises:
+        InputError: A loss does not fit the two models.
+    """
+
+    def __init__(
+        self,
+        losses: Sequence[Loss],
+        settings: Sequence[Setting],
+        pair: Pair,
+        temperature: float | Ramp,
+        hard_weight: float | Ramp,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.losses, self.settings, self.pair = losses, settings, pair
+        self.temperature, self.hard_weight = temperature, hard_weight
+        for loss in losses:
+            loss.prepare(pair)
+        self.wanted = [loss.wants(setting) for loss, setting in zip(losses, settings, strict=True)]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            built = [loss.build(setting) for loss, setting in zip(losses, settings, strict=True)]
+        self.built = nn.ModuleDict({str(i): module for i, module in enumerate(built) if module is not None})
+
+    def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the weighted parts by name, float `[b]` each; parts of the same name are added up."""
+        step, num_steps = batch.step, batch.num_steps
+        counting = [i for i, loss in enumerate(self.losses) if loss.counts(step, num_steps)]
+        of_student, of_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
+        for i in counting:
+            of_student, of_teacher = of_student | self.wanted[i][0], of_teacher | self.wanted[i][1]
+        assert model is self.pair.student.model, "the objective belongs to another model"
+        student = self.pair.student(batch.features, of_student) if of_student != Wanted() else NOTHING
+        teacher = self.pair.teacher(batch, of_teacher)
+        temperature = value_at(self.temperature, step, num_steps)
+        parts: dict[str, Tensor] = {}
+        for i in counting:
+            seen = Seen(self.settings[i], batch, temperature, student, teacher, self.pair)
+            weight = value_at(self.losses[i].weight, step, num_steps)
+            trained = self.built[str(i)] if str(i) in self.built else None  # noqa: SIM401 - a ModuleDict has no get
+            for name, value in self.losses[i].parts(seen, trained).items():
+                parts[name] = parts.get(name, 0.0) + weight * value
+        if self.hard_weight != 0:
+            regression = self.settings[0].task == "text-regression"
+            hard = hard_target(student.logits, batch.labels, regression)
+            parts["hard_target"] = value_at(self.hard_weight, step, num_steps) * hard
+        return parts
+
+
+def check_covered(losses: Sequence[Loss], hard_weight: float | Ramp, key: str) -> None:
+    """Finds out whether some step would have nothing to learn from.
+
+    Raises:
+        InputError: It would.
+    """
+    if hard_weight != 0:
+        return
+    reached = 0.0
+    for start, end in sorted(loss.steps for loss in losses):
+        if start > reached:
+            break
+        reached = max(reached, end)
+    if reached < 1:
+        raise InputError(
+            f"{key}: no loss counts from {reached:g} of the steps on; let `steps` cover all of the training, or give hard_weight"
+        )

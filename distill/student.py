@@ -1,0 +1,290 @@
+"""The student: which model is trained, and which weights it starts from.
+
+    layers, init   some layers of the incoming model; embeddings, pooler and head come along
+        uniform       l_i = floor(i (L - 1) / (k - 1) + 1/2), the first and the last included: DistilBERT's {0, 2, 4, 7, 9, 11} of 12
+        every_second  l_i = 2 i
+        first, last   l_i = i,  l_i = L - k + i
+        a list        those layers, counted from 1
+        random        new blocks
+    hidden, ffn, heads   fewer channels, neurons and heads: slices of the incoming model (`distill.width`)
+    path           another checkpoint with a fast tokenizer of its own
+    config         another shape, or another kind of model, with new weights
+
+A student of all layers is the incoming model, bit for bit. Starting from the teacher's own layers: https://arxiv.org/abs/1910.01108,
+section 3. Left out: searching the layers.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+from torch import nn
+
+from compress.errors import InputError, nearest
+from compress.model import import_model, load
+from compress.model_config import (
+    OWN_KEYS,
+    REFUSED,
+    ModelConfig,
+    auto_class,
+    check_task,
+    one_line,
+    quiet,
+    read_config,
+    task_classes,
+    with_class,
+)
+from compress.model_files import find
+from compress.stage import Config, Context, Task
+from distill.blocks import repeated_blocks, with_layers
+from distill.width import narrow, with_widths
+
+Init = Literal["uniform", "every_second", "first", "last", "random"]
+CARRIED = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "type_vocab_size", "image_size", "num_channels")
+"""What every student takes over: it gets the tokens or the images of the incoming model."""
+
+
+class Student(Config):
+    """The model to train: the incoming one, some of its layers, another checkpoint, or another shape."""
+
+    layers: Annotated[int, Field(ge=1)] | None = None
+    """Number of layers that are kept; absent: all."""
+    init: Init | tuple[Annotated[int, Field(ge=1)], ...] = "uniform"
+    """Which layers those are, or a list of them, counted from 1; random: new blocks between the old embeddings and head."""
+    hidden: Annotated[int, Field(ge=1)] | None = None
+    """Width that is kept, the most important channels of it; a multiple of the heads. Absent: all."""
+    ffn: Annotated[int, Field(ge=1)] | None = None
+    """Neurons that are kept of each FFN, the most important ones. Absent: all."""
+    heads: Annotated[int, Field(ge=1)] | None = None
+    """Heads that are kept, the most important ones of each layer; they must not get wider by it. Absent: all."""
+    path: Annotated[str, Field(min_length=1)] | None = None
+    """Hub id or folder of another model to train instead, with its own tokenizer."""
+    head: Literal["keep", "new"] = "new"
+    """With `path`: whether its head is the one for this task, or a new one is put on."""
+    config: dict[str, Any] | None = None
+    """For new weights: the keys of a Transformers config that differ from the incoming model; with `model_type`, those of another kind."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Student:
+        if self.path is not None and self.config is not None:
+            raise ValueError("give either path or config")
+        parts = [name for name in ("layers", "hidden", "ffn", "heads") if getattr(self, name) is not None]
+        parts += ["init"] * isinstance(self.init, tuple)
+        if parts and (self.path is not None or self.config is not None):
+            raise ValueError(f"{parts[0]} says what is kept of the incoming model; it goes with neither path nor config")
+        if isinstance(self.init, tuple) and (not self.init or len(self.init) != (self.layers or len(self.init))):
+            raise ValueError(f"init names {len(self.init)} layers, layers is {self.layers}; name as many")
+        return self
+
+    @property
+    def is_narrower(self) -> bool:
+        """Whether less than the whole width is kept."""
+        return any(given is not None for given in (self.hidden, self.ffn, self.heads))
+
+    def chosen(self, depth: int, key: str) -> list[int]:
+        """Returns the layers that are kept, counted from 0.
+
+        Args:
+            depth: Layers of the incoming model.
+            key: Key path of the student, for messages.
+
+        Raises:
+            InputError: It has no such layers.
+        """
+        return chosen_layers(self.init, self.layers or (len(self.init) if isinstance(self.init, tuple) else depth), depth, key)
+
+
+def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: str) -> list[int]:
+    """Returns the layers of a model of `depth` layers that make a student of `num_layers`, counted from 0.
+
+    Raises:
+        InputError: There are fewer layers than asked for.
+    """
+    if num_layers > depth:
+        raise InputError(f"{key}.layers: {num_layers} given; the incoming model has {depth} layers")
+    if init == "every_second" and 2 * num_layers - 1 > depth:
+        raise InputError(f"{key}.init: every_second given; it leaves {-(-depth // 2)} of {depth} layers, not {num_layers}: give uniform")
+    if init == "last":
+        return list(range(depth - num_layers, depth))
+    if init == "every_second":
+        return list(range(0, 2 * num_layers, 2))
+    if init in ("first", "random"):
+        return list(range(num_layers))
+    if init == "uniform":  # integers, so that halves are rounded up everywhere
+        return [(2 * i * (depth - 1) + num_layers - 1) // (2 * max(1, num_layers - 1)) for i in range(num_layers)]
+    assert not isinstance(init, str), init
+    beyond = [layer for layer in init if layer > depth]
+    if beyond:
+        raise InputError(f"{key}.init: layer {beyond[0]} given; the incoming model has layers 1 to {depth}")
+    return [layer - 1 for layer in init]
+
+
+def student_config(student: Student, config: Any, key: str) -> Any:
+    """Returns the Transformers config of the student; reads no weights.
+
+    Args:
+        student: Which one.
+        config: The Transformers config of the incoming model.
+        key: Key path of the student, for messages.
+
+    Raises:
+        InputError: There is no such student.
+    """
+    if student.path is not None:
+        with _about(key):
+            found = read_config(find(student.path, "model.path", weights=False), "model.path")
+        return _with_labels_of(config, found)
+    if student.config is not None:
+        return _changed(student.config, config, f"{key}.config")
+    depth = getattr(config, "num_hidden_layers", None)
+    if not isinstance(depth, int):
+        raise InputError(f"{key}: a {config.model_type} is no stack of like layers; give another model as the student (path or config)")
+    chosen = with_layers(config, student.chosen(depth, key))
+    return with_widths(chosen, student.hidden, student.ffn, student.heads, key) if student.is_narrower else chosen
+
+
+def build(student: Student, parent: Path, context: Context, key: str) -> tuple[nn.Module, Path]:
+    """Returns the student, in evaluation mode on the CPU, and the folder that its tokenizer or image processor lies in.
+
+    Args:
+        student: Which one.
+        parent: The incoming checkpoint.
+        context: Task, labels, seed and scratch folder.
+        key: Key path of the student, for messages.
+
+    Raises:
+        InputError: There is no such student, or it cannot do the task.
+    """
+    if student.path is not None:
+        folder = context.scratch / "student"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        with _about(key):
+            import_model(_model_of(student, context.task), context.data.labels, context.seed, folder)
+        return load(folder), folder
+    incoming = load(parent)
+    if student.config is not None:
+        config = student_config(student, incoming.config, key)
+        return _random(config, context.task, context.seed, f"{key}.config"), parent
+    depth = len(repeated_blocks(incoming, f"{key}.layers")[1])
+    taken = take_layers(incoming, student.chosen(depth, key), f"{key}.layers", context.seed, student.init == "random")
+    if student.is_narrower:
+        taken = narrow(taken, student_config(student, incoming.config, key), key)
+    return taken, parent
+
+
+def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0, new: bool = False) -> nn.Module:
+    """Returns a model of some layers of another: their weights, and all weights outside of the blocks, are copies.
+
+    Args:
+        model: A Transformers model.
+        layers: The layers to take, counted from 0; the same one may occur twice.
+        key: Key path in the recipe, for messages.
+        seed: Seed of new weights.
+        new: Whether the blocks get new weights, drawn as Transformers draws them.
+
+    Raises:
+        InputError: The model has no repeated blocks, or they differ in shape.
+    """
+    name, _ = repeated_blocks(model, key)
+    student = _seeded(lambda: type(model)(with_layers(model.config, layers)), seed)
+    taken, weights = model.state_dict(), student.state_dict()
+    for target in weights:
+        block, _, rest = target.removeprefix(f"{name}.").partition(".")
+        inside = target.startswith(f"{name}.")
+        if inside and new:
+            continue
+        source = f"{name}.{layers[int(block)]}.{rest}" if inside else target
+        if source not in taken or taken[source].shape != weights[target].shape:
+            raise InputError(f"{key}: the blocks of this {model.config.model_type} differ ({source}); only like ones can be taken out")  # type: ignore[union-attr]
+        weights[target] = taken[source]
+    student.load_state_dict(weights)
+    return student.eval()
+
+
+def check_student(student: Student, task: Task, num_labels: int | None, key: str) -> None:
+    """Finds out before anything is trained whether another checkpoint can be the student.
+
+    Raises:
+        InputError: It cannot do the task.
+    """
+    if student.path is not None:
+        with _about(key):
+            found = read_config(find(student.path, "model.path", weights=False), "model.path")
+            check_task(_model_of(student, task), found, num_labels)
+
+
+def _model_of(student: Student, task: Task) -> ModelConfig:
+    return ModelConfig(path=student.path, task=task, head=student.head)
+
+
+def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
+    """Returns the config of a student with new weights: that of the incoming model, or of another kind, with some keys changed."""
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    kind = given.get("model_type", config.model_type)
+    if kind not in CONFIG_MAPPING:
+        raise InputError(f"{key}.model_type: {kind!r} given; a model type of Transformers is allowed{nearest(str(kind), CONFIG_MAPPING)}")
+    same = kind == config.model_type
+    default = AutoConfig.for_model(kind)
+    aliases, names = default.attribute_map, set(default.to_dict())
+    allowed = (names | set(aliases)) - OWN_KEYS
+    unknown = sorted(set(given) - allowed - {"model_type"})
+    if unknown:
+        raise InputError(*(f"{key}.{name}: no key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
+    values = {aliases.get(name, name): value for name, value in given.items() if name != "model_type"}
+    carried = config.to_dict() if same else {name: getattr(config, name) for name in CARRIED if name in names and hasattr(config, name)}
+    other = [name for name in CARRIED if name in values and values[name] != getattr(config, name, values[name])]
+    if other:
+        raise InputError(
+            *(
+                f"{key}.{name}: {values[name]} given; a student takes what the incoming model does ({getattr(config, name)})"
+                for name in other
+            )
+        )
+    own = {"model_type", "architectures", "transformers_version", "_name_or_path"}
+    try:
+        built = AutoConfig.for_model(kind, **{name: value for name, value in {**carried, **values}.items() if name not in own})
+    except (StrictDataclassError, *REFUSED) as error:
+        raise InputError(f"{key}: not a usable {kind} ({one_line(error)})") from error
+    return _with_labels_of(config, built)
+
+
+def _with_labels_of(config: Any, changed: Any) -> Any:
+    changed.id2label, changed.label2id = copy.deepcopy(config.id2label), copy.deepcopy(config.label2id)
+    changed.problem_type = config.problem_type
+    return changed
+
+
+def _random(config: Any, task: Task, seed: int, key: str) -> nn.Module:
+    if not task_classes(config, task):
+        raise InputError(f"{key}.model_type: a {config.model_type} cannot do {task}; give a type that can")
+    try:
+        return _seeded(lambda: auto_class(task).from_config(with_class(config, task)), seed).eval()
+    except REFUSED as error:
+        raise InputError(f"{key}: no such {config.model_type} can be made ({one_line(error)}); check the sizes") from error
+
+
+def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(seed)
+        return make()
+
+
+@contextmanager
+def _about(key: str) -> Iterator[None]:
+    """Lets the messages about a model speak of the student."""
+    try:
+        yield
+    except InputError as error:
+        problems = [problem.replace(" (then finetune must be the first stage)", "") for problem in error.problems]
+        raise InputError(*(re.sub(r"\bmodel\.(path|head)", rf"{key}.\1", problem) for problem in problems)) from error

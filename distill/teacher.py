@@ -1,0 +1,151 @@
+"""The teacher: frozen, in evaluation mode, and asked as rarely as possible.
+
+Where every loss needs its logits alone they are computed once, for all training rows, and kept in one file in the scratch folder of
+the stage, named by everything they depend on; a resumed training reads the same bits. Where a loss looks inside of the teacher it runs
+on every batch, without gradient. A teacher with another tokenizer gets the rows in its own tokens, which serves for logits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from compress.artifact import digest, writing
+from compress.errors import InputError
+from compress.model import device_of, forward
+from compress.stage import Progress
+from compress.train import Batch, autocast_dtype
+from compress.training_rows import Rows
+from distill.capture import Capture, Captured, Wanted
+
+if TYPE_CHECKING:
+    from compress.preprocess import Preprocessor
+
+FITTING = "; give a model that was trained for this task and these labels"
+BATCH_SIZE = 64
+CACHE_BYTES = 2**30
+"""Logits are kept up to this size; beyond it the teacher runs on every batch."""
+PROBED_ROWS = 256
+NOTHING = Captured(torch.empty(0))
+"""What was captured of a model that nothing is wanted of."""
+FILE = "logits.safetensors"
+
+
+@dataclass
+class Teacher:
+    """A frozen model that answers for training rows."""
+
+    capture: Capture
+    rows: Rows
+    """The training rows as this model takes them."""
+    shared: bool
+    """Whether the student takes them the same way, so that the features of a batch serve for both."""
+    logits: Tensor | None = None
+    """Its answers to all training rows, float32 `[n, C]`, where they are kept."""
+
+    def __call__(self, batch: Batch, wanted: Wanted) -> Captured:
+        """Returns what is wanted for a batch; no gradient flows into it."""
+        if wanted == Wanted():
+            return NOTHING
+        if self.logits is not None and wanted == Wanted(logits=True):
+            return Captured(self.logits[torch.from_numpy(batch.indices)].to(batch.labels.device))
+        features = batch.features if self.shared else on_device(self.rows.batch(batch.indices), batch.labels.device)
+        with torch.no_grad():
+            return self.capture(features, wanted)
+
+
+@dataclass
+class Pair:
+    """Student and teacher, and the rows they learn from."""
+
+    student: Capture
+    teacher: Teacher
+    rows: Rows
+    """The training rows as the student takes them."""
+    labels: NDArray[Any]
+    """Class ids or values `[n]`."""
+    seed: int
+    """Seed of whatever a loss draws."""
+
+
+@contextmanager
+def about(key: str) -> Iterator[None]:
+    """Lets the messages about a model from outside speak of the teacher.
+
+    Args:
+        key: Key path of the teacher.
+    """
+    try:
+        yield
+    except InputError as error:
+        problems = [re.sub(r"; (rename them, or )?give model\.head: new.*", FITTING, problem) for problem in error.problems]
+        raise InputError(*(problem.replace("model.path", key) for problem in problems)) from error
+
+
+def freeze(model: nn.Module) -> nn.Module:
+    """Puts a model into evaluation mode and takes its gradients away; returns it."""
+    return model.eval().requires_grad_(False)
+
+
+def takes_the_same(student: Preprocessor, teacher: Preprocessor, rows: Sequence[Any]) -> tuple[bool, bool]:
+    """Returns whether two models get the same tokens (or pixels) for some rows, and whether they get the same inputs altogether."""
+    probed = rows[:PROBED_ROWS]
+    ours, theirs = _encoded(student, probed), _encoded(teacher, probed)
+    main = "pixel_values" if student.modality == "image" else "input_ids"
+    equal = {name: name in theirs and np.array_equal(value, theirs[name]) for name, value in ours.items()}
+    return equal.get(main, False), ours.keys() == theirs.keys() and all(equal.values())
+
+
+def _encoded(preprocessor: Preprocessor, rows: Sequence[Any]) -> dict[str, NDArray[Any]]:
+    return preprocessor.encode(rows) if preprocessor.modality == "image" else preprocessor.encode(rows, 0)
+
+
+def cached_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], scratch: Path, progress: Progress, label: str) -> Tensor:
+    """Returns the answers of a model to all rows, float32 `[n, C]` on the CPU; reads them from `scratch` where they are there already.
+
+    Args:
+        model: The teacher, on its device.
+        rows: The training rows as it takes them.
+        identity: What the answers depend on: digests of the teacher and of the rows (JSON types).
+        scratch: Folder of the stage.
+        progress: Where to tell.
+        label: Name of the bar.
+    """
+    from safetensors.torch import load_file, save_file
+
+    device = device_of(model)
+    autocast = autocast_dtype(device)
+    identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    folder = scratch / f"teacher-{digest(identity)[:16]}"
+    if (folder / FILE).exists():
+        progress.log(f"  {label}: the teacher's answers are taken from {folder}")
+        kept: Tensor = load_file(folder / FILE)["logits"]
+        return kept
+    order = np.argsort(-rows.lengths, kind="stable")
+    answers: Tensor | None = None
+    with torch.inference_mode(), progress.bar(f"{label}: teacher", len(order)) as advance:
+        for start in range(0, len(order), BATCH_SIZE):
+            indices = order[start : start + BATCH_SIZE]
+            with torch.autocast(device.type, torch.bfloat16) if autocast == torch.bfloat16 else nullcontext():
+                logits = forward(model, on_device(rows.batch(indices), device)).cpu()
+            answers = torch.empty(len(order), logits.shape[1]) if answers is None else answers
+            answers[torch.from_numpy(indices)] = logits
+            advance(len(indices))
+    assert answers is not None, "no rows"
+    with writing(folder) as temporary:
+        save_file({"logits": answers}, temporary / FILE)
+    return answers
+
+
+def on_device(features: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Returns the features on a device."""
+    return {name: value.to(device, non_blocking=True) for name, value in features.items()}

@@ -1,0 +1,385 @@
+"""Quantization-aware training with a true-int8 forward: the model learns with the integers it is going to be served with.
+
+Every chosen linear layer quantizes its input x and its weight W, multiplies the codes exactly and rescales once (`compress.int8`):
+
+    v = x / s                      s: s_x of the tensor for x, s_w[o] of the output channel for W
+    q = clamp(rint(v), -Q_N, Q_P)  Q_N, Q_P = 128, 127 for x; L, L with L = 127 (8 bits) or 63 (7 bits) for W
+    y = float32(q_x @ q_w.T) * (s_x * s_w) + b
+
+Backward is straight-through (https://arxiv.org/abs/1308.3432): with x^ = s_x q_x, W^ = s_w q_w and g the gradient of y
+
+    dx = 1[-Q_N < v < Q_P] * (g @ W^),   dW = 1[-L < v < L] * (g.T @ x^)        both products in bfloat16 where autocast is on
+    ds = 1 / sqrt(I * Q_P) * sum of dx^ * slope,   dx^ = g @ W^ for s_x, g.T @ x^ for s_w
+    slope = q outside,  q - v inside     lsq:  Esser et al. 2020, https://arxiv.org/abs/1902.08153, eq. 3 and section 2.2
+    slope = q outside,  0 inside         pact: Choi et al. 2018, https://arxiv.org/abs/1805.06085, section 3, for both signs, alpha = s Q_P
+
+A value that rounds to Q_P without reaching it is inside and gets its gradient; one at Q_P or beyond is outside, as in LSQ. Codes cannot
+tell the two apart, but slope does: it is at most 1/2 in size inside, and Q_P or -Q_N outside. Kept for backward: codes (int8) and slope,
+for lsq in the type of the products (together 3 bytes a value in bfloat16), else in int8 (2 bytes). No float copy of x or W is kept.
+
+A scale is learned relative to where calibration put it, s = s_0 * (1 + k p) with p = 0 at first. AdamW moves p by about the learning
+rate a step whatever the size of its gradient, so s moves by k times that fraction of s_0, in every layer alike: k is how many times
+faster scales learn than weights. Layers that read one tensor share one s_x, as an exported graph quantizes that tensor once.
+
+    loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
+
+(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2). Left out: the L2 penalty of PACT on alpha, as it starts
+calibrated and moves little; PACT for weights, whose scales then stay; gradients of the rounding other than straight-through.
+
+Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compress.finetune import selection_metric, supervised
+from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
+from compress.model import forward
+from compress.stage import Config, Context, Task
+from compress.train import Batch, History, Objective, TrainConfig, train, training_device
+
+CACHE_BYTES = 2**26
+"""The teacher's logits are kept up to this size, and saved with every checkpoint; beyond it they are computed in every epoch."""
+Learned = Literal["lsq", "pact", "fixed"]
+
+
+class Qat(Config):
+    """How a quantized model is trained."""
+
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 1
+    """Passes over the train split; 0.5 is half a pass."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-5
+    """Peak learning rate: a tenth of that of the finetuning up to the same, 3e-6 to 3e-5 for a pretrained encoder."""
+    scale_learning_rate: Annotated[float, Field(gt=0, le=10_000)] = 100
+    """How many times faster scales learn than weights: a step changes a scale by about this times the learning rate, as a fraction."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Rows per step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows in memory at once, where a whole batch does not fit."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the steps over which the learning rate rises from 0."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Decoupled weight decay of matrices; biases, norms and scales have none."""
+    scales: Learned = "lsq"
+    """lsq: learn all scales by the error of rounding and clipping; pact: those of inputs, by clipping alone; fixed: learn none."""
+    distill: bool = True
+    """Learn from the answers of the model before quantization too."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 2.0
+    """Softens these answers; unused for regression."""
+    soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of these answers in the loss; the labels have the rest."""
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two looks at the selection split; absent: once an epoch."""
+    keep: Literal["best", "last"] = "best"
+    """Weights and scales that are kept: the best on the selection split, or the last."""
+
+
+class Int8Function(torch.autograd.Function):
+    """y = x @ W.T + b in int8, with the gradients above."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight_OI: Tensor,
+        input_scale: Tensor,
+        weight_scale_O: Tensor,
+        bias_O: Tensor | None,
+        largest: int,
+        pact: bool,
+        products: torch.dtype,
+    ) -> Tensor:
+        """Returns the output `[..., O]`, in the type of `products`.
+
+        Args:
+            ctx: What backward gets.
+            x: Float `[..., I]`, finite.
+            weight_OI: float32 `[O, I]`.
+            input_scale: float32 `[]`, positive.
+            weight_scale_O: float32 `[O]`, positive.
+            bias_O: float32 `[O]`, or None.
+            largest: Largest code of a weight.
+            pact: The gradient of the input scale is that of PACT.
+            products: Type of the matrix products of backward, bfloat16 or float32.
+        """
+        outputs, inputs = weight_OI.shape
+        learned_x, learned_w = ctx.needs_input_grad[2] and not pact, ctx.needs_input_grad[3]
+        x_NI = x.reshape(-1, inputs)
+        codes_NI, slope_NI = codes_and_slope(x_NI, input_scale, ACTIVATION_LOW, ACTIVATION_HIGH, products if learned_x else None)
+        codes_OI, slope_OI = codes_and_slope(weight_OI, weight_scale_O[:, None], -largest, largest, products if learned_w else None)
+        ctx.save_for_backward(codes_NI, slope_NI, codes_OI, slope_OI, input_scale, weight_scale_O)
+        ctx.shape, ctx.type, ctx.products, ctx.largest = x.shape, x.dtype, products, largest
+        y_NO = int8_matmul(codes_NI, codes_OI).float().mul_(input_scale * weight_scale_O)
+        if bias_O is not None:
+            y_NO += bias_O
+        return y_NO.reshape(*x.shape[:-1], outputs).to(products)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """Returns the gradients of the arguments of `forward`."""
+        codes_NI, slope_NI, codes_OI, slope_OI, input_scale, weight_scale_O = ctx.saved_tensors
+        (outputs, inputs), needs = codes_OI.shape, ctx.needs_input_grad
+        # torch adds up bfloat16 in float32 and rounds the sum once, so that no sum below needs a float32 copy of what it adds
+        g_NO = gradient.reshape(-1, outputs).to(ctx.products)
+        grad_x = grad_W = grad_input_scale = grad_weight_scale = None
+        if needs[0] or needs[2]:
+            grad_NI = g_NO @ (codes_OI.float() * weight_scale_O[:, None]).to(ctx.products)
+            slope_NI = slope_NI.to(ctx.products)
+            if needs[2]:
+                grad_input_scale = (grad_NI * slope_NI).sum().float() / math.sqrt(inputs * ACTIVATION_HIGH)
+            grad_x = only_inside(grad_NI, slope_NI, -1, 1).reshape(ctx.shape).to(ctx.type)
+        if needs[1] or needs[3]:
+            grad_OI = (g_NO.T @ codes_NI.to(ctx.products)).float().mul_(input_scale)  # codes are exact in bfloat16, s_x * q is not
+            slope_OI = slope_OI.float()
+            if needs[3]:
+                grad_weight_scale = (grad_OI * slope_OI).sum(dim=1) / math.sqrt(inputs * ctx.largest)
+            grad_W = only_inside(grad_OI, slope_OI, -1, 1)
+        grad_bias = g_NO.sum(dim=0).float() if needs[4] else None
+        return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None, None, None
+
+
+def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:
+    """Returns the codes of `x`, those of `compress.int8.quantize` bit for bit, and the derivative of scale * codes by the scale.
+
+    Args:
+        x: Float, any shape.
+        scale: float32, positive, of a shape that broadcasts with `x`.
+        low: Smallest code.
+        high: Largest code.
+        lsq: Type of the slope of LSQ; None for that of PACT, in int8. Either tells inside from outside.
+    """
+    v = x.float() / scale
+    rounded = v.round().clamp_(low, high)
+    codes = rounded.to(torch.int8)
+    slope = rounded.sub_(only_inside(rounded if lsq is None else v, v, low, high))
+    return codes, slope.to(torch.int8 if lsq is None else lsq)
+
+
+def only_inside(values: Tensor, where: Tensor, low: float, high: float) -> Tensor:
+    """Returns `values` where low < `where` < high, else 0, in one pass: the limits themselves are outside."""
+    result: Tensor = torch.ops.aten.hardtanh_backward(values, where, low, high)
+    return result
+
+
+class Scale(nn.Module):
+    """A learned scale s = start * (1 + rate * change), kept positive.
+
+    Args:
+        start: float32, positive, `[]` or `[O]`.
+        rate: How many times faster than weights it learns.
+        learned: Whether it learns at all.
+    """
+
+    start: Tensor
+
+    def __init__(self, start: Tensor, rate: float, learned: bool) -> None:
+        super().__init__()
+        self.register_buffer("start", start.detach().float().clone())
+        self.change = nn.Parameter(torch.zeros_like(self.start), requires_grad=learned)
+        self.rate = rate
+
+    def forward(self) -> Tensor:
+        """Returns the scale, float32 of the shape of `start`."""
+        return (self.start * (1 + self.rate * self.change)).clamp(min=SMALLEST_SCALE)
+
+
+class QatLinear(nn.Linear):
+    """A linear layer that multiplies integers and can be trained; in evaluation mode exactly `Int8Linear`.
+
+    Args:
+        name: Module path, for messages.
+        linear: The layer whose parameters it takes over.
+        start: Scales to start from.
+        input_scale: Scale of the input; layers that read one tensor share it.
+        weight_scale: Scale of each output channel.
+        pact: The gradient of the input scale is that of PACT.
+    """
+
+    smooth: Tensor | None
+
+    def __init__(self, name: str, linear: nn.Linear, start: LayerScales, input_scale: Scale, weight_scale: Scale, pact: bool) -> None:
+        super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+        self.weight, self.bias = linear.weight, linear.bias
+        self.name, self.bits, self.pact = name, start.weight_bits, pact
+        self.input_scale, self.weight_scale = input_scale, weight_scale
+        self.register_buffer("smooth", start.input_smooth)
+
+    def scales(self) -> LayerScales:
+        """Returns the scales as they are now."""
+        return LayerScales(self.weight_scale().detach(), self.input_scale().detach(), self.bits, self.smooth)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the output `[..., O]` for an input `[..., I]`, in the type of autocast if that is on and the layer in training mode,
+        else in that of the input; without a gradient in evaluation mode.
+
+        Raises:
+            InputError: The input holds NaN or infinity; names the layer.
+        """
+        # Int8Linear raises where a value is not finite. A sum is cheap and tells, but that of large finite values may be infinite too.
+        if not self.training or not torch.isfinite(x.detach().sum()):
+            with torch.no_grad():
+                evaluated: Tensor = int8_linear(self.name, self, self.scales())(x)
+            if not self.training:
+                return evaluated
+        kind = x.device.type
+        products = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
+        smoothed, weight_OI = (x, self.weight) if self.smooth is None else (x.float() * self.smooth.reciprocal(), self.weight * self.smooth)
+        y: Tensor = Int8Function.apply(  # type: ignore[no-untyped-call]
+            smoothed, weight_OI, self.input_scale(), self.weight_scale(), self.bias, levels(self.bits), self.pact, products
+        )
+        return y if torch.is_autocast_enabled(kind) else y.to(x.dtype)
+
+
+def insert(model: nn.Module, scales: Mapping[str, LayerScales], learned: Learned = "lsq", rate: float = 1.0) -> None:
+    """Replaces linear layers by `QatLinear`, in place.
+
+    Layers of one parent module with equal input scales read one tensor (query, key and value): they share what they learn.
+
+    Args:
+        model: A float model.
+        scales: Scales to start from, by module path.
+        learned: Which scales learn, and how.
+        rate: How many times faster than weights they learn.
+    """
+    shared: dict[tuple[str, int, float], Scale] = {}
+    for name, start in scales.items():
+        linear, (owner, _, child) = model.get_submodule(name), name.rpartition(".")
+        assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
+        device, key = linear.weight.device, (owner, linear.in_features, float(start.input_scale))
+        if key not in shared:
+            shared[key] = Scale(start.input_scale, rate, learned != "fixed").to(device)
+        weight_scale = Scale(start.weight_scale, rate, learned == "lsq").to(device)
+        layer = QatLinear(name, linear, start, shared[key], weight_scale, learned == "pact").to(device)
+        setattr(model.get_submodule(owner), child, layer.train(linear.training))
+
+
+def extract(model: nn.Module) -> dict[str, LayerScales]:
+    """Replaces every `QatLinear` by a linear layer with its weights rounded on their grid, in place.
+
+    Returns:
+        The learned scales by module path: with the weights, a quantized checkpoint.
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
+    scales = {name: layer.scales() for name, layer in layers.items()}
+    for name, layer in layers.items():
+        linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+        linear.weight, linear.bias = layer.weight, layer.bias
+        linear.weight.data = on_grid_of(layer.weight.detach(), scales[name])
+        owner, _, child = name.rpartition(".")
+        setattr(model.get_submodule(owner), child, linear.train(layer.training))
+    return scales
+
+
+class Distilled(nn.Module):
+    """The objective of learning from the model before quantization and from the labels.
+
+    Args:
+        teacher: The model before quantization; not trained, not saved.
+        task: The task.
+        num_rows: Number of training rows.
+        num_logits: Number of logits of a row.
+        temperature: Softens both distributions.
+        soft_weight: Share of the teacher in the loss.
+    """
+
+    logits: Tensor | None
+
+    def __init__(self, teacher: nn.Module, task: Task, num_rows: int, num_logits: int, temperature: float, soft_weight: float) -> None:
+        super().__init__()
+        self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple: not a module of this one
+        self.task, self.temperature, self.soft_weight = task, temperature, soft_weight
+        # A buffer, so that a resumed training reads the same logits: computed anew in another batch they differ in the last bits.
+        fits = num_rows * num_logits * 4 <= CACHE_BYTES
+        self.register_buffer("logits", torch.full((num_rows, num_logits), torch.nan) if fits else None)
+
+    def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the parts of the loss, float32 `[b]` each."""
+        target_bC, logits_bC = self.answers(batch), forward(model, batch.features)
+        hard, soft = 1 - self.soft_weight, self.soft_weight
+        if self.task == "text-regression":
+            value_b = logits_bC[:, 0]
+            return {"squared_error": hard * (value_b - batch.labels).square(), "teacher": soft * (value_b - target_bC[:, 0]).square()}
+        return {
+            "cross_entropy": hard * functional.cross_entropy(logits_bC, batch.labels, reduction="none"),
+            "teacher": soft * soft_target_loss(logits_bC, target_bC, self.temperature),
+        }
+
+    def answers(self, batch: Batch) -> Tensor:
+        """Returns the teacher's logits of a batch, float32 `[b, C]`; computed once a row where all of them fit in memory."""
+        rows = torch.from_numpy(batch.indices).to(batch.labels.device)
+        if self.logits is not None and not self.logits[rows].isnan().any():
+            return self.logits[rows]
+        with torch.inference_mode():
+            answers_bC = forward(self.teacher[0], batch.features)
+        answers_bC = answers_bC.clone()  # a tensor of inference mode cannot take part in a loss
+        if self.logits is not None:
+            self.logits[rows] = answers_bC
+        return answers_bC
+
+
+def soft_target_loss(logits_bC: Tensor, target_bC: Tensor, temperature: float) -> Tensor:
+    """Returns T^2 KL(softmax(target / T) || softmax(logits / T)) of each row, float32 `[b]`."""
+    ours_bC, theirs_bC = (torch.log_softmax(values / temperature, dim=1) for values in (logits_bC, target_bC))
+    return temperature**2 * functional.kl_div(ours_bC, theirs_bC, reduction="none", log_target=True).sum(dim=1)
+
+
+def learn(
+    model: nn.Module, scales: Mapping[str, LayerScales], settings: Qat, context: Context, checkpoint: Path, label: str
+) -> tuple[dict[str, LayerScales], History]:
+    """Trains a float model in int8, in place; leaves it on the CPU in evaluation mode, with weights on the grids of the returned scales.
+
+    Args:
+        model: A loaded float checkpoint.
+        scales: Scales to start from, by module path: those of calibration.
+        settings: How to train.
+        context: Data, seed, progress, folder for checkpoints inside the stage.
+        checkpoint: Folder of the model, for its tokenizer or image processor.
+        label: Name of the bar and of messages.
+
+    Returns:
+        The learned scales by module path, and the history of the training.
+
+    Raises:
+        InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
+    """
+    from compress.data import preprocessor
+
+    model.to(training_device())
+    objective = _objective(model, settings, context)
+    insert(model, scales, settings.scales, settings.scale_learning_rate)
+    prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
+    history = train(
+        model,
+        objective,
+        context.data.train.rows,
+        context.data.train.labels,
+        prepared,
+        TrainConfig(**settings.model_dump(include=set(TrainConfig.model_fields) & set(Qat.model_fields))),
+        context.seed,
+        context.scratch,
+        context.progress,
+        selection_metric(context, prepared),
+        label,
+        depends=settings.model_dump(mode="json"),
+    )
+    return extract(model.cpu()), history
+
+
+def _objective(model: nn.Module, settings: Qat, context: Context) -> Objective:
+    if not settings.distill:
+        return supervised(context.task)
+    num_rows, num_logits = len(context.data.train), 1 if context.task == "text-regression" else len(context.data.labels)
+    teacher = copy.deepcopy(model)
+    return Distilled(teacher, context.task, num_rows, num_logits, settings.temperature, settings.soft_weight).to(training_device())

@@ -1,0 +1,202 @@
+"""SmoothQuant: large channels of an activation are made smaller, and the weights that read them larger (Xiao et al. 2022,
+https://arxiv.org/abs/2211.10438, section 4).
+
+For the linear layers that read one tensor X [N, I], with W_j the column j of all their weights:
+
+    s_j = max |X_j|^a / max |W_j|^(1 - a)            X_j / s_j,   W_j * s_j,   1 where either maximum is 0
+
+The product stays the same, and with one scale for the whole tensor fewer codes are lost to a few large channels. The division goes into
+what produces X, where `folding` finds that exact: the norm before attention and FFN of a pre-norm encoder, the value layer before the
+attention output, the layer before a ReLU. Elsewhere (the norm after the sum of BERT, GELU) nothing can absorb it: the group is left as it
+is and reported, or, if asked for, X is multiplied by 1 / s before it is quantized (`input_smooth` of `compress.int8`), where that at least
+halves the error: a multiplication costs time.
+
+The paper has one a for the whole model. Here a is chosen for each group among 0, 0.1, ... 1, as the one of least squared error of the
+group's outputs, with weights and activations quantized, on a sample of the calibration rows; so is whether to smooth at all:
+
+    a = argmin  sum over W  || X W^T - Q(X / s) Q(W s)^T ||^2
+
+Both have their largest value as range in the search, as in the paper. Left out: one scale for each token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, weight_scale
+from quantize.calibration import Observed, input_scale
+from quantize.folding import Fold, rescale
+
+ALPHAS = tuple(step / 10 for step in range(11))
+SAMPLE_ROWS = 512
+SMALLEST, LARGEST = 1e-5, 1e5  # of a factor: weights stay far inside the range of float32
+PRESCALE_GAIN = 2.0  # smallest ratio of errors, without and with, that is worth a multiplication in the engine
+UNFOLDED = "no norm or linear layer gives it channel by channel"
+
+
+@dataclass
+class Channels:
+    """The largest |x| of each channel, and a sample of rows at equal distances; memory does not depend on the number of rows."""
+
+    largest_I: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """float32 [I]; empty before the first row."""
+    sample_NI: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """float32, between `SAMPLE_ROWS / 2` and `SAMPLE_ROWS` rows once there were that many."""
+    _stride: int = 1
+    _seen: int = 0
+
+    def add(self, x_NI: Tensor) -> None:
+        """Takes rows, float [N, I]; raises ValueError where a value is NaN or infinite."""
+        if not len(x_NI):
+            return
+        largest_I = x_NI.abs().amax(dim=0).float()
+        if not bool(largest_I.isfinite().all()):
+            raise ValueError("a value is NaN or infinite")
+        rows_NI = x_NI[-self._seen % self._stride :: self._stride].float()
+        self.largest_I = torch.maximum(self.largest_I, largest_I) if self._seen else largest_I
+        self.sample_NI = torch.cat([self.sample_NI, rows_NI]) if self._seen else rows_NI.clone()
+        self._seen += len(x_NI)
+        while len(self.sample_NI) > SAMPLE_ROWS:
+            self.sample_NI = self.sample_NI[::2].clone()
+            self._stride *= 2
+
+
+@dataclass(frozen=True)
+class Group:
+    """Linear layers whose inputs are smoothed by one vector."""
+
+    layers: tuple[str, ...]
+    """Module paths, in order of execution."""
+    fold: Fold | None
+    """Where the division goes; None where nothing can absorb it."""
+    reason: str | None
+    """Why nothing can."""
+
+
+def smooth(
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    folds: Sequence[Fold],
+    observed: Observed[Channels],
+    bits: int,
+    alpha: float | Literal["auto"],
+    prescale: bool,
+) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
+    """Smooths a float model: folds what can be folded, in place, and returns the vectors that cannot.
+
+    Args:
+        model: The float model; it computes the same afterwards, up to rounding.
+        layers: The layers that will be quantized.
+        folds: What `folding.find_folds` found.
+        observed: The inputs of the layers.
+        bits: Bits of a weight.
+        alpha: The exponent a, or auto for a search.
+        prescale: Whether groups that nothing can absorb get a vector of their own.
+
+    Returns:
+        By layer, what its input has to be divided by (with `prescale` alone), float32 [I]; and for the report, of each group: `layers`,
+        `into` (where the division went: the producer, "input", or None), `reason` (why no producer could take it, or None), `alpha`
+        (None: not smoothed), `error_before` and `error` (squared, relative to the squares of the float outputs).
+    """
+    vectors: dict[str, Tensor] = {}
+    figures = []
+    for group in groups(layers, folds, observed):
+        allowed = group.fold is not None or prescale
+        alphas = (() if not allowed else ALPHAS) if alpha == "auto" else (alpha,) * allowed
+        before, tried = _attempts(group, layers, observed, bits, alphas)
+        enough = before if group.fold else before / PRESCALE_GAIN
+        best = min(tried, key=lambda attempt: attempt[0], default=None)
+        chosen = best if best and (best[0] <= enough or alpha != "auto") else None
+        into = None if chosen is None else group.fold.producer if group.fold else "input"
+        if chosen and group.fold:
+            rescale(model, group.fold, chosen[2])
+        elif chosen:
+            vectors |= dict.fromkeys(group.layers, chosen[2])
+        figures.append(
+            {
+                "layers": list(group.layers),
+                "into": into,
+                "reason": group.reason,
+                "alpha": chosen[1] if chosen else None,
+                "error_before": before,
+                "error": chosen[0] if chosen else before,
+            }
+        )
+    return vectors, figures
+
+
+def groups(layers: Mapping[str, nn.Linear], folds: Sequence[Fold], observed: Observed[Channels]) -> list[Group]:
+    """Divides the layers that were reached into groups: by the fold that they are consumers of, else by the tensor that they read."""
+    reached = [name for name in observed.group if name in layers and len(observed.of(name).largest_I)]
+    fold_of = {name: fold for fold in folds if fold.blocked is None for name in fold.consumers}
+    reasons = {name: f"{fold.producer}: {fold.blocked}" for fold in folds if fold.blocked is not None for name in fold.consumers}
+    members: dict[str, list[str]] = {}
+    for name in reached:
+        members.setdefault(fold_of[name].producer if name in fold_of else f"input of {observed.group[name]}", []).append(name)
+    return [
+        Group(tuple(names), fold_of.get(names[0]), None if names[0] in fold_of else reasons.get(names[0], UNFOLDED))
+        for names in members.values()
+    ]
+
+
+def describe(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Returns in one line what `smooth` did with how many groups, from its figures."""
+    smoothed = [figure for figure in figures if figure["alpha"] is not None]
+    folded = sum(figure["into"] != "input" for figure in smoothed)
+    left = [figure["reason"] for figure in figures if figure["alpha"] is None and figure["reason"]]
+    parts = [f"{folded} groups folded", f"{len(smoothed) - folded} multiplied before they are quantized"]
+    parts += [f"{len(figures) - len(smoothed)} left"] + ([f"of them {len(left)} that nothing can absorb ({left[0]})"] if left else [])
+    return ", ".join(parts)
+
+
+def smoothing_factor(input_I: Tensor, weight_I: Tensor, alpha: float) -> Tensor:
+    """Returns s, float32 [I].
+
+    Args:
+        input_I: Largest |x| of each channel, float32 [I].
+        weight_I: Largest |w| of each column over all weights, float32 [I].
+        alpha: How much of the difficulty goes from the activations to the weights, 0 to 1.
+    """
+    factor_I = (input_I.pow(alpha) / weight_I.pow(1 - alpha)).clamp(SMALLEST, LARGEST)
+    return torch.where((input_I == 0) | (weight_I == 0), torch.ones_like(factor_I), factor_I)
+
+
+def output_error(x_NI: Tensor, weights: Sequence[Tensor], factor_I: Tensor, bits: int) -> float:
+    """Returns the squared error of the quantized products of smoothed inputs and weights, relative to the squares of the float products.
+
+    Args:
+        x_NI: float32 [N, I].
+        weights: float32 [O, I] each.
+        factor_I: s, float32 [I].
+        bits: Bits of a weight.
+    """
+    smoothed_NI = x_NI / factor_I
+    scale = input_scale(float(smoothed_NI.abs().max()))
+    rounded_NI = quantize(smoothed_NI, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale
+    error = power = 0.0
+    for weight_OI in weights:
+        smoothed_OI = weight_OI * factor_I
+        rounded_OI = on_grid(smoothed_OI, weight_scale(smoothed_OI, levels(bits)), levels(bits))
+        expected_NO = x_NI @ weight_OI.T
+        error += float((rounded_NI @ rounded_OI.T - expected_NO).square().sum())
+        power += float(expected_NO.square().sum())
+    return error / power if power else 0.0
+
+
+def _attempts(
+    group: Group, layers: Mapping[str, nn.Linear], observed: Observed[Channels], bits: int, alphas: Sequence[float]
+) -> tuple[float, list[tuple[float, float, Tensor]]]:
+    """Returns the error of a group as it is, and error, a and factor of each attempt."""
+    seen = [observed.statistics[name] for name in dict.fromkeys(observed.group[name] for name in group.layers)]
+    weights = [layers[name].weight.detach() for name in group.layers]
+    input_I = torch.stack([channels.largest_I for channels in seen]).amax(dim=0)
+    weight_I = torch.stack([weight_OI.abs().amax(dim=0) for weight_OI in weights]).amax(dim=0)
+    x_NI = torch.cat([channels.sample_NI for channels in seen])
+    factors = [(alpha, smoothing_factor(input_I, weight_I, alpha)) for alpha in alphas]
+    before = output_error(x_NI, weights, torch.ones_like(input_I), bits)
+    return before, [(output_error(x_NI, weights, factor_I, bits), alpha, factor_I) for alpha, factor_I in factors]

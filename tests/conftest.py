@@ -1,0 +1,6 @@
+"""Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
+
+from hypothesis import settings
+
+settings.register_profile("timeless", deadline=None)
+settings.load_profile("timeless")

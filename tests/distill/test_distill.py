@@ -1,0 +1,363 @@
+"""The stage: from a checkpoint to a smaller one, alone and within a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor, nn
+
+from compress.artifact import Artifact
+from compress.errors import InputError
+from compress.model import load
+from compress.stage import Context
+from compress.train import Batch
+from distill import objective
+from distill.distill import Distill, chosen_rows
+from distill.student import Student
+
+Contexts = Callable[..., Context]
+SMALL: dict[str, Any] = {"student": Student(layers=2), "epochs": 1, "batch_size": 24, "learning_rate": 1e-3}
+
+
+def distill(context: Context, out: Path, parent: Path | None = None, **changes: Any) -> dict[str, Any]:
+    out.mkdir(parents=True)
+    source = Artifact(parent, {}) if parent else context.baseline
+    figures = Distill(**{**SMALL, **changes}).run(source, context, out)
+    json.dumps(figures, allow_nan=False)
+    return figures
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def test_the_student_learns_to_answer_as_the_teacher(make_context: Contexts, tmp_path: Path, told: Any) -> None:
+    context = make_context()
+    figures = distill(context, tmp_path / "out", epochs=12, learning_rate=5e-3, hard_weight=0)
+    first, last = figures["losses"][0], figures["losses"][-1]
+    assert set(first) == {"epoch", "soft_target", "loss"}
+    assert last["loss"] < 0.6 * first["loss"]
+    assert figures["selection"]["metric"] == "accuracy against the teacher"
+    assert max(entry["value"] for entry in figures["selection"]["values"]) >= 0.9
+    assert (figures["steps"], figures["rows"], figures["teacher"], figures["teacher_logits"]) == (24, 48, "baseline", "cached")
+
+
+def test_the_checkpoint_is_a_stock_one(make_context: Contexts, tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    out = tmp_path / "out"
+    distill(make_context(), out)
+    assert {path.name for path in out.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+    model = AutoModelForSequenceClassification.from_pretrained(out)
+    assert model.config.num_hidden_layers == 2
+    assert model.config.id2label == {0: "negative", 1: "positive"}
+    assert model.config._attn_implementation == "sdpa"
+    ids = AutoTokenizer.from_pretrained(out)("great movie", return_tensors="pt")
+    torch.testing.assert_close(model.eval()(**ids).logits, load(out)(**ids).logits)
+    assert "Distilled for 2 steps of 24 rows" in (out / "README.md").read_text()
+
+
+def test_neither_parent_nor_teacher_is_written_to(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
+    folder = checkpoint("bert", num_labels=2)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    distill(make_context(), tmp_path / "out")
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_labels_choose_the_weights_where_the_run_trained_the_teacher(make_context: Contexts, tmp_path: Path) -> None:
+    assert distill(make_context(made_by="finetune"), tmp_path / "out")["selection"]["metric"] == "accuracy"
+
+
+def test_a_regression_is_distilled(make_context: Contexts, tmp_path: Path) -> None:
+    context = make_context(num_labels=1)
+    figures = distill(context, tmp_path / "out", epochs=8, learning_rate=5e-3, hard_weight=0)
+    assert figures["selection"]["metric"] == "pearson against the teacher"
+    assert figures["losses"][-1]["loss"] < 0.5 * figures["losses"][0]["loss"]
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for a kill: the objective raises in one step; every step before has its checkpoint."""
+    from compress import train
+
+    original = objective.Objective.forward
+
+    def forward(self: Any, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        if batch.step == step:
+            raise Killed
+        return original(self, model, batch)
+
+    monkeypatch.setattr(objective.Objective, "forward", forward)
+    monkeypatch.setattr(train.TrainConfig.model_fields["checkpoint_seconds"], "default", 0.0)
+    train.TrainConfig.model_rebuild(force=True)
+
+
+NARROW = {"layers": 2, "hidden": 8, "heads": 2}
+HALF = {"layers": 2}
+
+
+@pytest.mark.parametrize(
+    ("loss", "student"),
+    [
+        ("soft_target", HALF),  # answers kept in a file
+        ("minilm", HALF),  # a look inside of both models
+        ("tinybert", HALF),  # two phases
+        ("mixkd", HALF),  # partners drawn in every step
+        ("pkd", NARROW),  # projections trained along
+    ],
+)
+def test_a_killed_run_continues_to_equal_bits(
+    loss: str, student: Any, make_context: Contexts, tmp_path: Path, told: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, context = {"loss": loss, "student": student, "epochs": 2}, make_context(num_labels=3)
+    whole = distill(dataclasses.replace(context, scratch=tmp_path / "a"), tmp_path / "whole", **kind)
+    with monkeypatch.context() as patch:
+        kill_at(3, patch)
+        with pytest.raises(Killed):
+            distill(dataclasses.replace(context, scratch=tmp_path / "b"), tmp_path / "killed", **kind)
+    torch.manual_seed(99)  # a new process has other generators
+    resumed = distill(dataclasses.replace(context, scratch=tmp_path / "b"), tmp_path / "resumed", **kind)
+    assert "continued after step 3 of 4" in "".join(told.lines)
+    assert weights(tmp_path / "whole") == weights(tmp_path / "resumed")
+    assert (whole["losses"], whole["selection"]) == (resumed["losses"], resumed["selection"])
+
+
+def test_kept_answers_are_those_of_the_teacher(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
+    from distill import teacher
+
+    cached = distill(make_context(), tmp_path / "cached", epochs=2)
+    [file] = (tmp_path / "scratch").glob("teacher-*/logits.safetensors")
+    again = distill(make_context(), tmp_path / "again", epochs=2)
+    assert f"the teacher's answers are taken from {file.parent}" in "".join(told.lines)
+    monkeypatch.setattr(teacher, "CACHE_BYTES", 1)
+    live = distill(dataclasses.replace(make_context(), scratch=tmp_path / "other"), tmp_path / "live", epochs=2)
+    assert (cached["teacher_logits"], live["teacher_logits"]) == ("cached", "live")
+    assert cached["losses"] == again["losses"]
+    for one, other in zip(cached["losses"], live["losses"], strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=5e-3)  # padded otherwise, which bf16 rounds otherwise
+
+
+def test_some_of_the_rows_are_chosen_by_their_content(make_context: Contexts, tmp_path: Path) -> None:
+    train = make_context().data.train
+    half = chosen_rows(train, 0.5)
+    assert 20 <= len(half) <= 24
+    reversed_rows = chosen_rows(train.take(range(len(train) - 1, -1, -1)), 0.5)
+    assert sorted(half.rows) == sorted(reversed_rows.rows)
+    labels = dict(zip(train.rows, train.labels, strict=True))
+    assert all(labels[row] == label for row, label in zip(half.rows, half.labels, strict=True))
+    assert distill(make_context(), tmp_path / "out", fraction=0.5)["rows"] == len(half)
+
+
+def test_a_teacher_with_other_tokens_serves_for_answers(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
+    other = checkpoint("bert", words=("poor", "great", "movie"))
+    context = make_context()
+    context = dataclasses.replace(context, teacher=Artifact(other, {"id": "other", "digest": "1" * 64}))
+    figures = distill(context, tmp_path / "out", epochs=8, learning_rate=5e-3, hard_weight=0)
+    assert figures["losses"][-1]["loss"] < 0.6 * figures["losses"][0]["loss"]
+
+
+def test_a_teacher_from_outside_is_checked_and_imported(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
+    context = make_context()
+    outside = dataclasses.replace(context, teacher=Artifact(checkpoint("bert", num_labels=2), {"id": "other", "digest": "1" * 64}))
+    figures = distill(outside, tmp_path / "out", teacher=str(checkpoint("bert", num_labels=2)))
+    inside = distill(dataclasses.replace(context, scratch=tmp_path / "s"), tmp_path / "inside")
+    assert figures["losses"] == inside["losses"]
+    renamed = dataclasses.replace(outside, data=dataclasses.replace(context.data, labels=("positive", "negative")))
+    with pytest.raises(
+        InputError,
+        match=r"stages.distill.teacher: its labels are negative, positive, those of the data positive.*; give a model",
+    ):
+        distill(renamed, tmp_path / "renamed", teacher=str(checkpoint("bert", num_labels=2)))
+
+
+def test_a_student_of_another_kind_gets_the_same_tokens(make_context: Contexts, tmp_path: Path) -> None:
+    """DistilBERT has no token types: teacher and student take other inputs, but the same tokens."""
+    student = {"config": {"model_type": "distilbert", "n_layers": 2, "dim": 8, "n_heads": 2, "hidden_dim": 16}}
+    figures = distill(make_context(), tmp_path / "out", student=student, losses=[{"name": "soft_target"}, {"name": "hidden"}])
+    assert figures["teacher_logits"] == "live"
+    assert set(figures["losses"][0]) == {"epoch", "soft_target", "hidden", "loss"}
+    config: Any = load(tmp_path / "out").config
+    assert (config.model_type, config.n_layers) == ("distilbert", 2)
+
+
+def test_a_loss_that_looks_inside_needs_the_tokens_of_the_teacher(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
+    other = checkpoint("bert", words=("poor", "great", "movie"))
+    context = dataclasses.replace(make_context(), teacher=Artifact(other, {"id": "other", "digest": "1" * 64}))
+    with pytest.raises(InputError, match=r"stages.distill.teacher: baseline splits the rows into other tokens than the student"):
+        distill(context, tmp_path / "out", loss="minilm")
+
+
+def test_without_a_selection_split_the_last_weights_are_kept(make_context: Contexts, tmp_path: Path) -> None:
+    context = make_context()
+    empty = context.data.selection.take([])
+    figures = distill(dataclasses.replace(context, data=dataclasses.replace(context.data, selection=empty)), tmp_path / "out")
+    assert figures["selection"]["values"] == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"loss": "soft_target", "losses": [{"name": "soft_target"}]},
+        {"loss": "hinton"},
+        {"losses": [{"name": "hinton"}]},
+        {"losses": [{"name": "cosine", "weight": 0}]},
+        {"losses": [{"name": "cosine", "weight": {"start": -1, "end": 1}}]},
+        {"losses": [{"name": "cosine", "steps": [0.5, 0.5]}]},
+        {"temperature": 0},
+        {"temperature": {"start": 2, "end": 0}},
+        {"hard_weight": {"start": -1, "end": 0}},
+        {"fraction": 0},
+    ],
+)
+def test_contradictions_are_found_at_once(changes: Any) -> None:
+    with pytest.raises(ValidationError):
+        Distill(**changes)
+
+
+def test_steps_that_no_loss_covers_are_an_error(make_context: Contexts, checkpoint: Any) -> None:
+    config = load(checkpoint("bert", num_labels=2)).config
+    gap = [{"name": "soft_target", "steps": [0.0, 0.5]}, {"name": "soft_target", "steps": [0.75, 1.0]}]
+    with pytest.raises(InputError, match=r"stages.distill.losses: no loss counts from 0.5 of the steps on"):
+        Distill(losses=gap).check(config, config, make_context())
+    Distill(losses=gap, hard_weight=0.1).check(config, config, make_context())
+    Distill(losses=[gap[0], {"name": "soft_target", "steps": [0.5, 1.0]}]).check(config, config, make_context())
+
+
+def test_rows_too_long_for_the_student_are_found(make_model: Any, make_context: Contexts) -> None:
+    config, student = make_model("bert").config, {"config": {"max_position_embeddings": 12}}
+    with pytest.raises(InputError, match=r"data.max_length: 16 given; this bert reads at most 12 tokens"):
+        Distill(student=student).check(config, config, make_context())
+
+
+def test_work_counts_student_and_teacher(make_context: Contexts) -> None:
+    assert Distill(epochs=2, fraction=0.5).work(10, make_context().data) == 10 * (2 * (3 * 24 + 20) + 24)
+
+
+def test_the_config_after_is_that_of_the_student(checkpoint: Any, make_context: Contexts, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    distill(make_context(), out)
+    planned = Distill(**SMALL).config_after(load(checkpoint("bert", num_labels=2)).config)
+    made = load(out).config
+    assert planned.to_dict() == {**made.to_dict(), "_name_or_path": planned.to_dict().get("_name_or_path")}  # type: ignore[operator,union-attr]
+
+
+RECIPE: dict[str, Any] = {
+    "name": "tiny",
+    "model": {
+        "config": {
+            "model_type": "vit",
+            "image_size": 8,
+            "patch_size": 4,
+            "num_channels": 1,
+            "hidden_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "intermediate_size": 64,
+        },
+        "init": "random",
+        "task": "image-classification",
+        "head": "new",
+    },
+    "data": {"path": "sklearn:digits"},
+    "stages": [
+        {"finetune": {"epochs": 0.05, "learning_rate": 1e-3}},
+        {"distill": {"id": "assistant", "student": {"layers": 2}, "loss": "minilm", "epochs": 0.05}},
+        {"distill": {"student": {"layers": 1}, "teacher": "assistant", "epochs": 0.05}},
+    ],
+}
+
+
+def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.pipeline import prepare, run
+    from compress.plan import steps_of
+    from compress.progress import ConsoleProgress
+    from compress.recipe import check
+    from compress.run_folder import open_run
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe, quiet, folder = check(RECIPE), ConsoleProgress("quiet"), tmp_path / "run"
+    context = prepare(recipe, folder, quiet)
+    planned = {entry.step.id: entry for entry in steps_of(recipe, folder, context)}
+    report = run(recipe, folder, progress=quiet).report
+    assert [variant["id"] for variant in report["variants"]] == ["finetune", "assistant", "distill"]
+    for variant in report["variants"]:
+        size = planned[variant["id"]].size
+        assert size is not None
+        assert (size.parameters, size.macs) == (variant["parameters"], variant["macs"])
+    made = open_run(folder).artifacts
+    for name in ("finetune", "assistant", "distill"):
+        assert planned[name].disk_bytes == pytest.approx(made[name].size_bytes, rel=0.2)
+    assert made["distill"].metrics["teacher"] == "assistant"
+    again = run(recipe, folder, progress=quiet)
+    assert all(stage["cached"] for stage in again.report["stages"])
+    assert all(entry.cached for entry in steps_of(recipe, folder, context))
+    stages = [*RECIPE["stages"][:2], {"distill": {"student": {"layers": 1}, "teacher": "baseline", "epochs": 0.05}}]
+    other = {entry.step.id: entry for entry in steps_of(check({**RECIPE, "stages": stages}), folder, context)}
+    assert other["assistant"].cached is not None
+    assert other["distill"].cached is None  # another teacher
+
+
+@pytest.fixture(scope="module")
+def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of digits with three labels."""
+    from compress.model import ModelConfig, import_model
+
+    folder = tmp_path_factory.mktemp("three")
+    import_model(ModelConfig(config=RECIPE["model"]["config"], init="random", task="image-classification"), ("0", "1", "2"), 0, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stage", "message"),
+    [
+        ({"student": {"layers": 4}}, "stages.distill.student.layers: 4 given; the incoming model has 3 layers"),
+        (
+            {"teacher": "asistant"},
+            "stages.distill.teacher: 'asistant' given; assistant, baseline, finetune, input, or the Hub id.*did you mean 'assistant'",
+        ),
+        ({"teacher": "distill"}, "stages.distill.teacher: 'distill' given"),
+        ({"teacher": "/nowhere/at/all"}, "stages.distill.teacher: there is no folder /nowhere/at/all"),
+        ({"student": {"path": "/nowhere"}}, "stages.distill.student.path: there is no folder /nowhere"),
+        (
+            {"teacher": "OTHER"},
+            r"stages.distill.teacher: .* has 3 outputs; .* needs 10 \(labels of the data\); give a model that was trained for",
+        ),
+        (
+            {"student": {"path": "OTHER", "head": "keep"}},
+            r"stages.distill.student.path: .* has 3 outputs; .*; give stages.distill.student.head: new$",
+        ),
+        (
+            {"student": {"config": {"image_size": 16}}},
+            r"student.config.image_size: 16 given; a student takes what the incoming model does \(8\)",
+        ),
+        ({"student": {"layers": 2, "depth": 3}}, "stages.distill.student.depth: unknown key; allowed: layers"),
+    ],
+)
+def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other_images: Path, tmp_path: Path) -> None:
+    from compress.pipeline import prepare
+    from compress.progress import ConsoleProgress
+    from compress.recipe import check
+
+    stage = json.loads(json.dumps(stage).replace("OTHER", str(other_images)))
+    stages = [{"finetune": {}}, {"distill": {"id": "assistant", "student": {}}}, {"distill": stage}]
+    with pytest.raises(InputError, match=message):
+        prepare(check({**RECIPE, "stages": stages}), tmp_path, ConsoleProgress("quiet")).count_macs()
+
+
+def test_rows_keep_their_place_under_hashing(make_context: Contexts) -> None:
+    train = make_context().data.train
+    assert chosen_rows(train, 1.0) is train
+    order = [train.rows.index(row) for row in chosen_rows(train, 0.7).rows]
+    assert order == sorted(order)
+    assert np.isin(chosen_rows(train, 0.25).rows, chosen_rows(train, 0.5).rows).all()

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.errors import InputError
+from distill.layer_maps import pairs
+
+
+@pytest.mark.parametrize(
+    ("layers", "student", "teacher", "expected"),
+    [
+        ("uniform", 4, 12, [3, 6, 9, 12]),  # TinyBERT
+        ("uniform", 3, 6, [2, 4, 6]),
+        ("uniform", 1, 6, [6]),
+        ("skip", 6, 12, [2, 4, 6, 8, 10]),  # PKD-Skip
+        ("last", 6, 12, [7, 8, 9, 10, 11]),  # PKD-Last
+        ((1, 6), 3, 6, [1, 6]),
+    ],
+)
+def test_the_published_maps(layers: Any, student: int, teacher: int, expected: list[int]) -> None:
+    assert pairs(layers, student, teacher, "key") == tuple(enumerate(expected, start=1))
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.sampled_from(["uniform", "skip", "last"]))
+def test_maps_ascend_within_the_teacher(student: int, more: int, layers: Any) -> None:
+    teacher = student + more
+    if student == 1 and layers != "uniform":
+        with pytest.raises(InputError, match="give uniform"):
+            pairs(layers, student, teacher, "key")
+        return
+    ours, theirs = zip(*pairs(layers, student, teacher, "key"), strict=True)
+    assert ours == tuple(range(1, student + (layers == "uniform")))
+    assert list(theirs) == sorted(set(theirs))
+    assert 1 <= theirs[0] <= theirs[-1] <= teacher - (layers != "uniform")
+    if layers == "uniform":
+        assert theirs[-1] == teacher
+    if more == 0:
+        assert ours == theirs
+
+
+@pytest.mark.parametrize(("layers", "student", "teacher"), [((1, 2, 3), 2, 6), ((7,), 2, 6), ("uniform", 6, 3)])
+def test_what_is_no_map(layers: Any, student: int, teacher: int) -> None:
+    with pytest.raises(InputError, match=r"stages.distill.loss.layers: .* given"):
+        pairs(layers, student, teacher, "stages.distill.loss.layers")

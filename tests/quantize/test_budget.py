@@ -1,0 +1,22 @@
+import numpy as np
+import pytest
+
+from quantize.budget import loss
+
+
+def test_by_labels_it_is_what_the_metric_loses() -> None:
+    labels = np.array([0, 1, 1, 0])
+    reference = np.float32([[2, 1], [0, 1], [0, 1], [0, 1]])  # 3 of 4 right
+    logits = np.float32([[2, 1], [1, 0], [0, 1], [1, 0]])  # 3 of 4 right, two answers changed
+    assert loss("text-classification", reference, logits, labels) == 0.0
+    assert loss("text-classification", reference, logits, None) == 0.5
+    assert loss("text-classification", reference, -reference, labels) == pytest.approx(0.5)
+
+
+def test_regression_is_held_by_correlation() -> None:
+    reference = np.float32([[0], [1], [2], [3]])
+    assert loss("text-regression", reference, 5 * reference - 3, None) == pytest.approx(0.0, abs=1e-12)
+    assert loss("text-regression", reference, -reference, None) == pytest.approx(2.0)
+    labels = np.float32([0, 1, 2, 4])
+    expected = np.corrcoef(reference[:, 0], labels)[0, 1] - np.corrcoef(np.float32([1, 0, 2, 3]), labels)[0, 1]
+    assert loss("text-regression", reference, np.float32([[1], [0], [2], [3]]), labels) == pytest.approx(expected)

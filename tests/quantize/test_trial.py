@@ -1,0 +1,87 @@
+"""How close a quantized model is: the measure, the rows it is taken on, and the model that is left behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.artifact import Artifact
+from compress.int8 import Int8Linear, LayerScales, weight_scale
+from compress.model import forward, linears, load
+from compress.splits import Split
+from compress.stage import Context
+from quantize.trial import TRIAL_ROWS, Trial, distance, in_int8, spread
+
+EMPTY = Split([], np.zeros(0, np.int64))
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**31))
+def test_the_distance_of_classes_is_the_mean_divergence(rows: int, classes: int, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    reference, logits = (50 * random.standard_normal((2, rows, classes))).astype(np.float32)
+    p, q = (scipy.special.softmax(values.astype(np.float64), axis=1) for values in (reference, logits))
+    expected = np.mean([scipy.special.rel_entr(a, b).sum() for a, b in zip(p, q, strict=True)])
+    assert distance("text-classification", reference, logits) == pytest.approx(expected, rel=1e-6)
+    assert distance("image-classification", reference, reference + 3) == pytest.approx(0, abs=1e-6)
+
+
+def test_the_distance_of_values_is_the_mean_squared_error() -> None:
+    reference, values = np.float32([[1.0], [2.0], [5.0]]), np.float32([[1.5], [2.0], [3.0]])
+    assert distance("text-regression", reference, values) == pytest.approx((0.25 + 4) / 3)
+
+
+@given(st.integers(1, 2000), st.integers(1, 600))
+def test_rows_are_spread_evenly(num: int, count: int) -> None:
+    rows = spread([str(i) for i in range(num)], count)
+    assert len(rows) == min(num, count)
+    steps = np.diff([int(row) for row in rows])
+    assert num <= count or len(steps) == 0 or (steps.min() >= num // count and steps.max() <= -(-num // count))
+
+
+def scales_of(layers: dict[str, torch.nn.Linear]) -> dict[str, LayerScales]:
+    return {name: LayerScales(weight_scale(layer.weight.detach(), 127), torch.tensor(0.05), 8) for name, layer in layers.items()}
+
+
+def test_the_float_layers_come_back(bert: Artifact) -> None:
+    model = load(bert.path)
+    layers = {name: layer for name, layer in linears(model).items() if "encoder" in name}
+    ids = {"input_ids": torch.arange(5, 11)[None]}
+    with torch.inference_mode():
+        before = forward(model, ids)
+        with in_int8(model, layers, scales_of(layers)):
+            assert all(isinstance(model.get_submodule(name), Int8Linear) for name in layers)
+            assert not torch.equal(forward(model, ids), before)
+        assert torch.equal(forward(model, ids), before)
+        with pytest.raises(RuntimeError, match="no power"), in_int8(model, layers, scales_of(layers)):
+            raise RuntimeError("no power")
+    assert all(model.get_submodule(name) is layer for name, layer in layers.items())
+
+
+def test_a_trial_compares_with_what_the_model_was_in_float(bert: Artifact, context: Context, told) -> None:
+    model = load(bert.path)
+    layers = {name: layer for name, layer in linears(model).items() if "encoder" in name}
+    trial = Trial.prepare(model, bert.path, [], context)
+    assert (trial.rows, trial.measure, trial.distance({}, {})) == (context.data.selection.rows, "kl", 0)
+    near, far = scales_of(layers), {name: replace(scales, input_scale=torch.tensor(1.0)) for name, scales in scales_of(layers).items()}
+    assert 0 < trial.distance(layers, near) < trial.distance(layers, far)
+    assert not told.lines
+
+
+def test_without_selection_rows_calibration_rows_are_taken_and_the_log_says_so(bert: Artifact, context: Context, told) -> None:
+    alone = replace(context, data=replace(context.data, selection=EMPTY, evaluation=None))  # type: ignore[arg-type]
+    rows = context.data.train.rows * 5
+    trial = Trial.prepare(load(bert.path), bert.path, rows, alone)
+    assert trial.rows == spread(rows, TRIAL_ROWS)
+    assert told.lines == ["  no selection rows: choices are made on calibration rows"]
+
+
+def test_regression_is_measured_by_squared_error(bert: Artifact, context: Context) -> None:
+    trial = Trial(load(bert.path), Path(bert.path), [], replace(context, task="text-regression"), np.zeros((0, 1), np.float32))
+    assert trial.measure == "mse"
