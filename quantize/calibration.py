@@ -145,8 +145,8 @@ def entropy_threshold(histogram: Histogram) -> float:
     counts_B = histogram.counts.view(ENTROPY_BINS, -1).sum(dim=1)[:used].double()
     counts_B[0] = counts_B[1]
     divergence_C = divergences(counts_B)
-    best = used - int(divergence_C.flip(0).argmin())
-    return min(best * width, histogram.largest)
+    least = (divergence_C <= divergence_C.min() + 1e-12).nonzero()  # equal up to rounding
+    return min((ENTROPY_LEVELS + int(least[-1])) * width, histogram.largest)
 
 
 def divergences(counts_B: Tensor) -> Tensor:

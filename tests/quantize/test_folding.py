@@ -185,6 +185,21 @@ BLOCKED: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
         "a",
         "b reads its channels in another order",
     ),
+    "a product of channels": (
+        lambda net, x: net.b(net.a(x)) + (x @ net.a(x).transpose(1, 2)).sum(-1, keepdim=True),
+        "a",
+        "matmul reads it",
+    ),
+    "attention to itself": (
+        lambda net, x: (lambda y: net.b(nn.functional.scaled_dot_product_attention(y, y, y)) + net.c(y))(net.a(x)),
+        "a",
+        "scaled_dot_product_attention reads it",
+    ),
+    "a bias": (
+        lambda net, x: (lambda y: net.c(y) + nn.functional.linear(x, net.b.weight, y[0, 0]))(net.a(x)),
+        "a",
+        "linear reads it",
+    ),
     "another tensor too": (lambda net, x: net.b(net.a(x)) + net.b(x), "a", "b reads other tensors too"),
     "an answer": (lambda net, x: (lambda y: (y, net.b(y)))(net.a(x)), "a", "it is what the model answers"),  # type: ignore[dict-item]
     "written over": (written_over, "norm", "__setitem__ reads it"),
