@@ -16,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from peer_engines import nncf_int8, onnxruntime_dynamic_int8
+
 from compress.data import load_data
 from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
@@ -79,13 +81,15 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     float_static, float_dynamic = spec(floating, "openvino", "static"), spec(floating, "openvino", "dynamic")
     folder = exported.path / floating["folder"]
     baseline = ours.variants["baseline"].path
-    onnx, nncf = exported.path / floating["onnx"], nncf_model(exported.path / floating["onnx"], folder, recipe, out)
+    onnx = exported.path / floating["onnx"]
+    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), print)
+    nncf = nncf_int8(onnx, folder, data.calibration(CALIBRATION_ROWS, recipe.seed).rows, out / "nncf.xml")
     return {
         "torch fp32": torch_spec(baseline, folder, "fp32", recipe.target),
         "torch bf16": torch_spec(baseline, folder, "bf16", recipe.target),
         "onnxruntime fp32": spec(floating, "onnxruntime", "dynamic"),
         "onnxruntime int8, dynamic quantization": replace(
-            spec(floating, "onnxruntime", "dynamic"), path=str(dynamic_int8(onnx, out)), precision="int8"
+            spec(floating, "onnxruntime", "dynamic"), path=str(onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")), precision="int8"
         ),
         "openvino fp32, dynamic": float_dynamic,
         "openvino fp32, static": float_static,
@@ -96,33 +100,6 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
         "ours: openvino int8, dynamic": spec(int8, "openvino", "dynamic"),
         "ours: openvino int8, static": spec(int8, "openvino", "static"),
     }
-
-
-def nncf_model(onnx: Path, folder: Path, recipe: Recipe, out: Path) -> Path:
-    """Quantizes the float model with NNCF as its documentation says for Transformers; returns the IR."""
-    import nncf
-    import openvino
-
-    from compress.preprocess import Preprocessor
-
-    path = out / "nncf.xml"
-    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), print)
-    processor = Preprocessor.load(folder)
-    rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
-    dataset = nncf.Dataset([processor.encode([row]) for row in rows])
-    model = openvino.Core().read_model(onnx)
-    quantized = nncf.quantize(model, dataset, model_type=nncf.ModelType.TRANSFORMER, subset_size=CALIBRATION_ROWS)
-    openvino.save_model(quantized, path, compress_to_fp16=False)
-    return path
-
-
-def dynamic_int8(onnx: Path, out: Path) -> Path:
-    """Quantizes the float model with ONNX Runtime's dynamic quantization, per channel; returns the ONNX file."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    path = out / "dynamic.onnx"
-    quantize_dynamic(onnx, path, per_channel=True, reduce_range=False, weight_type=QuantType.QInt8)
-    return path
 
 
 def evaluate(specs: dict[str, EngineSpec], recipe: Recipe) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,217 @@
+"""What int8 keeps of fp32 on several tasks and seeds: this project's PTQ and QAT with distillation beside NNCF and ONNX Runtime.
+
+    python benchmarks/accuracy.py --model MINILM --data FOLDER [--tasks sst2 mrpc stsb cifar10] [--seeds 0 1 2] [--out FOLDER]
+
+MINILM is a MiniLM-L6 whose backbone is taken; FOLDER holds sst2, mrpc, stsb and cifar10 as their authors distribute them. For each task
+and seed one float model is fine-tuned by the stage `finetune`; every method then starts from that same checkpoint, calibrates on the same
+512 training rows, and is asked the whole evaluation split in the engine that would serve it. A finished cell is never computed again.
+
+Prints for each task the mean over the seeds, the share of the fp32 metric that is kept, agreement with fp32, and the 95 % paired
+bootstrap interval of the difference to fp32: rows are drawn, and the metric of each sample is averaged over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8
+
+from compress.data import Data, load_data
+from compress.engine_process import EngineProcess
+from compress.environment import fingerprint
+from compress.evaluate import PRIMARY, metrics
+from compress.ledger import builds
+from compress.model import label_names
+from compress.pipeline import run
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, read
+from compress.run_folder import Run, open_run
+from compress.statistics import paired_bootstrap
+from export.engine import EngineSpec, spec_of, torch_spec
+
+ROOT = Path(__file__).resolve().parent.parent
+CALIBRATION_ROWS = 512
+FLOAT, PTQ, QAT = "torch fp32", "ours: ptq", "ours: qat and distillation"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the table: a shipped recipe, its training, and where the files of its data lie."""
+
+    recipe: str
+    finetune: str
+    qat: str
+    settings: tuple[str, ...]
+
+
+TASKS = {
+    "sst2": Task(
+        "sst2-minilm-ptq-2693",
+        "{epochs: 0.5, learning_rate: 2.0e-5}",
+        "{epochs: 0.5}",
+        ("data.path={data}/sst2",),
+    ),
+    "mrpc": Task(
+        "mrpc-minilm",
+        "{epochs: 4, learning_rate: 5.0e-5}",
+        "{epochs: 1}",
+        (
+            "data.path={data}/mrpc",
+            'data.columns={{text: "#1 String", text_pair: "#2 String", label: Quality}}',
+            "data.files={{train: [train.tsv.gz, {{file: train_missing_row.tsv, header: false, "
+            "columns: {{label: 0, text: 3, text_pair: 4}}}}], test: [dev.tsv, msr_paraphrase_test.txt.gz]}}",
+        ),
+    ),
+    "stsb": Task(
+        "stsb-minilm",
+        "{epochs: 4, learning_rate: 5.0e-5}",
+        "{epochs: 1}",
+        (
+            "data.path={data}/stsb",
+            "data.columns={{text: sentence1, text_pair: sentence2, label: score}}",
+            "data.files={{train: train.tsv.gz, test: [dev.tsv, {{file: sts-test.tsv, header: false, "
+            "columns: {{text: 5, text_pair: 6, label: 4}}}}]}}",
+        ),
+    ),
+    "cifar10": Task(
+        "cifar10-vit",
+        "{epochs: 10, learning_rate: 1.0e-3, batch_size: 64}",
+        "{epochs: 1, learning_rate: 3.0e-5}",
+        ("data.path={data}/cifar10", "data.files={{train: subset_train.tar.gz, test: subset_test.tar.gz}}"),
+    ),
+}
+
+
+def main() -> None:
+    """Fills the cells that are missing, prints the table."""
+    arguments = parse()
+    cells: dict[str, list[dict[str, Any]]] = {}
+    for task in arguments.tasks:
+        for seed in arguments.seeds:
+            folder = arguments.out / f"{task}-{seed}"
+            if not (folder / "answers.json").exists():
+                measure_cell(task, seed, arguments, folder)
+            cells.setdefault(task, []).append(json.loads((folder / "answers.json").read_text(encoding="utf-8")))
+    rows = [row for task, seeds in cells.items() for row in summarize(task, seeds, arguments.out)]
+    document = {"environment": fingerprint(), "rows": rows}
+    (arguments.out / "accuracy.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+def parse() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="folder of a MiniLM-L6; its head is replaced")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS), help="tasks to measure; all where absent")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of fine-tuning and of QAT")
+    parser.add_argument("--out", type=Path, default=Path("runs/accuracy"), help="where to work")
+    return parser.parse_args()
+
+
+def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Path) -> None:
+    """Fine-tunes one model, quantizes it every way, and writes what each answers on the evaluation split."""
+    chosen, progress = TASKS[task], ConsoleProgress()
+    common = [setting.format(data=arguments.data) for setting in chosen.settings]
+    common += [f"seed={seed}", "target.engines=[openvino, onnxruntime]", "goals={int8_faster: false}"]
+
+    def recipe(stages: str, *settings: str) -> Recipe:
+        return read(ROOT / "recipes" / f"{chosen.recipe}.yaml", [*common, f"stages={stages}", *settings])
+
+    own = () if chosen.recipe == "cifar10-vit" else (f"model.path={arguments.model}", "model.head=new")
+    trained = open_run(run(recipe(f"[{{finetune: {chosen.finetune}}}]", *own), folder / "float", progress=progress).folder)
+    checkpoint = trained.variants["finetune"].path
+    kept = (f"model={{path: {checkpoint}, task: {recipe('[{finetune: {}}]', *own).model.task}, head: keep}}",)
+    ptq = recipe("[{quantize: {mode: ptq}}, {export: {}}]", *kept)
+    qat = recipe(f"[{{quantize: {{mode: qat, qat: {chosen.qat}}}}}, {{export: {{}}}}]", *kept)
+    runs = {PTQ: open_run(run(ptq, folder / "ptq", progress=progress).folder)}
+    runs[QAT] = open_run(run(qat, folder / "qat", progress=progress).folder)
+    data = load_data(ptq.data, ptq.model.task, label_names(ptq.model), lambda line: None)
+    answers = {name: _answers(spec, data) for name, spec in engines(runs, checkpoint, ptq, data, folder).items()}
+    np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels)
+    document = {"task": ptq.model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
+    (folder / "answers.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
+
+
+def engines(runs: dict[str, Run], checkpoint: Path, recipe: Recipe, data: Data, out: Path) -> dict[str, EngineSpec]:
+    """Returns every engine by the name it has in the table."""
+    specs: dict[str, EngineSpec] = {}
+    for name, finished in runs.items():
+        build = next(build for build in builds(finished) if build["precision"] == "int8")
+        specs[name] = _spec(finished, build, recipe, "openvino")
+    finished = runs[PTQ]
+    build = next(build for build in builds(finished) if build["folder"] == "baseline-fp32")
+    exported = finished.of_kind("engine")
+    assert exported is not None
+    folder, onnx = exported.path / build["folder"], exported.path / build["onnx"]
+    rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
+    by_nncf, dynamic = nncf_int8(onnx, folder, rows, out / "nncf.xml"), onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")
+    static = onnxruntime_static_int8(onnx, folder, rows, out / "static.onnx")
+    openvino, runtime = _spec(finished, build, recipe, "openvino"), _spec(finished, build, recipe, "onnxruntime")
+    return {
+        FLOAT: torch_spec(checkpoint, folder, "fp32", recipe.target),
+        **specs,
+        "NNCF ptq, OpenVINO": replace(openvino, path=str(by_nncf), precision="int8"),
+        "ONNX Runtime dynamic int8": replace(runtime, path=str(dynamic), precision="int8"),
+        "ONNX Runtime static int8": replace(runtime, path=str(static), precision="int8"),
+    }
+
+
+def _spec(finished: Run, build: dict[str, Any], recipe: Recipe, engine: str) -> EngineSpec:
+    """Returns the spec of the recommended mode of an engine."""
+    exported = finished.of_kind("engine")
+    assert exported is not None
+    entry = next(entry for entry in build["engines"] if entry["engine"] == engine)
+    return spec_of(exported.path, build, entry, recipe.target)
+
+
+def _answers(spec: EngineSpec, data: Data) -> Any:
+    with EngineProcess(spec) as process:
+        return process.predict(data.evaluation.rows, spec.evaluation_batch)
+
+
+def summarize(task: str, seeds: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+    """Returns a row for each method: means over the seeds, and the paired interval of the difference to fp32."""
+    kind, names = seeds[0]["task"], seeds[0]["names"]
+    loaded = [np.load(out / f"{task}-{cell['seed']}" / "answers.npz") for cell in seeds]
+    labels = loaded[0]["labels"]
+    stacked = {name: np.stack([archive[name] for archive in loaded], axis=1) for name in names}  # [n, seeds, C]
+
+    def mean_metric(logits: Any, truth: Any) -> float:
+        return float(np.mean([metrics(kind, logits[:, seed], truth)[PRIMARY[kind]] for seed in range(logits.shape[1])]))
+
+    rows = []
+    for name in names:
+        value, reference = mean_metric(stacked[name], labels), mean_metric(stacked[FLOAT], labels)
+        interval = paired_bootstrap(mean_metric, stacked[name], stacked[FLOAT], labels)
+        row = {"task": task, "name": name, "seeds": len(seeds), "n": len(labels), "metric": PRIMARY[kind], "value": value}
+        row |= {"kept": value / reference, "low": interval.low, "high": interval.high, "agreement": agreement(kind, stacked, name)}
+        rows.append(row)
+    return rows
+
+
+def agreement(kind: str, stacked: dict[str, Any], name: str) -> float:
+    """Returns the share of rows answered as fp32 does; for regression the Pearson correlation with its answers."""
+    if kind == "text-regression":
+        pairs = [(stacked[name][:, seed, 0], stacked[FLOAT][:, seed, 0]) for seed in range(stacked[name].shape[1])]
+        return float(np.mean([np.corrcoef(ours, theirs)[0, 1] for ours, theirs in pairs]))
+    return float(np.mean(stacked[name].argmax(axis=2) == stacked[FLOAT].argmax(axis=2)))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Returns the result as a Markdown table."""
+    lines = ["| task | method | metric, mean | kept | difference to fp32, 95 % | agreement | n x seeds |", "| --- " * 7 + "|"]
+    for row in rows:
+        interval = "" if row["name"] == FLOAT else f"{row['low']:+.4f} to {row['high']:+.4f}"
+        cells = [row["task"], row["name"], f"{row['value']:.4f}", f"{row['kept']:.2%}", interval, f"{row['agreement']:.4f}"]
+        lines.append(f"| {' | '.join(cells)} | {row['n']} x {row['seeds']} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
