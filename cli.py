@@ -36,7 +36,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and li
 
 @app.command()
 def init(
-    task: Annotated[str, typer.Option("--task", help="text-classification, text-regression or image-classification.")],
+    task: Annotated[str, typer.Option("--task", help="text-classification, text-regression, text-generation or image-classification.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a commented recipe to edit."""

@@ -1,8 +1,8 @@
 """The data of a run: read, checked, labelled and divided; and the preprocessor that fits a checkpoint.
 
 `load_data` is the way from the data section of a recipe to a `Data`: find and read the files (`sources`), turn their labels into class
-ids or values (`labels`), and decide which rows are for training, choosing and final figures (`splits`). `preprocessor` reads from a
-checkpoint folder how its rows have to be prepared.
+ids or values (`labels`), and decide which rows are for training, choosing and final figures (`splits`). Text to generate is cut into
+blocks of tokens instead (`text_blocks`). `preprocessor` reads from a checkpoint folder how its rows have to be prepared.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from tokenizers import Tokenizer
 
 from compress import labels
 from compress.errors import InputError
+from compress.model_config import NO_TOKENIZER, read_config
+from compress.model_files import stock_type
 from compress.preprocess import BadRow, Preprocessor, Row
 from compress.sources import Columns, DataConfig, FileConfig, FilesConfig, Source, read_sources
 from compress.splits import Data, Split, divide, hold_out
 from compress.stage import Target, Task
+from compress.tasks import TASKS
+from compress.text_blocks import load_blocks
+from compress.tokenizer import TrainTokenizer, train_bpe
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 HOLD_OUT_SHARE = 0.2
@@ -31,7 +37,13 @@ OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camem
 __all__ = ["Columns", "Data", "DataConfig", "FileConfig", "FilesConfig", "Row", "Split", "load_data", "preprocessor"]
 
 
-def load_data(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
+def load_data(
+    config: DataConfig,
+    task: Task,
+    label_names: tuple[str, ...] | None,
+    log: Callable[[str], None],
+    tokenizer: str | TrainTokenizer | None = None,
+) -> Data:
     """Reads the data of a recipe.
 
     Args:
@@ -39,13 +51,26 @@ def load_data(config: DataConfig, task: Task, label_names: tuple[str, ...] | Non
         task: What the model predicts.
         label_names: Name of each class by id where the model fixes them; None takes them from the train split. Unused for regression.
         log: Where to tell what was found and decided.
+        tokenizer: Hub id or folder of the tokenizer that text-generation cuts its text with, or how to train one on the train split.
 
     Returns:
-        All splits with class ids (int64) or values (float32).
+        All splits with class ids (int64), values (float32) or the ids of the next tokens (int32), and the tokenizer where one was trained.
 
     Raises:
         InputError: Every problem of the files, or of their labels, one line each.
     """
+    if TASKS[task].answer == "tokens":
+        if tokenizer is None:
+            raise InputError(NO_TOKENIZER)
+        return load_blocks(config, tokenizer, log)
+    data = _load_labelled(config, task, label_names, log)
+    if not isinstance(tokenizer, TrainTokenizer):
+        return data
+    texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]
+    return replace(data, tokenizer=train_bpe(texts, tokenizer.vocab_size, pads=True))
+
+
+def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
     sources = read_sources(config, task, log)
     log_unlabelled = [name for name, found in sources.items() if labels.is_unlabelled(found)]
     for name in log_unlabelled:
@@ -90,7 +115,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) 
         InputError: A file is missing or damaged, `max_length` is beyond what the model takes, or the model needs steps that the
             preprocessor does not have.
     """
-    config = _read_json(checkpoint / "config.json")
+    config = stock_type(_read_json(checkpoint / "config.json"))
     try:
         if task == "image-classification":
             image = _image_steps(checkpoint, int(config.get("num_channels", 3)))
@@ -110,19 +135,21 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the binding raises bare Exception
         raise InputError(f"{file}: not a tokenizer ({' '.join(str(error).split())[:160]}); save it again with save_pretrained") from error
-    if settings.get("padding_side", "right") != "right" or settings.get("truncation_side", "right") != "right":
+    generates = TASKS[task].answer == "tokens"  # its rows are blocks of ids: nothing is truncated, and what pads the last one is never read
+    sides = {settings.get("padding_side", "right"), settings.get("truncation_side", "right")}
+    if sides != {"right"} and not generates:
         raise InputError(f"{checkpoint / 'tokenizer_config.json'}: padding or truncation on the left; right is allowed")
     limit = min(_positions(config), int(settings.get("model_max_length") or 1e30))
     if max_length > limit:
         raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} takes at most {limit} tokens")
     return Preprocessor(
         modality="text",
-        input_names=_input_names(checkpoint, config),
+        input_names=TEXT_INPUTS[:1] if generates else _input_names(checkpoint, config),
         labels=_names(config, task),
         task=task,
         max_length=max_length,
         buckets=tuple(sorted({length for length in target.sequence_lengths if length < max_length} | {max_length})),
-        pad_token_id=_pad_token_id(checkpoint, tokenizer, settings, config),
+        pad_token_id=0 if generates else _pad_token_id(checkpoint, tokenizer, settings, config),
         pad_token_type_id=int(settings.get("pad_token_type_id") or 0),
         tokenizer=tokenizer,
     )
@@ -139,14 +166,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _names(config: dict[str, Any], task: Task) -> tuple[str, ...]:
-    if task == "text-regression":
-        return labels.SCORE
+    if TASKS[task].answer != "class":
+        return labels.SCORE if TASKS[task].answer == "value" else ()
     named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))}
     return tuple(str(named[key]) for key in sorted(named, key=int))
 
 
 def _positions(config: dict[str, Any]) -> int:
-    positions = int(config.get("max_position_embeddings") or 10**30)
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 10**30)  # the second is GPT-2's name for it
     return positions - int(config.get("pad_token_id") or 0) - 1 if config.get("model_type") in OFFSET_POSITIONS else positions
 
 
@@ -166,10 +193,9 @@ def _input_names(checkpoint: Path, config: dict[str, Any]) -> tuple[str, ...]:
 
     Some families (RoBERTa) take token_type_ids for the sake of the interface but have a single type: nothing to say there.
     """
-    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    settings = AutoConfig.from_pretrained(checkpoint)
+    settings = read_config(checkpoint, "checkpoint")
     if type(settings) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
         raise InputError(f"{checkpoint}: model_type {config.get('model_type')!r} has no sequence classification model in Transformers")
     forward = inspect.signature(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(settings)].forward).parameters

@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from compress.conv1d import with_linears
 from compress.implicit import Evaluate, Latency
 from compress.model import linears
 from compress.model_config import auto_class, quiet, with_class
 from compress.stage import Context, Stage, Task
+from compress.tasks import TASKS
 from export.export import Export
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
@@ -76,21 +78,21 @@ def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: C
 
 def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     parameters, int8_parameters = _parameters(config, context.task, quantizer)
-    rows, classes = len(context.data.evaluation), max(1, len(context.data.labels))
-    images = context.task == "image-classification"
+    labels, classes = context.data.evaluation.labels, max(1, len(context.data.labels))
+    images = TASKS[context.task].modality == "image"
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
         layers=getattr(config, "num_hidden_layers", 12),
         tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
-        prediction_bytes=rows * (4 * classes + 8),
+        prediction_bytes=labels.size * (8 + 4) if TASKS[context.task].answer == "tokens" else len(labels) * (4 * classes + 8),
     )
 
 
 def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int]:
     """Returns how many parameters there are, and how many of them become int8; counted on the meta device."""
     with torch.device("meta"), quiet():
-        model = auto_class(task).from_config(with_class(config, task))
+        model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
     chosen = choose_layers(model, linears(model), quantizer.exclude, "exclude")[0] if quantizer else {}
     return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in chosen.values())
 

@@ -23,6 +23,8 @@ from compress.preprocess import Row
 from compress.process import environment, spawn
 
 Array = NDArray[Any]
+KINDS: Mapping[str, type] = {"image": bytes, "block": np.ndarray}
+"""What kinds of rows but texts there are in a file of rows."""
 
 
 class EngineError(RuntimeError):
@@ -93,7 +95,7 @@ class EngineProcess:
         return answer
 
     def predict(self, rows: Sequence[Row], batch_size: int) -> Array:
-        """Returns the logits of `rows`, float32 [n, C], in row order; every row is padded to its bucket.
+        """Returns the logits of `rows`, float32 [n, C], or the answers [n, T, 2] of generation, in row order; rows fill their bucket.
 
         Raises:
             EngineError: The engine failed, or answered NaN or infinity.
@@ -102,7 +104,7 @@ class EngineProcess:
         write_rows(given, rows)
         self.ask("predict", rows=str(given), out=str(answered), batch_size=batch_size)
         logits: Array = load_file(answered)["logits"]
-        bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
+        bad = np.flatnonzero(~np.isfinite(logits.reshape(len(logits), -1)).all(axis=1))
         if len(bad):
             raise EngineError(f"{self._name}: the answer to {len(bad)} of {len(rows)} rows is NaN or infinite, first to row {bad[0]}")
         return logits
@@ -155,12 +157,11 @@ class EngineProcess:
 
 def write_rows(path: Path, rows: Sequence[Row], more: Mapping[str, Array] | None = None) -> None:
     """Writes rows, all of one type, to a safetensors file: `bytes` uint8 [all], `lengths` int64 [n, parts of a row], and `more`."""
+    kind = next((kind for kind, types in KINDS.items() if rows and isinstance(rows[0], types)), "text")
     parts = [_encode(row) for row in rows]
     data = np.frombuffer(b"".join(part for row in parts for part in row), dtype=np.uint8)
     lengths = np.array([[len(part) for part in row] for row in parts], dtype=np.int64)
-    save_file(
-        {"bytes": data, "lengths": lengths, **(more or {})}, path, {"kind": "image" if rows and isinstance(rows[0], bytes) else "text"}
-    )
+    save_file({"bytes": data, "lengths": lengths, **(more or {})}, path, {"kind": kind})
 
 
 def read_rows(path: Path) -> list[Row]:
@@ -176,6 +177,8 @@ def read_rows(path: Path) -> list[Row]:
         parts = [data[end - size : end] for end, size in zip(row_ends, row_lengths, strict=True)]
         if kind == "image":
             rows.append(parts[0])
+        elif kind == "block":
+            rows.append(np.frombuffer(parts[0], np.int32))
         else:
             rows.append((parts[0].decode(), parts[1].decode()) if len(parts) == 2 else parts[0].decode())
     return rows
@@ -184,4 +187,6 @@ def read_rows(path: Path) -> list[Row]:
 def _encode(row: Row) -> list[bytes]:
     if isinstance(row, bytes):
         return [row]
+    if isinstance(row, np.ndarray):
+        return [row.tobytes()]
     return [part.encode() for part in (row if isinstance(row, tuple) else (row,))]

@@ -6,6 +6,7 @@ The figures are the usual ones of these tasks, written out in numpy (tests compa
     f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in answers or labels
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k answered, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
+    perplexity and accuracy of the next token: `compress.generation`
 
 A figure without a meaning (0 / 0: a constant answer has no correlation) is 0, so that it can never look good.
 """
@@ -13,7 +14,7 @@ A figure without a meaning (0 / 0: a constant answer has no correlation) is 0, s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress import generation
 from compress.errors import InputError
 from compress.stage import Progress, Task
+from compress.tasks import TASKS, facts
 
 if TYPE_CHECKING:
     from torch import nn
@@ -31,17 +34,17 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-PRIMARY: dict[Task, str] = {"text-classification": "accuracy", "text-regression": "pearson", "image-classification": "accuracy"}
-"""The metric that goals and the report are about; higher is better for each."""
+PRIMARY: dict[Task, str] = {task: row.metric for task, row in TASKS.items()}
+"""The metric that goals and the report are about."""
 
 
 def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Returns the figures of a task, each as a fraction.
+    """Returns the figures of a task, each as a fraction; perplexity is what it is.
 
     Args:
         task: Decides which figures.
-        logits: Float `[n, C]`; `[n, 1]` for regression.
-        labels: Class ids `[n]`, or values `[n]` for regression.
+        logits: Float `[n, C]`; `[n, 1]` for regression; for generation the answers `[n, T, 2]` of `compress.generation`.
+        labels: Class ids `[n]`, values `[n]` for regression, or ids of the next tokens `[n, T]`.
 
     Raises:
         InputError: There are no rows.
@@ -49,7 +52,9 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     if not len(labels):
         raise InputError("data: no row to evaluate; at least one labelled row is needed")
     assert len(logits) == len(labels), (logits.shape, labels.shape)
-    if task == "text-regression":
+    if TASKS[task].answer == "tokens":
+        return {"perplexity": generation.perplexity(logits, labels), "accuracy": generation.accuracy(logits, labels)}
+    if TASKS[task].answer == "value":
         values = logits.reshape(len(labels))
         return {"pearson": pearson(values, labels), "spearman": spearman(values, labels)}
     answers = logits.argmax(axis=1)
@@ -100,46 +105,102 @@ def ranks(x: Array) -> Array:
 
 
 def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
-    """Returns the logits of `rows`, float32 `[n, C]`, in row order; every row is padded to its bucket, as engines and server do it.
+    """Returns what is `kept` of the logits of `rows`, in row order; every row is padded to its bucket, as engines and server do it.
 
     Raises:
         InputError: The model answers NaN or infinity; names the row.
     """
+    found = logits_of(model, preprocessor, rows, batch_size, progress)
+    return gathered(((indices, kept(preprocessor, [rows[index] for index in indices], logits)) for indices, logits in found), len(rows))
+
+
+def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
+    """Returns the answers to `count` rows, in row order, from batches of indices and answers `[b, ...]`.
+
+    Raises:
+        InputError: There are none, or an answer is NaN or infinite; names the row.
+    """
+    whole: Array | None = None
+    for indices, answers in found:
+        whole = np.zeros((count, *answers.shape[1:]), np.float32) if whole is None else whole
+        whole[indices] = answers
+    if whole is None:
+        raise InputError("data: no row to predict; at least one row is needed")
+    bad = not_finite(whole)
+    if len(bad):
+        raise InputError(f"model: the answer to {len(bad)} of {count} rows is NaN or infinite, first to row {bad[0]}; check its weights")
+    return whole
+
+
+def logits_of(
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+) -> Iterator[tuple[list[int], Array]]:
+    """Yields the indices of the rows of a batch and their logits, float32 `[b, C]`, or `[b, L, V]` for generation; in evaluation mode."""
     import torch
 
     from compress.model import device_of, forward
 
-    device, logits = device_of(model), None
-    was_training = model.training
+    device, was_training = device_of(model), model.training
     model.eval()
-    with torch.inference_mode(), progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
+    with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
         for indices, features in preprocessor.batches(rows, batch_size):
-            answer = forward(model, {name: torch.from_numpy(value).to(device) for name, value in features.items()}).cpu().numpy()
-            logits = np.zeros((len(rows), answer.shape[1]), np.float32) if logits is None else logits
-            logits[indices] = answer
+            with torch.inference_mode():
+                logits = forward(model, {name: torch.from_numpy(value).to(device) for name, value in features.items()}).cpu().numpy()
+            yield indices, logits
             if advance is not None:
                 advance(len(indices))
     model.train(was_training)
-    if logits is None:
-        raise InputError("data: no row to predict; at least one row is needed")
-    bad = np.flatnonzero(~np.isfinite(logits).all(axis=1))
-    if len(bad):
-        raise InputError(
-            f"model: the answer to {len(bad)} of {len(rows)} rows is NaN or infinite, first to row {bad[0]}; check its weights"
-        )
+
+
+def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
+    """Returns what is kept of the logits of a batch, float32: all of them `[b, C]`, or for generation the answers `[b, T, 2]`."""
+    if facts(preprocessor.task).answer == "tokens":
+        return generation.answers_of(rows, logits, preprocessor.max_length - 1)
     return logits
 
 
+def not_finite(answers: Array) -> Array:
+    """Returns the rows of `[n, ...]` that hold NaN or infinity, int64."""
+    return np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
+
+
+def num_predictions(labels: Array) -> int:
+    """Returns how many predictions were judged: rows, or for generation tokens."""
+    return int(np.sum(labels != generation.IGNORED)) if labels.ndim == 2 else len(labels)
+
+
+def differences(task: Task, reference: Array, answers: Array) -> tuple[Array, Array]:
+    """Compares two sets of predictions for the same rows.
+
+    Args:
+        task: What was predicted.
+        reference: Logits `[n, C]`, or for generation answers `[n, T, 2]`.
+        answers: Of the same shape.
+
+    Returns:
+        Which predictions differ, bool `[N]`, rows or tokens (never for regression); and how far, float64 `[...]`: the absolute differences
+        of all logits, or of the nll of every token.
+    """
+    if TASKS[task].answer == "tokens":
+        before, after = generation.choices(reference), generation.choices(answers)
+        predicted = before != generation.NO_CHOICE
+        return (before != after)[predicted], np.abs(answers[..., 0].astype(np.float64) - reference[..., 0])[predicted]
+    distance = np.abs(answers.astype(np.float64) - reference)
+    if TASKS[task].answer == "value":
+        return np.zeros(len(reference), bool), distance
+    return answers.argmax(axis=1) != reference.argmax(axis=1), distance
+
+
 def save_predictions(path: Path, logits: Array, labels: Array) -> None:
-    """Writes `logits` (as float32 `[n, C]`) and `labels` (`[n]`, int64 or float32) to a safetensors file."""
+    """Writes `logits` (float32 `[n, C]` or `[n, T, 2]`) and `labels` (int64 or float32 `[n]`, or int32 `[n, T]`) to a safetensors file."""
     from safetensors.numpy import save_file
 
-    kind = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int64
+    kind = np.float32 if np.issubdtype(labels.dtype, np.floating) else np.int32 if labels.ndim == 2 else np.int64
     save_file({"logits": np.ascontiguousarray(logits, np.float32), "labels": np.ascontiguousarray(labels, kind)}, path)
 
 
 def load_predictions(path: Path) -> tuple[Array, Array]:
-    """Returns (logits float32 `[n, C]`, labels `[n]`) of a file written by `save_predictions`."""
+    """Returns (logits float32 `[n, ...]`, labels `[n, ...]`) of a file written by `save_predictions`."""
     from safetensors.numpy import load_file
 
     tensors = load_file(path)

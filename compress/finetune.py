@@ -2,6 +2,7 @@
 
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
+    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t (`compress.next_token`)
 
 with p = softmax of the logits z. The weights kept are those that did best on the selection split, which takes no part in the training.
 """
@@ -16,6 +17,7 @@ from pydantic import Field
 
 from compress.artifact import Artifact
 from compress.stage import Context, Stage, Task
+from compress.tasks import TASKS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -35,7 +37,7 @@ class Finetune(Stage):
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3
     """Passes over the train split; 0.5 is half a pass."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
-    """Peak learning rate: 2e-5 to 5e-5 for a pretrained encoder, around 1e-3 for a small model with random weights."""
+    """Peak learning rate: 2e-5 to 5e-5 for a pretrained model, around 1e-3 for a small one with random weights."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
@@ -93,6 +95,7 @@ class Finetune(Stage):
             selection_metric(context, prepared),
             label=self.id or self.NAME,
             depends={"label_smoothing": self.label_smoothing},
+            higher_is_better=TASKS[context.task].higher_is_better,
         )
         save(
             model.cpu(),
@@ -110,10 +113,11 @@ class Finetune(Stage):
 
 
 def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
-    """Returns the objective of learning from labels: cross entropy, or squared error for regression."""
+    """Returns the objective of learning from labels: cross entropy, of every next token for generation, or squared error for regression."""
     from torch.nn import functional
 
     from compress.model import forward
+    from compress.next_token import token_losses
     from compress.train import Batch
 
     def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
@@ -123,7 +127,11 @@ def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
     def regress(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"squared_error": (forward(model, batch.features)[:, 0] - batch.labels).square()}
 
-    return regress if task == "text-regression" else classify
+    def continue_text(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {"cross_entropy": token_losses(forward(model, batch.features), batch.labels, label_smoothing)}
+
+    objectives: dict[str, Objective] = {"class": classify, "value": regress, "tokens": continue_text}
+    return objectives[TASKS[task].answer]
 
 
 def trained_here(context: Context) -> bool:

@@ -3,10 +3,11 @@
 Every goal is judged on the point estimate. A goal whose figure was not measured is neither met nor missed: its value is None and its
 reason says what is missing. All figures come from one report, so ratios never mix runs.
 
-    max_drop      baseline in torch - last variant at the last hop that ran (Triton, else engine, else torch)
+    max_drop      baseline in torch - last variant at the last hop that ran (Triton, else engine, else torch);
+                  of perplexity the relative increase, last variant / baseline - 1
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
     int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape, has to exceed 1; the float variant is the one
-                  that the int8 one was quantized from, so both have the same shapes
+                  that the int8 one was quantized from, so both have the same shapes; not asked of w4a16 and fp8
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compress.environment import NATIVE_INT8
+from compress.tasks import TASKS
 
 FLOATS = ("fp32", "bf16", "fp16")
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01
@@ -55,7 +57,7 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
         _at_most("max_size_mb", goals.get("max_size_mb"), size_mb(report)),
         _at_least("min_throughput", goals.get("min_throughput"), throughput(report)),
     ]
-    if goals.get("int8_faster", True) is not False and is_quantized(last_variant(report)):
+    if goals.get("int8_faster", True) is not False and is_int8(last_variant(report)):
         judged.append(_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit))
     return [goal for goal in judged if goal["limit"] is not None]
 
@@ -86,6 +88,11 @@ def is_quantized(variant: Mapping[str, Any]) -> bool:
     return named or any(row.get("precision") not in (*FLOATS, None) for row in rows)
 
 
+def is_int8(variant: Mapping[str, Any]) -> bool:
+    """Whether a variant was quantized to int8; w4a16, which multiplies in float, and fp8 promise another thing."""
+    return is_quantized(variant) and not any(row.get("precision") in ("w4a16", "fp8") for row in variant.get("latency") or ())
+
+
 def last_hop(report: Mapping[str, Any]) -> str | None:
     """Returns the last hop at which the last variant was evaluated: triton, else the first engine, else another, else torch."""
     cells = last_variant(report).get("accuracy") or {}
@@ -107,8 +114,15 @@ def drop(report: Mapping[str, Any]) -> Figure:
     if before.get("n") != after.get("n"):
         counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
         return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {hop} on {counts[1]}")
+    if is_relative((report.get("metric") or {}).get("name")):
+        return Figure(after["value"] / before["value"] - 1, at=hop, low=paired.get("low"), high=paired.get("high"))
     sign = -1 if (report.get("metric") or {}).get("higher_is_better") is False else 1
     return Figure(sign * (before["value"] - after["value"]), at=hop, low=paired.get("low"), high=paired.get("high"))
+
+
+def is_relative(metric: str | None) -> bool:
+    """Whether a drop of a metric is a fraction of its value before, not a difference."""
+    return any(row.relative for row in TASKS.values() if row.metric == metric)
 
 
 def speedup(report: Mapping[str, Any]) -> Figure:

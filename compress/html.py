@@ -47,6 +47,8 @@ def render(report: Report) -> str:
         goals=[_goal(goal, _metric(whole)) for goal in whole["goals"]],
         warnings=whole["warnings"],
         metric=_metric(whole),
+        lower_is_better=whole["metric"].get("higher_is_better") is False,
+        unit="tokens" if goals.is_relative(_metric(whole)) else "rows",
         plots=tables.plots(whole),
         ledger=tables.ledger(whole),
         others=tables.other_metrics(whole),

@@ -8,9 +8,12 @@ from typing import Any, ClassVar
 
 from compress.artifact import Artifact, Kind, write_json
 from compress.data import preprocessor
-from compress.evaluate import PRIMARY, metrics, predict, save_predictions
+from compress.evaluate import PRIMARY, metrics, num_predictions, predict, save_predictions
 from compress.model import ModelConfig, import_model, source_digest
+from compress.model_config import read_config
 from compress.stage import Context, Stage
+from compress.tasks import TASKS
+from compress.tokenizer import TrainTokenizer, settled
 
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
@@ -25,16 +28,18 @@ class Source(Stage):
 
     model: ModelConfig
     """Where it comes from."""
-    tokenizer: str | None
+    tokenizer: str | TrainTokenizer | None
     """Tokenizer of a text model that starts from random weights."""
 
     def depends(self, context: Context) -> Any:
         """Its output depends on the contents of the source, not on the training rows."""
-        return {"source": source_digest(self.model, self.tokenizer), "labels": list(context.data.labels)}
+        tokenizer = settled(self.tokenizer, context.data.tokenizer)
+        return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels)}
 
     def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
         """Writes the checkpoint; there is no parent."""
-        return import_model(self.model, context.data.labels, context.seed, out, tokenizer=self.tokenizer, log=context.progress.log)
+        tokenizer = settled(self.tokenizer, context.data.tokenizer)
+        return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=context.progress.log)
 
 
 class Evaluate(Stage):
@@ -45,17 +50,23 @@ class Evaluate(Stage):
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes logits and labels to `torch.safetensors` and returns the metrics and their n."""
+        from compress import streaming
         from compress.model import count, load
 
-        model = load(parent.path)
         split = context.data.evaluation
         processor = preprocessor(parent.path, context.task, context.max_length, context.target)
-        logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
+        if streaming.predicts_streamed(parent.path, context.task):
+            model = read_config(parent.path, "checkpoint")
+            logits = streaming.predict(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
+        else:
+            model = load(parent.path)
+            logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
         save_predictions(out / PREDICTIONS, logits, split.labels)
         figures = metrics(context.task, logits, split.labels)
-        context.progress.log(f"  {parent.id} in torch: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={len(split.rows)})")
+        count_judged = num_predictions(split.labels)
+        context.progress.log(f"  {parent.id} in torch: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={count_judged})")
         size = count(model, context.task, context.max_length)
-        return {"metrics": figures, "n": len(split.rows), "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
+        return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
 
 
 class Latency(Stage):
@@ -77,7 +88,7 @@ class Latency(Stage):
 def shapes(context: Context) -> list[tuple[int, int | None]]:
     """Returns the target shapes (batch, sequence) from small to large; the sequence is None for images."""
     lengths: list[int | None] = [None]
-    if context.task != "image-classification":
+    if TASKS[context.task].modality == "text":
         lengths = [*sorted(context.target.sequence_lengths)]
     return [(batch, length) for batch in sorted(context.target.batch_sizes) for length in lengths]
 

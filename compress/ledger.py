@@ -19,10 +19,13 @@ from compress import artifact
 from compress.data import Data
 from compress.engine_process import read_rows, write_rows
 from compress.evaluate import load_predictions
+from compress.generation import choices
 from compress.preprocess import Row
 from compress.run_folder import Run
+from compress.tasks import facts
 
 GOLDEN_ROWS = 64
+TOKENS_SHOWN = 16
 SERVED = "triton.json"
 EXPORTED = "export.json"
 
@@ -37,9 +40,9 @@ class Hop:
     mode: str
     precision: str
     logits: np.ndarray
-    """float32 [n, C], in the order of the evaluation split."""
+    """float32 [n, C], in the order of the evaluation split; for generation the answers [n, T, 2]."""
     labels: np.ndarray
-    """int64 or float32 [n]."""
+    """int64 or float32 [n], or int32 [n, T]."""
     metrics: dict[str, float]
 
 
@@ -96,24 +99,28 @@ def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_flips(run: Run, data: Data) -> int:
-    """Writes `flips.jsonl`: a line for each row whose answer differs from the hop before, or from the baseline in torch.
+    """Writes `flips.jsonl`: a line for each row (token) whose answer differs from the hop before, or from the baseline in torch.
 
     Returns:
         The number of lines.
     """
-    lines, baseline, before = [], None, None
+    lines: list[dict[str, Any]] = []
+    baseline: np.ndarray | None = None
+    before: tuple[np.ndarray, str] | None = None
+    generates = facts(run.recipe["model"]["task"]).answer == "tokens"
+    describe = TokenFlips(next(iter(run.variants.values())).path, data) if generates else RowFlips(data)
     for hop in hops(run):
-        answers = _answers(hop.logits)
+        answers = describe.answers(hop.logits)
         if hop.hop == "torch":
             reference, origin = (baseline, "baseline torch") if baseline is not None else (answers, "")
             baseline = answers if baseline is None else baseline
         else:
             assert before is not None
             reference, origin = before
-        for row in np.flatnonzero(answers != reference):
-            values = {"before": data.labels[reference[row]], "after": data.labels[answers[row]], "label": data.labels[int(hop.labels[row])]}
-            text = _readable(data.evaluation.rows[row])
-            lines.append({"row": int(row), "variant": hop.variant, "from": origin, "to": hop.hop, **values, "input": text})
+        for place in np.argwhere(answers != reference):
+            at = tuple(place.tolist())
+            told = describe.line(at, int(reference[at]), int(answers[at]), int(hop.labels[at]))
+            lines.append({"row": at[0], "variant": hop.variant, "from": origin, "to": hop.hop, **told})
         before = (answers, hop.hop)
     artifact.write_text(run.folder / "flips.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(lines)
@@ -148,10 +155,51 @@ def _hop(variant: str, hop: str, mode: str, precision: str, path: Path, metrics:
     return Hop(variant, hop, mode, precision, logits, labels, metrics)
 
 
-def _answers(logits: np.ndarray) -> np.ndarray:
-    """Returns the class of each row; ties take the lowest index. A regression has one class, so nothing can flip."""
-    answers: np.ndarray = logits.argmax(axis=1)
-    return answers
+@dataclass(frozen=True)
+class RowFlips:
+    """How a flip of a row is told."""
+
+    data: Data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the class of each row [n]; ties take the lowest index. A regression has one class, so nothing can flip."""
+        answers: np.ndarray = logits.argmax(axis=1)
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
+        """Returns both answers, the label and the row."""
+        names = self.data.labels
+        text = _readable(self.data.evaluation.rows[place[0]])
+        return {"before": names[before], "after": names[after], "label": names[label], "input": text}
+
+
+class TokenFlips:
+    """How a flip of a token is told.
+
+    Args:
+        checkpoint: A checkpoint with the tokenizer that the blocks were made with.
+        data: The data of the run.
+    """
+
+    def __init__(self, checkpoint: Path, data: Data) -> None:
+        from tokenizers import Tokenizer
+
+        self.tokenizer, self.data = Tokenizer.from_file(str(checkpoint / "tokenizer.json")), data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the id of the likeliest token [n, T]."""
+        return choices(logits)
+
+    def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
+        """Returns both answers, the token that followed, and the end of the text before it."""
+        row, position = place
+        block: Any = self.data.evaluation.rows[row]
+        texts = {name: self._text([token]) for name, token in (("before", before), ("after", after), ("label", label))}
+        return {"position": position + 1, **texts, "input": self._text(block[max(0, position + 1 - TOKENS_SHOWN) : position + 1].tolist())}
+
+    def _text(self, ids: list[int]) -> str:
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text
 
 
 def _readable(row: Any) -> Any:

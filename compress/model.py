@@ -1,7 +1,8 @@
 """Models: how a source becomes a checkpoint of ours, and how a checkpoint is loaded, run, saved and counted.
 
 A checkpoint is a plain Transformers folder: config.json (with the names of the labels), model.safetensors, tokenizer.json or
-preprocessor_config.json, and a README.md. Attention goes through `scaled_dot_product_attention` wherever the model has it.
+preprocessor_config.json, and a README.md. Attention goes through `scaled_dot_product_attention` wherever the model has it. A loaded model
+has linear layers in the place of GPT-2's `Conv1D` (`compress.conv1d`); what is saved has stock shapes.
 
 Multiply-accumulates (MACs) of one row are counted by running the shape on the meta device: each GEMM of [m, k] by [k, n] costs m k n,
 the products Q K^T and P V of attention included; FLOPs = 2 MACs. Left out: models that bring Python code of their own.
@@ -9,17 +10,22 @@ the products Q K^T and P V of attention included; FLOPs = 2 MACs. Left out: mode
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
+from compress.architecture import mark
 from compress.artifact import digest, file_digest, write_json
+from compress.conv1d import stock_state, with_linears
 from compress.errors import InputError
+from compress.language_models import check_causal, link_model
 from compress.model_config import (
     REFUSED,
     ModelConfig,
@@ -35,6 +41,7 @@ from compress.model_config import (
     read_config,
     set_labels,
     some,
+    task_of,
     with_class,
 )
 from compress.model_files import (
@@ -52,6 +59,8 @@ from compress.model_files import (
     weight_files,
 )
 from compress.stage import Task
+from compress.tasks import TASKS
+from compress.tokenizer import TrainedTokenizer
 
 QUANTIZATION = "quantization.json"
 
@@ -83,7 +92,9 @@ class Checked:
     """Size of the weight files; 0 for random weights and for a Hub id that is not downloaded yet."""
 
 
-def check_model(config: ModelConfig, num_labels: int | None = None, max_length: int | None = None, tokenizer: str | None = None) -> Checked:
+def check_model(
+    config: ModelConfig, num_labels: int | None = None, max_length: int | None = None, tokenizer: str | TrainedTokenizer | None = None
+) -> Checked:
     """Checks all of a model that can be checked without reading its weights.
 
     Args:
@@ -107,9 +118,9 @@ def check_model(config: ModelConfig, num_labels: int | None = None, max_length: 
         size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if local else 0
         check_task(config, checked, num_labels)
     names = label_names(config)
-    if max_length is not None and config.task != "image-classification":
+    if max_length is not None and TASKS[config.task].modality == "text":
         check_length(checked, max_length)
-    if config.task == "text-regression" or (num_labels is not None and names is None):
+    if TASKS[config.task].answer != "class" or (num_labels is not None and names is None):
         set_labels(checked, config.task, tuple(f"LABEL_{i}" for i in range(num_labels or 1)))
     return Checked(checked, names, size)
 
@@ -119,7 +130,7 @@ def import_model(
     data_labels: tuple[str, ...],
     seed: int,
     out: Path,
-    tokenizer: str | None = None,
+    tokenizer: str | TrainedTokenizer | None = None,
     log: Callable[[str], None] = lambda message: None,
 ) -> dict[str, Any]:
     """Writes the recipe's model into `out` as a clean checkpoint.
@@ -129,7 +140,7 @@ def import_model(
         data_labels: Class names of the data, in order of their ids; ignored for regression.
         seed: Seed of whatever is drawn.
         out: Existing empty folder.
-        tokenizer: Hub id or folder of a tokenizer; needed for text with random weights.
+        tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained; needed for text with random weights.
         log: Where to tell.
 
     Returns:
@@ -139,23 +150,31 @@ def import_model(
         InputError: The model cannot be used; says why and what to do.
     """
     task = config.task
-    if task != "text-regression" and len(data_labels) < 2:
+    if TASKS[task].answer == "class" and len(data_labels) < 2:
         raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: text-regression)")
-    if config.path is None:
-        model, new = _random_model(config, data_labels, seed, tokenizer), ["all"]
-        source = None
+    source = None if config.path is None else find(config.path, "model.path")
+    linked = None
+    if source is not None and TASKS[task].answer == "tokens" and config.head == "keep":
+        linked = link_model(_checked_config(config, source, 0), source, out)
+    if linked is not None:
+        (built, parameters), new = linked, []
     else:
-        source = find(config.path, "model.path")
-        model, new = _import_folder(config, source, data_labels, seed)
-    with quiet():
-        model.save_pretrained(out)
-    _save_preprocessing(config, source, model.config, out, tokenizer)
-    labels = [] if task == "text-regression" else list(label_list(model.config))
+        if source is None:
+            model, new = _random_model(config, data_labels, seed, tokenizer), ["all"]
+        else:
+            model, new = _import_folder(config, source, data_labels, seed)
+        built, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
+        if TASKS[task].answer == "tokens":
+            check_causal(built, partial(forward, model.eval()))
+        with quiet():
+            model.save_pretrained(out)
+    mark(out)
+    _save_preprocessing(config, source, built, out, tokenizer)
+    labels = list(label_list(built)) if TASKS[task].answer == "class" else []
     origin = config.path or "random weights"
     _write_card(out, origin, task, labels)
-    log(f"  model: {model.config.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"source": origin, "model_type": model.config.model_type, "parameters": parameters, "labels": labels, "new_weights": new}
+    log(f"  model: {built.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
+    return {"source": origin, "model_type": built.model_type, "parameters": parameters, "labels": labels, "new_weights": new}
 
 
 def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -166,16 +185,18 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
     """
     config = read_config(folder, "checkpoint")
     headers(folder, "checkpoint")
-    is_image = "ForImageClassification" in (config.architectures or [""])[0]
-    model, info = _load_weights(auto_class("image-classification" if is_image else "text-classification"), folder, config, dtype)
+    model, info = _load_weights(auto_class(task_of(config), config), folder, config, dtype)
     if info["missing"] or info["mismatched"]:
         raise InputError(
             f"checkpoint: {folder} lacks weights: {some(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
         )
+    with_linears(model)
     if (folder / QUANTIZATION).exists():
-        from compress.int8 import apply_quantization
+        from compress.int8_sites import apply_sites
+        from compress.quantization import apply_quantization
 
         apply_quantization(model, folder)
+        apply_sites(model, folder)
     placed: nn.Module = model.to(device).eval()
     return placed
 
@@ -190,14 +211,15 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
         summary: One sentence for the model card: what was done.
     """
     with quiet():
-        model.save_pretrained(out)  # type: ignore[operator]
+        model.save_pretrained(out, state_dict=stock_state(model))  # type: ignore[operator]
+    mark(out)
     copy_files(source, out, TEXT_FILES + IMAGE_FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
     (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")
 
 
 def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
-    """Returns the logits, float32 `[n, C]`.
+    """Returns the logits, float32 `[n, C]`; of a causal language model `[n, L, V]`.
 
     Args:
         model: A loaded checkpoint.
@@ -233,13 +255,21 @@ def count(model: Any, task: Task, length: int) -> Counts:
     config: Any = model.config if isinstance(model, nn.Module) else model
     try:
         with torch.device("meta"), quiet():
-            copy = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task).from_config(with_class(config, task))).eval()
+            config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
+            made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
             inputs = _meta_inputs(config, task, length)
             with FlopCounterMode(display=False) as counter, torch.no_grad():
-                copy(**inputs)
+                made(**inputs)
     except REFUSED as error:
         raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
-    return Counts(sum(parameter.numel() for parameter in copy.parameters()), counter.get_total_flops() // 2)
+    return Counts(sum(parameter.numel() for parameter in made.parameters()), counter.get_total_flops() // 2)
+
+
+def _countable(config: Any) -> Any:
+    """Returns a copy of a config whose experts, where it has any, run without a look at values and multiply float32 on the meta device."""
+    changed = copy.deepcopy(config)
+    changed._experts_implementation = "batched_mm"
+    return changed
 
 
 def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
@@ -249,6 +279,8 @@ def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
         return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}
     # No attention mask: most models look at its values, and a meta tensor has none. The GEMMs are the same.
     ids = torch.zeros(1, length, dtype=torch.long)
+    if TASKS[task].answer == "tokens":  # one that is additive already is taken as it is
+        return {"input_ids": ids, "attention_mask": torch.zeros(1, 1, length, length)}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if config.model_type.startswith("deberta") else {"input_ids": ids}
 
 
@@ -276,23 +308,19 @@ def _load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> t
 
 def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ...], seed: int) -> tuple[Any, list[str]]:
     """Loads a model folder with the head that the recipe asks for; returns the names of the weights that were drawn."""
-    if (source / QUANTIZATION).exists():
-        raise InputError(f"model.path: {source} is quantized already; give the float model it was made from")
-    found = read_config(source, "model.path")
-    check_task(config, found, len(data_labels))
-    headers(source, "model.path")
+    found = _checked_config(config, source, len(data_labels))
     check_finite(source, "model.path")
     labels = own_names(found) if config.head == "keep" else None
-    if labels is not None and config.task != "text-regression" and labels != tuple(data_labels):
+    if labels is not None and TASKS[config.task].answer == "class" and labels != tuple(data_labels):
         raise InputError(
             f"model.path: its labels are {some(labels)}, those of the data {some(data_labels)}; rename them, or give model.head: new"
         )
     set_labels(found, config.task, labels or data_labels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, info = _load_weights(auto_class(config.task), source, found, torch.float32)
+        model, info = _load_weights(auto_class(config.task, found), source, found, torch.float32)
         head = {name for name in model.state_dict() if _is_head(name, model.base_model_prefix)}
-        _check_weights(source, config.head, model.base_model_prefix, head, info)
+        _check_weights(source, config, model.base_model_prefix, head, info)
         drawn = info["missing"] | info["mismatched"]
         if config.head == "new":
             drawn |= {name for name in head if ".pooler." not in name}
@@ -300,20 +328,30 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     return model, sorted(drawn)
 
 
+def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
+    if (source / QUANTIZATION).exists():
+        raise InputError(f"model.path: {source} is quantized already; give the float model it was made from")
+    found = read_config(source, "model.path")
+    check_task(config, found, num_labels)
+    headers(source, "model.path")
+    return found
+
+
 def _is_head(name: str, prefix: str) -> bool:
     """Whether a weight belongs to the head: outside the backbone, or its pooler, which checkpoints of language models lack."""
     return not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler.")
 
 
-def _check_weights(source: Path, head_mode: str, prefix: str, head: set[str], info: Mapping[str, set[str]]) -> None:
+def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str], info: Mapping[str, set[str]]) -> None:
     lost = info["missing"] | info["mismatched"]
     if lost - head:
         raise InputError(
             f"model.path: {source}: {len(lost - head)} weights are missing or of another shape than config.json says: {some(lost - head)}; "
             "only the head may be new: give a whole model"
         )
-    if lost and head_mode == "keep":
-        raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or of another shape); give model.head: new")
+    if lost and config.head == "keep":
+        remedy = "give a whole model" if TASKS[config.task].answer == "tokens" else "give model.head: new"
+        raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or of another shape); {remedy}")
     layers = {name for name in info["unexpected"] if name.startswith(f"{prefix}.") and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
@@ -323,16 +361,18 @@ def _check_weights(source: Path, head_mode: str, prefix: str, head: set[str], in
 
 def _with_new(model: Any, drawn: set[str], task: Task) -> Any:
     """Returns a freshly drawn model that takes every weight but `drawn` from `model`."""
-    fresh = auto_class(task).from_config(model.config)
+    fresh = auto_class(task, model.config).from_config(model.config)
     fresh.load_state_dict({name: value for name, value in model.state_dict().items() if name not in drawn}, strict=False)
     return fresh
 
 
-def source_digest(config: ModelConfig, tokenizer: str | None = None) -> str:
+def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None = None) -> str:
     """Returns the digest of everything outside the recipe that an imported model comes from: file contents, or the Hub's commit."""
     parts: dict[str, Any] = {}
     for name, path in (("path", config.path), ("tokenizer", tokenizer)):
-        if path is not None:
+        if isinstance(path, TrainedTokenizer):
+            parts[name] = path.digest
+        elif path is not None:
             folder = find(path, f"model.{name}" if name == "path" else name, weights=False)
             parts[name] = _folder_digest(folder) if is_local(path) else [path, folder.name]
     if isinstance(config.config, str):
@@ -345,7 +385,7 @@ def _folder_digest(folder: Path) -> dict[str, str]:
     return {file.name: file_digest(file) for pattern in patterns for file in sorted(folder.glob(pattern)) if file.is_file()}
 
 
-def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, tokenizer: str | None) -> Any:
+def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, tokenizer: str | TrainedTokenizer | None) -> Any:
     built = build_config(config, tokenizer)
     set_labels(built, config.task, data_labels)
     with torch.random.fork_rng(devices=[]), quiet():
@@ -353,7 +393,7 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
         return auto_class(config.task).from_config(with_class(built, config.task))
 
 
-def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | None) -> None:
+def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
     """Writes what turns rows into features: the tokenizer, or the image processor's settings."""
     if config.task == "image-classification":
         if config.preprocessor is not None:
@@ -363,6 +403,9 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
         else:
             read_json(source / IMAGE_FILES[0], "model.path")
             copy_files(source, out, IMAGE_FILES)
+        return
+    if isinstance(tokenizer, TrainedTokenizer):
+        tokenizer.write(out)
         return
     folder = find(tokenizer, "tokenizer", weights=False) if tokenizer is not None else cast(Path, source)
     _save_tokenizer(folder, out, built.vocab_size)
@@ -416,7 +459,7 @@ def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
 
 
 def _write_card(out: Path, origin: str, task: Task, labels: list[str]) -> None:
-    tag = "image-classification" if task == "image-classification" else "text-classification"
+    tag = "text-classification" if task == "text-regression" else task
     lines = [
         "---",
         f"pipeline_tag: {tag}",

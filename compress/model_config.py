@@ -15,9 +15,12 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from compress.errors import InputError, nearest
-from compress.model_files import check_tokenizer, find, read_json
+from compress.model_files import SHAPE_KEY, check_tokenizer, find, read_json, stock_type
 from compress.stage import Config, Task
+from compress.tasks import TASKS
+from compress.tokenizer import TrainedTokenizer
 
+NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
 OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
     "_name_or_path"
 }
@@ -35,7 +38,7 @@ class ModelConfig(Config):
     init: Literal["random"] | None = None
     """`random`, with `config`: the weights are drawn from the recipe's seed."""
     task: Task
-    """What the model does; regression has one output and no labels."""
+    """What the model does; regression has one output and no labels, generation predicts the next token of plain text."""
     head: Literal["keep", "new"] = "keep"
     """`new` replaces the classifier by a random one for the labels of the data; `finetune` then has to be the first stage."""
     preprocessor: dict[str, Any] | None = None
@@ -54,9 +57,20 @@ class ModelConfig(Config):
 
 def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     """Returns the class names that the model brings; None where the data names them (new or random head, LABEL_0, regression)."""
-    if config.path is None or config.head == "new" or config.task == "text-regression":
+    if config.path is None or config.head == "new" or TASKS[config.task].answer != "class":
         return None
-    return own_names(read_config(find(config.path, "model.path", weights=False), "model.path"))
+    folder = find(config.path, "model.path", weights=False)
+    written = read_json(folder / "config.json", "model.path").get("id2label", {})
+    if _is_plain(written):  # the common case, without the seconds that importing Transformers takes; the model is checked elsewhere
+        return _own(tuple(written[str(index)] for index in range(len(written))))
+    return own_names(read_config(folder, "model.path"))
+
+
+def _is_plain(id2label: Any) -> bool:
+    """Whether it maps "0", "1", ... to names; a config without any has the generic ones."""
+    if not isinstance(id2label, dict) or not all(isinstance(name, str) for name in id2label.values()):
+        return False
+    return set(id2label) == {str(index) for index in range(len(id2label))}
 
 
 def read_config(folder: Path, key: str) -> Any:
@@ -68,7 +82,7 @@ def read_config(folder: Path, key: str) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    raw = read_json(folder / "config.json", key)
+    raw = stock_type(read_json(folder / "config.json", key))
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         own = "; it brings Python code of its own, which is never run" if raw.get("auto_map") else ""
@@ -80,9 +94,17 @@ def read_config(folder: Path, key: str) -> Any:
         )
     try:
         with quiet():
-            return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+            if raw.get(SHAPE_KEY):
+                found = CONFIG_MAPPING[kind].from_dict(raw)
+            else:
+                found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (StrictDataclassError, OSError, *REFUSED) as error:
         raise InputError(f"{key}: {folder / 'config.json'} is no usable config ({one_line(error)})") from error
+    if raw.get(SHAPE_KEY):
+        from compress.architecture import read_own
+
+        read_own(raw[SHAPE_KEY], found.num_hidden_layers, f"{key}: {folder}")
+    return found
 
 
 def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
@@ -98,10 +120,13 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         )
     if config.head == "new":
         return
-    remedy = "; give model.head: new (then finetune must be the first stage)"
+    generates = TASKS[config.task].answer == "tokens"
+    remedy = "" if generates else "; give model.head: new (then finetune must be the first stage)"
     given = (found.architectures or classes)[0]
     if given not in classes:
         raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
+    if generates:
+        return
     regression = config.task == "text-regression"
     expected = (None, "regression" if regression else "single_label_classification")
     if found.problem_type not in expected:
@@ -123,7 +148,7 @@ def check_length(config: Any, max_length: int) -> None:
         raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
 
 
-def build_config(config: ModelConfig, tokenizer: str | None) -> Any:
+def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) -> Any:
     """Returns the Transformers config of a model with random weights.
 
     Raises:
@@ -144,7 +169,7 @@ def build_config(config: ModelConfig, tokenizer: str | None) -> Any:
     if unknown:
         raise InputError(*(f"model.config.{name}: no key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
     values = {name: value for name, value in raw.items() if name in allowed}
-    if config.task != "image-classification":
+    if TASKS[config.task].modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
     try:
         built = AutoConfig.for_model(kind, **values)
@@ -156,12 +181,14 @@ def build_config(config: ModelConfig, tokenizer: str | None) -> Any:
     return built
 
 
-def _tokenizer_values(tokenizer: str | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:
-    """Sizes and ids that a random text model takes from its tokenizer."""
+def load_tokenizer(tokenizer: str) -> Any:
+    """Returns the fast tokenizer of Transformers that a Hub id or folder holds.
+
+    Raises:
+        InputError: There is none that can be loaded.
+    """
     from transformers import AutoTokenizer
 
-    if tokenizer is None:
-        raise InputError("tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer")
     folder = find(tokenizer, "tokenizer", weights=False)
     check_tokenizer(folder, "tokenizer")
     try:
@@ -169,16 +196,31 @@ def _tokenizer_values(tokenizer: str | None, given: Mapping[str, Any], default: 
             loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ImportError, *REFUSED) as error:
         raise InputError(f"tokenizer: {folder} is no tokenizer ({one_line(error)}); a folder with tokenizer.json is allowed") from error
-    if given.get("vocab_size", len(loaded)) < len(loaded):
-        raise InputError(
-            f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {len(loaded)} entries: give at least that"
-        )
+    if not loaded.is_fast:
+        raise InputError(f"tokenizer: {folder} has no fast form; a folder with tokenizer.json is allowed")
+    return loaded
+
+
+def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:
+    """Sizes and ids that a random text model takes from its tokenizer."""
+    if tokenizer is None:
+        raise InputError(NO_TOKENIZER)
     names = [name for name in ("pad_token_id", "bos_token_id", "eos_token_id") if hasattr(default, name)]
-    return {"vocab_size": len(loaded), **{name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}}
+    if isinstance(tokenizer, TrainedTokenizer):
+        size, ids = tokenizer.size, {name: tokenizer.ids[name] for name in names if name in tokenizer.ids}
+    else:
+        loaded = load_tokenizer(tokenizer)
+        size, ids = len(loaded), {name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}
+    if given.get("vocab_size", size) < size:
+        raise InputError(f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {size} entries: give at least that")
+    return {"vocab_size": size, **ids}
 
 
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
     """Sets the labels (regression has one output, named score) and the problem type of a config, in place."""
+    if TASKS[task].answer == "tokens":
+        config.use_cache = False  # no graph here has one; `generate` goes by generation_config.json, which keeps its own setting
+        return
     labels = ("score",) if task == "text-regression" else labels
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
@@ -192,17 +234,37 @@ def label_list(config: Any) -> tuple[str, ...]:
 
 def own_names(config: Any) -> tuple[str, ...] | None:
     """Returns the label names of a config; None where they are the generic LABEL_0, LABEL_1, ..."""
-    names = label_list(config)
+    return _own(label_list(config))
+
+
+def _own(names: tuple[str, ...]) -> tuple[str, ...] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
 
 
-def auto_class(task: Task) -> Any:
-    """Returns the class of Transformers that picks the model class for a task."""
+def auto_class(task: Task, config: Any = None) -> Any:
+    """Returns the class of Transformers that picks the model class for a task.
+
+    Args:
+        task: The task.
+        config: Where it is given and describes a shape of its own: the class that makes such models is returned instead.
+    """
     import transformers
 
-    if task == "image-classification":
-        return transformers.AutoModelForImageClassification
-    return transformers.AutoModelForSequenceClassification
+    auto = getattr(transformers, TASKS[task].auto_class)
+    if not getattr(config, SHAPE_KEY, None):
+        return auto
+    from compress.architecture import own_class
+
+    classes = auto._model_mapping[type(config)]
+    named = (config.architectures or [""])[0]
+    stock = classes if not isinstance(classes, tuple) else next((c for c in classes if c.__name__ == named), classes[0])
+    return own_class(stock)
+
+
+def task_of(config: Any) -> Task:
+    """Returns a task that a checkpoint can be loaded for, by the model class that its config names."""
+    named = (config.architectures or [""])[0]
+    return next((task for task in TASKS if named in task_classes(config, task)), "text-classification")
 
 
 def task_classes(config: Any, task: Task) -> list[str]:

@@ -35,6 +35,8 @@ CONVERT = (
     "M.from_pretrained('{0}').save_pretrained('{0}-safetensors'); T.from_pretrained('{0}').save_pretrained('{0}-safetensors')\""
 )
 FLOATS = {"F64", "F32", "F16", "BF16"}
+SHAPE_KEY = "compress_architecture"
+"""Key of config.json where a model has a shape that a stock config cannot express; see `compress.architecture`."""
 
 
 def is_local(path: str) -> bool:
@@ -78,6 +80,12 @@ def read_json(file: Path, key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InputError(f"{key}: {file} holds a {type(value).__name__}; a JSON map is allowed")
     return value
+
+
+def stock_type(raw: dict[str, Any]) -> dict[str, Any]:
+    """Returns the contents of a config.json with the model type that Transformers knows: a shape of its own has another one written."""
+    own = raw.get(SHAPE_KEY)
+    return {**raw, "model_type": own.get("model_type")} if isinstance(own, dict) else raw
 
 
 def weight_files(folder: Path, key: str) -> list[Path]:

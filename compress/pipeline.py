@@ -32,6 +32,8 @@ from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
 from compress.stage import Context, Stage, is_model
+from compress.tasks import num_classes
+from compress.tokenizer import settled
 from distill.teacher import FITTING, about
 from export.export import Export
 from triton_repo.triton_repo import TritonRepo
@@ -121,7 +123,7 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Context:
     """Reads the data and returns the context that the first step sees; its `count_macs` checks the model, without reading weights."""
-    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log)
+    data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     context = Context(
         task=recipe.model.task,
         data=data,
@@ -138,8 +140,8 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Context:
 
 def _check_model(recipe: Recipe, context: Context) -> int:
     """Checks the model against data, recipe and stages, and returns its multiply-accumulates for one row."""
-    num_labels = None if context.task == "text-regression" else len(context.data.labels)
-    config = check_model(recipe.model, num_labels, context.max_length, recipe.tokenizer).config
+    tokenizer = settled(recipe.tokenizer, context.data.tokenizer)
+    config = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer).config
     _check_stages(recipe, config, context)
     return count(config, context.task, context.max_length).macs
 
@@ -179,7 +181,7 @@ def teacher_of(step: Stage, parent: Artifact | None, context: Context) -> Artifa
 
 def _config_outside(step: Any, context: Context) -> Any:
     """Returns the Transformers config of a teacher that is not of this run."""
-    num_labels = None if context.task == "text-regression" else len(context.data.labels)
+    num_labels = num_classes(context.task, context.data.labels)
     key = f"stages.{step.id}.teacher"
     with about(key):
         checked = check_model(ModelConfig(path=step.teacher, task=context.task), num_labels, context.max_length)

@@ -19,6 +19,8 @@ from compress.pipeline import cache_key, is_variant, plan_steps, prepare, teache
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe
 from compress.stage import Context, Stage
+from compress.tasks import TASKS, num_classes
+from compress.tokenizer import settled
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,10 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     context.count_macs()
     planned = list(steps_of(recipe, folder, context))
     data = context.data
+    unit = f"blocks of {context.max_length} tokens" if TASKS[context.task].answer == "tokens" else "rows"
     lines = [
         f"{recipe.name}: {recipe.model.task}, run folder {folder}",
-        f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation rows",
+        f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",
         f"{'step':<20} {'parameters':>12} {'GFLOPs/row':>11} {'disk':>10} {'time':>10}",
     ]
     lines += [_line(entry) for entry in planned]
@@ -62,8 +65,8 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
 
 def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
     """Yields what every step is going to be, in order."""
-    num_labels = None if recipe.model.task == "text-regression" else len(context.data.labels)
-    checked = check_model(recipe.model, num_labels, recipe.data.max_length, recipe.tokenizer)
+    tokenizer = settled(recipe.tokenizer, context.data.tokenizer)
+    checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
     steps, macs = plan_steps(recipe), size.macs  # as in a run: what the last evaluation counted
     parent: Artifact | None = None

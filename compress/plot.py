@@ -88,7 +88,9 @@ class _Page:
     labels: list[Box] = field(default_factory=list)
 
 
-def scatter(points: Sequence[Point], width: int, height: int, tick: Callable[[float], str], *, all_labels: bool) -> Plot | None:
+def scatter(
+    points: Sequence[Point], width: int, height: int, tick: Callable[[float], str], *, all_labels: bool, higher_is_better: bool = True
+) -> Plot | None:
     """Lays out accuracy against latency.
 
     Args:
@@ -97,6 +99,7 @@ def scatter(points: Sequence[Point], width: int, height: int, tick: Callable[[fl
         height: Pixels.
         tick: Writes a value of the metric at its axis.
         all_labels: Label every point (up to 26), or only the front, what is served and the reference.
+        higher_is_better: Whether more of the metric is better; what is better stands higher either way.
 
     Returns:
         The layout; None without points.
@@ -115,13 +118,15 @@ def scatter(points: Sequence[Point], width: int, height: int, tick: Callable[[fl
         return left + (right - left) * math.log(value / x_low) / math.log(x_high / x_low)
 
     def place_y(value: float) -> float:
-        return bottom - (bottom - top) * (value - low) / (high - low)
+        share = (value - low) / (high - low)
+        return bottom - (bottom - top) * (share if higher_is_better else 1 - share)
 
-    best = pareto(points)
+    best = pareto(points, higher_is_better)
     named = points if all_labels and len(points) <= MAX_LABELS else [p for p in points if p in best or p.role != "other"]
     page = _Page((left + 2, top, right, bottom))
     page.markers = [_around(place_x(p.x), place_y(p.y), RADIUS + 1) for p in points]
-    page.whiskers = [(place_x(p.x) - 1, place_y(_high(p)), place_x(p.x) + 1, place_y(_low(p))) for p in points]
+    ends = [sorted((place_y(_high(p)), place_y(_low(p)))) for p in points]
+    page.whiskers = [(place_x(p.x) - 1, upper, place_x(p.x) + 1, lower) for p, (upper, lower) in zip(points, ends, strict=True)]
     order = sorted(named, key=lambda p: (p.role == "other", p not in best, p.x))
     labels = {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, place_x(p.x), place_y(p.y), page) for p in order}
     marks = [
@@ -151,11 +156,12 @@ def scatter(points: Sequence[Point], width: int, height: int, tick: Callable[[fl
     )
 
 
-def pareto(points: Sequence[Point]) -> list[Point]:
+def pareto(points: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
     """Returns the points that no other beats: none is both faster and at least as good. By latency, rising."""
     front: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.x, -p.y)):
-        if not front or point.y > front[-1].y:
+    sign = 1 if higher_is_better else -1
+    for point in sorted(points, key=lambda p: (p.x, -sign * p.y)):
+        if not front or sign * point.y > sign * front[-1].y:
             front.append(point)
     return front
 

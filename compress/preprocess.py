@@ -2,7 +2,8 @@
 
 This one file prepares rows for training, for every engine, and inside the Triton server, where it is copied beside the model: so it
 needs numpy (1 or 2), tokenizers and Pillow and nothing else. Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs:
-longest first) and padded to the smallest bucket that holds the longest row. Images are decoded by Pillow, turned upright by their EXIF
+longest first) and padded to the smallest bucket that holds the longest row; blocks of token ids (text-generation) are padded alone, to the
+right, where no causal model looks. Images are decoded by Pillow, turned upright by their EXIF
 tag, converted, resized and cropped as the model's preprocessor_config.json says; rescaling and normalizing an 8-bit value v of channel c
 
     x = (float32(v * rescale_factor) - mean_c) / std_c
@@ -23,19 +24,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image, ImageOps
 from tokenizers import Tokenizer
 
 SCHEMA = 1
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
+GENERATION = "text-generation"
+LOGIT_BYTES = 2**28
 FORMATS = ("PNG", "JPEG")
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_IMAGE_PIXELS = 64 * 10**6
 MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 
-Row = str | tuple[str, str] | bytes
-"""A text, a pair of texts, or an encoded PNG or JPEG image."""
+Row = str | tuple[str, str] | bytes | NDArray[np.int32]
+"""A text, a pair of texts, an encoded PNG or JPEG image, or (text-generation) a block of token ids [L]."""
 
 
 class BadRow(ValueError):
@@ -190,9 +194,9 @@ class Preprocessor:
     input_names: tuple[str, ...]
     """Names of the model's inputs, in the order in which its graph takes them."""
     labels: tuple[str, ...]
-    """Name of each class by id; the single name of the value for regression."""
+    """Name of each class by id; the single name of the value for regression; none for generation."""
     task: str
-    """text-classification, text-regression or image-classification."""
+    """text-classification, text-regression, text-generation or image-classification."""
     max_length: int = 0
     """Tokens kept of a row; 0 for images."""
     buckets: tuple[int, ...] = ()
@@ -271,16 +275,26 @@ class Preprocessor:
         return self._by_bucket(self._tokenize(rows))
 
     def batches(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-        """Yields (row indices, prepared batch) of at most `batch_size` rows, every row once, each batch of one bucket."""
+        """Yields (row indices, prepared batch) of at most `batch_size` rows, every row once, each batch of one bucket.
+
+        For generation a batch has no more rows than `LOGIT_BYTES` allow: their logits have an entry for every token of the vocabulary.
+        """
         tokens = self._tokenize(rows) if self.steps is None else None
         groups = self.groups(rows) if tokens is None else self._by_bucket(tokens)
         for bucket, members in groups.items():
-            for start in range(0, len(members), batch_size):
-                indices = members[start : start + batch_size]
+            size = self._most_rows(bucket, batch_size)
+            for start in range(0, len(members), size):
+                indices = members[start : start + size]
                 if tokens is None:
                     yield indices, self.encode([rows[i] for i in indices])
                 else:
                     yield indices, self._pad([tokens[i] for i in indices], bucket)
+
+    def _most_rows(self, bucket: int, batch_size: int) -> int:
+        if self.task != GENERATION:
+            return batch_size
+        assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
+        return max(1, min(batch_size, LOGIT_BYTES // (4 * bucket * self.tokenizer.get_vocab_size())))
 
     def answer(self, logits: np.ndarray) -> list[tuple[str, float]]:
         """Reads logits.
@@ -304,6 +318,8 @@ class Preprocessor:
 
     def _tokenize(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Returns int32 [2, length] per row: ids and type ids, truncated, not padded."""
+        if self.task == GENERATION:
+            return [np.stack([_block(index, row, self.max_length), np.zeros(len(row), np.int32)]) for index, row in enumerate(rows)]
         for index, row in enumerate(rows):
             _check_text(index, row)
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
@@ -355,6 +371,13 @@ class Preprocessor:
             return steps(row)
         except BadRow as error:
             raise BadRow(f"row {index}: {error}") from error
+
+
+def _block(index: int, row: Row, max_length: int) -> NDArray[np.int32]:
+    if not isinstance(row, np.ndarray) or row.dtype != np.int32 or row.ndim != 1 or not 2 <= len(row) <= max_length:
+        given = f"{row.dtype} {list(row.shape)}" if isinstance(row, np.ndarray) else type(row).__name__
+        raise BadRow(f"row {index}: {given} given; a block of 2 to {max_length} token ids, int32, is allowed")
+    return row
 
 
 def _check_text(index: int, row: Row) -> None:

@@ -12,7 +12,8 @@ a call at the start of the child's own main comes after seconds of imports:
 
 glibc hands big blocks back to the kernel at every free, and takes them again, page by page, at the next malloc: tensors of a few MiB
 then cost more in page faults than in arithmetic (MiniLM fp32 at 1 x 128: 80 ms against 20). `environment` switches that off for
-children, `keep_freed_memory` for the running process. Thresholds above 32 MiB are ignored by glibc, hence mmap_max=0.
+children, `keep_freed_memory` for the running process. Thresholds above 32 MiB are ignored by glibc, hence mmap_max=0. Where memory is what
+counts, and not time, `freed_memory_returned` switches it on again.
 
 Left out: systems without prctl, where children are not killed; other C libraries, where the tunables do nothing.
 """
@@ -26,12 +27,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 PR_SET_PDEATHSIG = 1
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 KILLED = 128 + signal.SIGKILL
 GRACE_S = 30.0
 """Seconds between SIGTERM and SIGKILL of a group."""
@@ -77,11 +79,48 @@ def environment(**extra: str) -> dict[str, str]:
 
 def keep_freed_memory() -> bool:
     """Makes malloc of this process keep what is freed; returns whether the C library took the setting."""
+    return _set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1})
+
+
+@contextmanager
+def freed_memory_returned() -> Iterator[None]:
+    """Has malloc of this process give freed memory back to the system, but for 16 MiB, for as long as the block lasts.
+
+    Afterwards it keeps what is freed again where it did so before, by `keep_freed_memory` or by the environment of a child.
+    """
+    kept = _Malloc.kept or TUNABLES in os.environ.get("GLIBC_TUNABLES", "")
+    _set_malloc({M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**22, M_TRIM_THRESHOLD: 2**24})
+    trim_memory()
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # not glibc
+        yield
+    finally:
+        trim_memory()
+        if kept:
+            keep_freed_memory()
+        else:
+            _set_malloc({M_MMAP_THRESHOLD: 2**25})
+
+
+def trim_memory() -> None:
+    """Gives what malloc holds back to the system: what was freed before it was told to."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:  # glibc
+        trim(0)
+
+
+class _Malloc:
+    """What this process was told last; the C library cannot be asked."""
+
+    kept = False
+
+
+def _set_malloc(settings: Mapping[int, int]) -> bool:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:  # not glibc
         return False
-    return bool(mallopt(M_MMAP_MAX, 0)) and bool(mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    _Malloc.kept = settings.get(M_MMAP_MAX) == 0
+    taken = [bool(mallopt(name, value)) for name, value in settings.items()]
+    return all(taken)
 
 
 def die_with(parent: int) -> None:

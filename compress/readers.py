@@ -3,7 +3,7 @@
 Each yields the wanted columns row by row, with the place of the row for error messages, and holds one row (parquet: one batch) at a
 time. tsv (also .txt) has no quoting: a row is a line, a field is what stands between two tabs. csv is RFC 4180. Both are UTF-8 with or
 without a byte-order mark, and only a line feed, or carriage return and line feed, ends a line: never the other characters that
-Unicode counts as line breaks.
+Unicode counts as line breaks. A text file can also be read whole, as one document.
 
 With a header every row has as many fields as the header. Without one (`header: false`, columns by position) a row has to reach the last
 column asked for and may go on: the STS-B test file, for one, carries licence columns in some of its rows.
@@ -19,6 +19,7 @@ import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -77,14 +78,31 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     ending = suffix(table.path)
     if ending not in readers:
         raise InputError(f"{table.path}: a file of kind {ending or '(no ending)'!r}; allowed: {' '.join(readers)}, each also with .gz")
+    with _opened(table.path) as stream:
+        yield from readers[ending](table, stream)
+
+
+def read_document(path: Path) -> str:
+    """Returns a text file as one text, with its line ends.
+
+    Raises:
+        InputError: It cannot be read, is empty, or is not UTF-8; names the line.
+    """
+    with _opened(path) as stream:
+        return "".join(_whole_lines(Table(path, ()), stream))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    """Gives a file as a stream; says in one line what went wrong while it was read."""
     try:
-        with _open(table.path) as stream:
-            yield from readers[ending](table, stream)
+        with _stream(path) as stream:
+            yield stream
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{table.path}: cannot be read ({_reason(error)}); a whole, readable {ending} file is allowed") from error
+        raise InputError(f"{path}: cannot be read ({_reason(error)}); a whole, readable {suffix(path)} file is allowed") from error
 
 
-def _open(path: Path) -> BinaryIO:
+def _stream(path: Path) -> BinaryIO:
     if path.name.lower().endswith(".gz"):
         return io.BufferedReader(gzip.open(path, "rb"), 2**16)
     return path.open("rb")
@@ -97,6 +115,11 @@ def _reason(error: BaseException) -> str:
 
 def _lines(table: Table, stream: BinaryIO) -> Iterator[str]:
     """Yields the lines as text, without their line feed."""
+    return (line.removesuffix("\n") for line in _whole_lines(table, stream))
+
+
+def _whole_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
+    """Yields the lines as text, with their line feed."""
     number = 0
     for number, raw in enumerate(stream, 1):
         try:
@@ -104,7 +127,7 @@ def _lines(table: Table, stream: BinaryIO) -> Iterator[str]:
         except UnicodeDecodeError as error:
             what = f"byte 0x{raw[error.start]:02x} at position {error.start + 1} is not UTF-8"
             raise InputError(f"{table.place(number)}: {what}; save the file as UTF-8") from error
-        yield line.removesuffix("\n")
+        yield line
     if number == 0:
         raise InputError(f"{table.path}: empty file; at least one row is allowed")
 

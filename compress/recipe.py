@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Discriminator, Field, Tag, ValidationError
 
 from compress.data import DataConfig
 from compress.errors import InputError, nearest
@@ -19,13 +19,16 @@ from compress.finetune import Finetune
 from compress.model import ModelConfig
 from compress.problems import explain
 from compress.stage import Config, Stage, Target, is_model
+from compress.tasks import TASKS
+from compress.tokenizer import TrainTokenizer
 from distill.distill import Distill
 from export.export import Export
+from prune.prune import Prune
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Quantize, Export, TritonRepo)
-"""Every stage a recipe may name, in the order in which they may follow one another."""
+STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Quantize, Export, TritonRepo)
+"""Every stage a recipe may name, in the order in which they may follow one another; distill and prune in any."""
 
 MAX_BYTES = 1_000_000
 
@@ -47,7 +50,8 @@ class Goals(Config):
     """What the compressed model has to reach; a goal that is absent is not judged."""
 
     max_drop: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Largest drop of the primary metric, as a fraction: baseline in torch minus the last variant at the last hop that ran."""
+    """Largest drop of the primary metric, as a fraction: baseline in torch minus the last variant at the last hop that ran. Of perplexity,
+    where lower is better, its relative increase: that of the variant divided by that of the baseline, minus 1."""
     min_speedup: Annotated[float, Field(gt=0)] | None = None
     """Smallest speed-up at the worst target shape: first engine listed against torch fp32 eager of the baseline."""
     max_latency_ms: tuple[LatencyGoal, ...] = ()
@@ -69,8 +73,14 @@ class Recipe(Config):
     """Seed of everything random."""
     model: ModelConfig
     """The model to start from."""
-    tokenizer: str | None = None
-    """Hub id or folder of a tokenizer, for text models that start from random weights."""
+    tokenizer: (
+        Annotated[
+            Annotated[str, Tag("str")] | Annotated[TrainTokenizer, Tag("TrainTokenizer")],
+            Discriminator(lambda given: "TrainTokenizer" if isinstance(given, Mapping | TrainTokenizer) else "str"),
+        ]
+        | None
+    ) = None
+    """For text models that start from random weights: Hub id or folder of a tokenizer, or a map that says how to train one."""
     data: DataConfig
     """Training and evaluation data."""
     goals: Goals = Goals()
@@ -155,7 +165,7 @@ def check(raw: Mapping[str, Any]) -> Recipe:
     if recipe is None or problems:
         raise InputError(*problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe)
+    problems = _check_order(recipe) + _check_task(recipe)
     if problems:
         raise InputError(*problems)
     return recipe
@@ -315,6 +325,7 @@ def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
 def _check_order(recipe: Recipe) -> list[str]:
     problems = []
     order = {stage: position for position, stage in enumerate(STAGES)}
+    order[Prune] = order[Distill]  # either may come first, and again
     ids: set[str] = set()
     for before, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
         if stage.id in ids or stage.id == "baseline":
@@ -343,4 +354,21 @@ def _check_order(recipe: Recipe) -> list[str]:
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"
         problems.append(f"stages: a model with {what} has to be trained first; put `- finetune: {{}}` at the start")
+    return problems
+
+
+def _check_task(recipe: Recipe) -> list[str]:
+    """Returns what in a recipe does not go with its task."""
+    problems, row = [], TASKS[recipe.model.task]
+    if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
+        reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"
+        problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
+    if row.answer != "tokens":
+        return problems
+    if recipe.model.head == "new":
+        problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
+    if any(isinstance(stage, TritonRepo) for stage in recipe.stages):
+        problems.append(
+            f"stages: triton_repo given; serving {recipe.model.task} needs a KV cache, which is not built: leave triton_repo out"
+        )
     return problems

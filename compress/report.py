@@ -17,6 +17,7 @@ from compress.evaluate import PRIMARY
 from compress.ledger import Hop
 from compress.run_folder import Run, open_run
 from compress.stage import Task
+from compress.tasks import TASKS
 
 SCHEMA = 1
 
@@ -53,7 +54,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "name": run.recipe["name"],
         "task": task,
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
-        "metric": {"name": PRIMARY[task], "higher_is_better": True},
+        "metric": {"name": PRIMARY[task], "higher_is_better": TASKS[task].higher_is_better},
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, every_hop, rows) for name in run.variants],

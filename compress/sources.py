@@ -21,12 +21,19 @@ from compress.errors import InputError, nearest
 from compress.preprocess import BadRow, Row, decode_image
 from compress.readers import Cells, Column, Table
 from compress.stage import Config, Task
+from compress.tasks import TASKS
 
 DIGITS = "sklearn:digits"
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 Log = Callable[[str], None]
+
+
+def is_labelled(task: Task) -> bool:
+    """Whether the rows of a task have labels of their own; text to generate is its own label."""
+    return TASKS[task].answer != "tokens"
+
 
 ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
 
@@ -41,18 +48,20 @@ class Columns(Config):
     image: ColumnName | None = None
     """The image: encoded bytes, or a path beside the table; `image` where absent. Folders and archives of images have no columns."""
     label: ColumnName | None = None
-    """The label; `label` where absent. A split whose labels are all -1 counts as unlabelled."""
+    """The label; `label` where absent. A split whose labels are all -1 counts as unlabelled. None for text-generation."""
 
     def over(self, base: Columns) -> Columns:
         """Returns these columns, completed by those of `base`."""
         return base.model_copy(update=self.model_dump(exclude_none=True))
 
     def wanted(self, task: Task) -> tuple[Column, ...]:
-        """Returns the columns that a task reads, the label last."""
+        """Returns the columns that a task reads, the label last where it has one."""
         label = "label" if self.label is None else self.label
         if task == "image-classification":
             return ("image" if self.image is None else self.image, label)
         text = "text" if self.text is None else self.text
+        if not is_labelled(task):
+            return (text,)
         return (text, label) if self.text_pair is None else (text, self.text_pair, label)
 
 
@@ -90,15 +99,18 @@ class DataConfig(Config):
     """Training and evaluation data."""
 
     path: Annotated[str, Field(min_length=1)]
-    """A Hub id, a folder or a file of csv tsv json jsonl parquet (.gz too), a folder or tar archive of images, or `sklearn:digits`."""
+    """A Hub id, a folder or a file of csv tsv json jsonl parquet (.gz too), for text-generation txt as well, a folder or tar archive of
+    images, or `sklearn:digits`."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
     """Which columns hold text, pair, image and label."""
     files: FilesConfig | None = None
-    """The files of each split, relative to `path`; found by their names (train.*, test.*, dev.* or validation.*) where absent."""
+    """The files of each split, relative to `path`; found by their names (train.*, test.*, dev.* or validation.*) where absent. Text for
+    text-generation that comes as one file alone gives its last tenth as the test split."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
-    """Tokens kept of a row, special tokens included; longer rows are truncated. Ignored for images."""
+    """Tokens kept of a row, special tokens included; longer rows are truncated. For text-generation the tokens of a block, which the text
+    is cut into. Ignored for images."""
 
 
 @dataclass(frozen=True)
@@ -198,6 +210,9 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         images_too = task == "image-classification" and (path.is_dir() or images.is_archive(path))
         if match and (images_too or (path.is_file() and readers.suffix(path) in readers.TABLES)):
             found.setdefault(SPLITS[match[1]], []).append(path)
+    alone = [path for path in sorted(folder.iterdir()) if path.is_file() and readers.suffix(path) in readers.TABLES]
+    if not found and not is_labelled(task) and len(alone) == 1:  # its last part becomes the test split
+        return {"train": alone}
     problems = [
         f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
         for split, paths in found.items()
@@ -220,6 +235,8 @@ def _read_file(path: Path, entry: FileConfig, base: Columns, task: Task, split: 
     if path.is_dir() or images.is_archive(path):
         _check_task(str(path), task)
         return _one_split(_by_split(images.read_images(path), str(path)), path, split)
+    if not is_labelled(task) and readers.suffix(path) == ".txt":
+        return Source(str(path), [readers.read_document(path)], [None], [1])
     table = Table(path, entry.columns.over(base).wanted(task), entry.header)
     return _read_rows(str(path), readers.read_table(table), task, path.parent, table.unit)
 
@@ -272,7 +289,8 @@ def _read_rows(
 ) -> Source:
     """Turns the cells of a table into rows of the task."""
     source = Source(name, unit=unit, label_names=label_names)
-    for number, (*contents, label) in cells:
+    for number, found in cells:
+        contents, label = (found[:-1], found[-1]) if is_labelled(task) else (found, None)
         if task == "image-classification":
             row: Row = _image(contents[0], folder, f"{name} {unit} {number}")
         else:

@@ -5,9 +5,9 @@
                 train (200 to 2,000 rows, and never more than a fifth of it)
     evaluation  rows for final figures only: the labelled test split, else validation
 
-A row is known by its content (texts or image bytes, not the label). Rows of equal content stay together, so nothing that is chosen on
-was trained on: train loses the rows that selection holds, selection those that evaluation holds. Random choices are made by hash of the
-content, so that they depend neither on the order of the rows nor on rows added later.
+A row is known by its content (texts, image bytes or token ids, not the label). Rows of equal content stay together, so nothing that is
+chosen on was trained on: train loses the rows that selection holds, selection those that evaluation holds. Random choices are made by hash
+of the content, so that they depend neither on the order of the rows nor on rows added later.
 
 Left out: stratification; 200 rows by hash are close enough to the shares of the classes, and stay stable when rows are added.
 """
@@ -18,11 +18,15 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from compress.errors import InputError
 from compress.preprocess import Row
+
+if TYPE_CHECKING:
+    from compress.tokenizer import TrainedTokenizer
 
 SELECTION_SHARE = 0.05
 SELECTION_ROWS = (200, 2000)
@@ -33,6 +37,8 @@ def content_key(row: Row) -> bytes:
     """Returns 16 bytes that stand for the content of a row; a pair differs from its texts joined."""
     if isinstance(row, bytes):
         return hashlib.blake2b(row, digest_size=16, person=b"image").digest()
+    if isinstance(row, np.ndarray):
+        return hashlib.blake2b(row.tobytes(), digest_size=16, person=b"block").digest()
     if isinstance(row, tuple):
         first, second = (part.encode() for part in row)
         return hashlib.blake2b(b"%d:%b%b" % (len(first), first, second), digest_size=16, person=b"pair").digest()
@@ -44,9 +50,9 @@ class Split:
     """Rows and their labels."""
 
     rows: list[Row]
-    """Texts, pairs of texts or encoded images."""
+    """Texts, pairs of texts, encoded images, or blocks of token ids."""
     labels: np.ndarray
-    """int64 class ids [n], or float32 values [n] for regression."""
+    """int64 class ids [n], float32 values [n] for regression, or int32 ids [n, T] of the tokens behind those of a block."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -81,7 +87,9 @@ class Data:
     evaluation: Split
     """Rows for final figures only."""
     labels: tuple[str, ...]
-    """Name of each class by id; ("score",) for regression."""
+    """Name of each class by id; ("score",) for regression, () for text-generation."""
+    tokenizer: TrainedTokenizer | None = None
+    """What the recipe trained on the train split; None where it gives a tokenizer, or needs none."""
 
     @cached_property
     def digest(self) -> str:
@@ -134,9 +142,8 @@ def divide(
     overlap = sum(key in final for key in train.keys)
     if overlap:
         log(f"data: {overlap} train rows have the content of an evaluation row; they are kept")
-    log(
-        f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows; {len(labels)} label(s): {_shown(labels)}"
-    )
+    told = f"; {len(labels)} label(s): {_shown(labels)}" if labels else ""
+    log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{told}")
     return Data(train, selection, evaluation, labels)
 
 

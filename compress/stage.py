@@ -21,7 +21,7 @@ from compress.artifact import Artifact, Kind
 if TYPE_CHECKING:  # types only: these modules stand above this one
     from compress.data import Data
 
-Task = Literal["text-classification", "text-regression", "image-classification"]
+Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
 EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
 
 
@@ -87,7 +87,7 @@ class Context:
     task: Task
     data: Data
     max_length: int
-    """Largest number of tokens of a row; longer rows are truncated. Unused for images."""
+    """Largest number of tokens of a row: longer texts are truncated, blocks have no more. Unused for images."""
     target: Target
     seed: int
     progress: Progress

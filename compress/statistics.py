@@ -11,6 +11,10 @@ what both get right or both get wrong cancels, and the interval is far narrower 
 For accuracy only the counts of a sample matter. Drawing n rows and counting those that went from right to wrong (r of n) and from wrong
 to right (w of n) is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so nothing is resampled row by row.
 
+For perplexity blocks are drawn, not tokens, which know their neighbours; of each only the sum of its nll and its number of tokens matter.
+What is lost is relative, after / before - 1 = exp(mean nll after - mean nll before) - 1, so the interval of the difference of the means is
+taken and turned into that.
+
 Left out: bias correction (BCa), which changes little at the n of a test set, and correction for comparing many variants. Where no row
 changed, the paired interval is [0, 0]; it says nothing of rows that were not tested.
 """
@@ -24,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.evaluate import PRIMARY, pearson
+from compress.evaluate import PRIMARY, num_predictions, pearson
+from compress.generation import IGNORED, block_sums, choices, mean_nll, perplexity, perplexity_of
 from compress.stage import Task
 
 Array = NDArray[Any]
@@ -131,7 +136,8 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
 
 def primary(task: Task) -> Metric:
     """Returns the primary metric of a task as a function of logits and labels."""
-    return accuracy if PRIMARY[task] == "accuracy" else correlation
+    metrics: dict[str, Metric] = {"accuracy": accuracy, "pearson": correlation, "perplexity": perplexity}
+    return metrics[PRIMARY[task]]
 
 
 def accuracy(logits: Array, labels: Array) -> float:
@@ -145,7 +151,7 @@ def correlation(values: Array, labels: Array) -> float:
 
 
 def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
-    """Returns a figure with its 95 % interval: Wilson for `accuracy`, bootstrap for every other metric.
+    """Returns a figure with its 95 % interval: Wilson for `accuracy`, bootstrap for every other metric, over blocks for `perplexity`.
 
     Args:
         metric: From `primary`, or any other.
@@ -154,11 +160,14 @@ def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) 
         seed: Seed of the bootstrap.
 
     Returns:
-        `value`, `low`, `high` and `n`.
+        `value`, `low`, `high` and `n`: rows, for perplexity tokens.
     """
     rows = _rows(labels, predictions)
     if metric is accuracy:
         low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
+    elif metric is perplexity:
+        low, high = bootstrap(perplexity_of, *block_sums(predictions, labels), seed=seed)
+        rows = num_predictions(labels)
     else:
         low, high = bootstrap(metric, predictions, labels, seed=seed)
     return {"value": metric(predictions, labels), "low": low, "high": high, "n": rows}
@@ -175,8 +184,9 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
         seed: Seed of the bootstrap.
 
     Returns:
-        `difference` (before minus after: positive is lost), its 95 % paired bootstrap interval `low` and `high`, `n`, and the rows that
-        went `right_to_wrong`, `wrong_to_right` or `changed` their answer at all; these three are None where labels are no classes.
+        `difference` (before minus after, for perplexity after / before - 1: positive is lost), its 95 % paired bootstrap interval `low`
+        and `high`, `n`, and the rows (tokens) that went `right_to_wrong`, `wrong_to_right` or `changed` their answer at all; these three
+        are None where labels are no classes.
 
     Raises:
         ValueError: There are no rows, or the three differ in their number.
@@ -185,6 +195,8 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
     if not np.issubdtype(labels.dtype, np.integer):
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
         return {"difference": metric(before, labels) - metric(after, labels), "low": low, "high": high, "n": rows, **counts}
+    if metric is perplexity:
+        return _paired_tokens(before, after, labels, seed)
     first, second = before.argmax(axis=1), after.argmax(axis=1)
     lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
     if metric is accuracy:
@@ -194,6 +206,23 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
     found = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
     return {"difference": difference, "low": low, "high": high, "n": rows, **found}
+
+
+def _paired_tokens(before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
+    """Compares two sets of answers `[n, T, 2]` to the same blocks; see `paired`."""
+    (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
+    low, high = paired_bootstrap(mean_nll, sums, others, tokens, seed=seed)
+    first, second = (choices(answers)[labels != IGNORED] for answers in (before, after))
+    targets = labels[labels != IGNORED]
+    return {
+        "difference": perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1,
+        "low": float(np.expm1(-high)),
+        "high": float(np.expm1(-low)),
+        "n": len(targets),
+        "right_to_wrong": int(np.sum((first == targets) & (second != targets))),
+        "wrong_to_right": int(np.sum((first != targets) & (second == targets))),
+        "changed": int(np.sum(first != second)),
+    }
 
 
 def _rows(labels: Array, *predictions: Array) -> int:

@@ -31,8 +31,9 @@ def plots(report: Report) -> list[View]:
         points = _points(report, shape)
         if points:
             tick = (lambda value: f"{100 * value:.4g}%") if metric in wording.SHARES else (lambda value: f"{value:.4g}")
-            wide = plot.scatter(points, 1040, 440, tick, all_labels=True)
-            narrow = plot.scatter(points, 360, 340, tick, all_labels=False)
+            higher = report["metric"].get("higher_is_better") is not False
+            wide = plot.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
+            narrow = plot.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
             engines = [engine for engine in HOPS if any(point.engine == engine for point in points)]
             legend = [{"name": engine_name(engine), "outline": plot.marker(engine, 8, 8)} for engine in engines]
             views.append({"title": wording.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})

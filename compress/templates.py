@@ -7,6 +7,7 @@ from typing import get_args
 
 from compress.errors import InputError, nearest
 from compress.stage import Task
+from compress.tasks import facts
 
 HEAD = """\
 # {about}
@@ -27,6 +28,19 @@ data:
   max_length: 128   # tokens; longer rows are truncated
 """
 
+GENERATION_MODEL = """\
+model:
+  config: {{model_type: gpt2, n_layer: 4, n_embd: 256, n_head: 8, n_positions: 128}}   # or path: Hub id or local folder of a trained model
+  init: random
+  task: {task}
+tokenizer: {{train: bpe, vocab_size: 2048}}   # on the train split; leave it out for a trained model
+data:
+  path: {data}   # Hub id, or a folder or file of txt, csv, tsv, json, jsonl or parquet
+  subset: {subset}   # configuration of the Hub data set; ignored for local folders
+  columns: {columns}
+  max_length: 128   # tokens of a block: the text is cut into such
+"""
+
 IMAGE_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
@@ -39,8 +53,8 @@ data:
 
 TAIL = """\
 goals:
-  max_drop: 0.01        # at most one point of the primary metric
-  min_speedup: 3.0      # against torch fp32 eager, at the worst shape below
+  max_drop: {drop}
+  min_speedup: {speedup}      # against torch fp32 eager, at the worst shape below
 target:
   device: cpu
   engines: [openvino, onnxruntime]   # the first is judged and served; add tensorrt for NVIDIA GPUs
@@ -48,8 +62,9 @@ target:
 {lengths}stages:
 {finetune}  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
-  - triton_repo: {{}}         # a Triton model repository, started and checked
-"""
+{triton}"""
+TRITON = "  - triton_repo: {}         # a Triton model repository, started and checked\n"
+DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
 TASKS = {
     "text-classification": {
@@ -69,6 +84,14 @@ TASKS = {
         "data": "nyu-mll/glue",
         "subset": "stsb",
         "columns": "{text: sentence1, text_pair: sentence2, label: label}",
+    },
+    "text-generation": {
+        "about": "A small language model in int8.",
+        "name": "my-language-model",
+        "head": "new",
+        "data": "Salesforce/wikitext",
+        "subset": "wikitext-2-raw-v1",
+        "columns": "{text: text}",
     },
     "image-classification": {
         "about": "An image classifier in int8, served by Triton.",
@@ -91,9 +114,13 @@ def template(task: str, file: str) -> str:
     if task not in TASKS:
         raise InputError(f"--task {task}: unknown; allowed: {', '.join(get_args(Task))}{nearest(task, TASKS)}")
     values = {**TASKS[task], "task": task, "file": file}
-    values["lengths"] = "" if task == "image-classification" else "  sequence_lengths: [32, 128]\n"
-    values["finetune"] = "  - finetune: {epochs: 3}\n" if values["head"] == "new" else ""
-    body = IMAGE_MODEL if task == "image-classification" else TEXT_MODEL
+    row = facts(task)
+    generates = row.answer == "tokens"
+    values["lengths"] = "" if row.modality == "image" else "  sequence_lengths: [32, 128]\n"
+    training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
+    values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
+    values["drop"], values["speedup"], values["triton"] = DROPS[row.relative], "2.0" if generates else "3.0", "" if generates else TRITON
+    body = IMAGE_MODEL if row.modality == "image" else GENERATION_MODEL if generates else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
 
 

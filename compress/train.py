@@ -72,7 +72,7 @@ class Batch:
     features: dict[str, Tensor]
     """Inputs of the model: int64 `[b, L]` each, or `pixel_values` float32 `[b, channels, H, W]`."""
     labels: Tensor
-    """Class ids int64 `[b]`, or values float32 `[b]`."""
+    """Class ids int64 `[b]`, values float32 `[b]`, or the ids of the next tokens int32 `[b, T]`."""
     indices: NDArray[np.int64]
     """Position of each row in the training rows `[b]`: the key of cached teacher outputs."""
     step: int
@@ -101,11 +101,18 @@ class History:
     """Steps done."""
     seconds: float = 0.0
     """Time spent, interrupted runs included, up to their last checkpoint."""
+    higher_is_better: bool = True
+    """Whether more is better on the selection split."""
 
     @property
     def best(self) -> float:
-        """The best value on the selection split; -inf before the first look."""
-        return max((entry["value"] for entry in self.selection), default=-math.inf)
+        """The best value on the selection split; infinitely bad before the first look."""
+        values = [entry["value"] for entry in self.selection]
+        return max(values, default=-math.inf) if self.higher_is_better else min(values, default=math.inf)
+
+    def improves(self, value: float) -> bool:
+        """Whether a value on the selection split is better than every one before."""
+        return value > self.best if self.higher_is_better else value < self.best
 
 
 def train(
@@ -121,6 +128,7 @@ def train(
     select: Callable[[nn.Module], float] | None = None,
     label: str = "train",
     depends: Any = None,
+    higher_is_better: bool = True,
 ) -> History:
     """Trains `model` in place; leaves it in evaluation mode with the weights that `config.keep` asks for.
 
@@ -128,15 +136,16 @@ def train(
         model: A loaded checkpoint, on the device to train on.
         objective: Gives the parts of the loss for a batch.
         rows: Training rows.
-        labels: Class ids or values `[n]`.
+        labels: Class ids or values `[n]`, or ids of the next tokens `[n, T]`.
         preprocessor: Turns rows into features.
         config: Settings of the loop.
         seed: Seed of order and dropout.
         scratch: Folder for checkpoints inside the stage; a checkpoint of the same settings found there is continued.
         progress: Where to tell.
-        select: Value on the selection split, higher is better; absent: the last weights are kept.
+        select: Value on the selection split; absent: the last weights are kept.
         label: Name of the bar and of messages.
         depends: Whatever else the objective depends on (JSON types): a checkpoint found in `scratch` has to have the same.
+        higher_is_better: Whether more of that value is better.
 
     Returns:
         The history of the whole training, resumed parts included.
@@ -157,6 +166,7 @@ def train(
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
     }
+    loop.history.higher_is_better = higher_is_better
     with seeded(seed):
         loop.resume(read_state(scratch, settings, progress.warn), progress)
         loop.run(lambda: write_state(scratch, settings, loop.state()), progress)
@@ -286,7 +296,7 @@ class _Loop:
         if self.select is not None and (steps % every == 0 or finished):
             value = self.select(self.model)
             self._check_finite(value, "value on the selection split")
-            if value > self.history.best:
+            if self.history.improves(value):
                 self.history.best_step = steps
                 self.best = self._weights() if self.keeps_best else {}
             self.history.selection.append({"step": steps, "value": value})
@@ -339,5 +349,6 @@ def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def _rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:
     total = hashlib.sha256(np.ascontiguousarray(labels).tobytes())
     for row in rows:
-        total.update(row if isinstance(row, bytes) else repr(row).encode("utf-8", "surrogatepass"))
+        plain = row.tobytes() if isinstance(row, np.ndarray) else row
+        total.update(plain if isinstance(plain, bytes) else repr(plain).encode("utf-8", "surrogatepass"))
     return total.hexdigest()

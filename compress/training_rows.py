@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
+from compress.preprocess import GENERATION, Preprocessor
 
 MULTIPLE = 8
 WINDOW = 50
@@ -44,11 +43,13 @@ class Rows:
 
     @classmethod
     def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
-        """Tokenizes texts, or prepares images where they fit in memory."""
+        """Tokenizes texts, takes blocks of tokens as they are, or prepares images where they fit in memory."""
         if preprocessor.modality == "image":
             size = preprocessor.encode(rows[:1])[preprocessor.input_names[0]].nbytes * len(rows)
             pixels = preprocessor.encode(rows)[preprocessor.input_names[0]] if size <= IMAGE_CACHE_BYTES else None
             return cls(preprocessor, rows, np.zeros(len(rows), np.int64), {}, pixels)
+        if preprocessor.task == GENERATION:
+            return cls(preprocessor, rows, np.array([len(row) for row in rows]), {preprocessor.input_names[0]: np.concatenate(rows)}, None)
         lengths: list[NDArray[Any]] = []
         pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in preprocessor.input_names}
         for start in range(0, len(rows), CHUNK):

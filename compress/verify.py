@@ -15,8 +15,10 @@ import numpy as np
 
 from compress import artifact, ledger
 from compress.errors import InputError
+from compress.evaluate import differences
 from compress.run_folder import REPOSITORY, Run, locked, open_run
 from compress.stage import Target
+from compress.tasks import facts
 
 Log = Callable[[str], None]
 MEDIAN_ABS = 0.02
@@ -97,7 +99,7 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
             except EngineError as error:
                 yield f"{key}: {error}"
             else:
-                yield from _compare(key, recorded[key], logits, log)
+                yield from _compare(key, run, recorded[key], logits, log)
 
 
 def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
@@ -109,16 +111,16 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
         for model in ledger.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
-                yield from _compare(key, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
+                yield from _compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
 
 
-def _compare(key: str, recorded: np.ndarray, answered: np.ndarray, log: Log) -> Iterator[str]:
-    flips = int((recorded.argmax(axis=1) != answered.argmax(axis=1)).sum())
-    median = float(np.median(np.abs(recorded - answered)))
-    allowed = max(1, len(recorded) // 1000)
-    log(f"{key}: {len(recorded)} golden rows, {flips} flips, median |dlogit| {median:.4f}")
+def _compare(key: str, run: Run, recorded: np.ndarray, answered: np.ndarray, log: Log) -> Iterator[str]:
+    changed, distance = differences(run.recipe["model"]["task"], recorded, answered)
+    flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
+    told = f"median |d{'nll' if facts(run.recipe['model']['task']).answer == 'tokens' else 'logit'}| {median:.4f}"
+    log(f"{key}: {len(recorded)} golden rows, {flips} flips, {told}")
     if flips > allowed or median > MEDIAN_ABS:
-        yield f"{key}: {flips} of {len(recorded)} golden rows answered differently (at most {allowed}), median |dlogit| {median:.4f}"
+        yield f"{key}: {flips} of {len(changed)} golden answers differ (at most {allowed}), {told}"
 
 
 def _repository(run: Run) -> Path:

@@ -27,9 +27,11 @@ def engine_name(key: str | None) -> str:
 
 
 def figure(value: float | None, metric: str | None) -> str:
-    """Returns a metric: `89.79 %` for shares, `0.8979` for correlations."""
+    """Returns a metric: `89.79 %` for shares, `0.8979` for correlations, `23.41` for perplexity."""
     if value is None:
         return NOT_MEASURED
+    if goals.is_relative(metric):
+        return f"{value:,.2f}"
     return f"{100 * value:.2f}{SPACE}%".replace("-", MINUS) if metric in SHARES else f"{value:.4f}".replace("-", MINUS)
 
 
@@ -37,26 +39,30 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     """Returns an interval of a metric without its unit: `88.5-92.4`; None where there is none."""
     if low is None or high is None:
         return None
-    texts = [f"{100 * end:.1f}" if metric in SHARES else f"{end:.3f}" for end in (low, high)]
+    texts = [
+        f"{100 * end:.1f}" if metric in SHARES else f"{end:,.2f}" if goals.is_relative(metric) else f"{end:.3f}" for end in (low, high)
+    ]
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
 
 def change(drop: float | None, metric: str | None) -> str | None:
-    """Returns what a drop is from the reader's side, with its sign: a drop of 0.0046 is `-0.46 pt`."""
+    """Returns what a drop is from the reader's side, with its sign: a drop of 0.0046 is `-0.46 pt`, of perplexity `+0.46 %`."""
     if drop is None:
         return None
-    return _signed(drop, metric) + (f"{SPACE}pt" if metric in SHARES else "")
+    return _signed(drop, metric) + (f"{SPACE}pt" if metric in SHARES else f"{SPACE}%" if goals.is_relative(metric) else "")
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
-    """Returns the interval of a change from that of the drop: the ends swap, so do the signs."""
+    """Returns the interval of a change from that of the drop: the ends swap, so do the signs; not those of a relative increase."""
     if low is None or high is None:
         return None
+    if goals.is_relative(metric):
+        return f"{_signed(low, metric)} to {_signed(high, metric)}{SPACE}%"
     return f"{_signed(high, metric)} to {_signed(low, metric)}"
 
 
 def _signed(drop: float, metric: str | None) -> str:
-    text = f"{-100 * drop:+.2f}" if metric in SHARES else f"{-drop:+.4f}"
+    text = f"{100 * drop:+.2f}" if goals.is_relative(metric) else f"{-100 * drop:+.2f}" if metric in SHARES else f"{-drop:+.4f}"
     return text.lstrip("+-") if not float(text) else text.replace("-", MINUS)
 
 
@@ -124,7 +130,7 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
     if name is None or limit is None:
         return f"{name or 'unnamed goal'}, without a limit"
     bounds: dict[str, Callable[[], str]] = {
-        "max_drop": lambda: f"Lose at most {_points(limit, metric)} of {metric}",
+        "max_drop": lambda: _drop_name(limit, metric),
         "min_speedup": lambda: f"At least {ratio(limit)} faster than torch",
         "max_latency_ms": lambda: f"Answer within {milliseconds(limit)} ms",
         "max_size_mb": lambda: f"At most {size(limit * 1e6)} to serve",
@@ -132,6 +138,12 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
         "int8_faster": lambda: "int8 faster than float in the same engine",
     }
     return bounds[name]() if name in bounds else f"{name}: {limit}"
+
+
+def _drop_name(limit: float, metric: str | None) -> str:
+    if goals.is_relative(metric):
+        return f"Raise {metric} by at most {100 * limit:.2f}{SPACE}%"
+    return f"Lose at most {_points(limit, metric)} of {metric}"
 
 
 def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
@@ -205,6 +217,11 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
     where = f" of {metric} in {engine_name(cost.at)}"
     spread = change_interval(cost.low, cost.high, metric)
     tail = [(f" (95{SPACE}% interval of the change {spread})", False)] if spread else []
+    if goals.is_relative(metric):
+        verb, where = "lowers" if cost.value < 0 else "raises", f" in {engine_name(cost.at)}"
+        if round(cost.value, 4) == 0:
+            return [(" and leaves ", False), (f"{metric} as it is", True), (where, False), *tail]
+        return [(f" and {verb} {metric} by ", False), (f"{100 * abs(cost.value):.2f}{SPACE}%", True), (where, False), *tail]
     amount = _points(round(abs(cost.value), 4), metric)
     if round(cost.value, 4) == 0:
         return [(" and loses ", False), ("nothing", True), (where, False), *tail]

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress.blocks import repeated_blocks
 from compress.errors import InputError
-from distill.blocks import repeated_blocks
 
 CAPTURING = "capturing_sdpa"
 

@@ -22,6 +22,7 @@ from compress.artifact import Artifact
 from compress.errors import InputError
 from compress.finetune import EVALUATION_BATCH, selection_metric, trained_here
 from compress.stage import Context, Stage, is_model
+from compress.tasks import TASKS, num_classes
 from distill.distilbert import Cosine
 from distill.hidden import Hidden
 from distill.logit_standardization import LogitStandardization
@@ -160,10 +161,12 @@ class Distill(Stage):
         from distill.objective import check_covered
         from distill.student import check_student
 
-        num_labels = None if context.task == "text-regression" else len(context.data.labels)
+        if TASKS[context.task].answer == "tokens":
+            self._check_tokens(self.resolved())
+        num_labels = num_classes(context.task, context.data.labels)
         check_student(self.student, context.task, num_labels, f"{self.key}.student")
         after = self.config_after(config)
-        if context.task != "image-classification":
+        if TASKS[context.task].modality == "text":
             check_length(after, context.max_length)
         preset = self.resolved()
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
@@ -171,6 +174,15 @@ class Distill(Stage):
             loss.wants(setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(f"{setting.key}: compares the rows of a batch; leave micro_batch_size ({self.micro_batch_size} given) out")
+
+    def _check_tokens(self, preset: Preset) -> None:
+        """Raises where a model that answers token by token cannot be distilled in this way."""
+        if self.student.path is not None:
+            raise InputError(f"{self.key}.student.path: {self.student.path} given; text-generation keeps the tokens of the incoming model")
+        other = [loss.name for loss in preset.losses if isinstance(loss, MixKD | LogitStandardization | Relational)]
+        if other:
+            where = f"loss: {self.loss}" if self.loss else f"losses: {other[0]}"
+            raise InputError(f"{self.key}.{where} given; {other[0]} compares one answer a row, text-generation has many: give soft_target")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the student as a checkpoint.
@@ -199,7 +211,7 @@ class Distill(Stage):
         theirs = preprocessor(folder, context.task, context.max_length, context.target)
         split = chosen_rows(context.data.train, self.fraction)
         objective = self._objective(student, teacher, prepared, theirs, split, context)
-        outside = not trained_here(context)
+        outside = not trained_here(context) and TASKS[context.task].answer != "tokens"  # text is its own label
         config = TrainConfig(**self.model_dump(include=set(TrainConfig.model_fields) & set(type(self).model_fields)))
         history = train(
             student,
@@ -214,6 +226,7 @@ class Distill(Stage):
             selection_metric(taught(context, teacher, theirs) if outside else context, prepared),
             label=self.id or self.NAME,
             depends={"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest},
+            higher_is_better=TASKS[context.task].higher_is_better,
         )
         save(
             student.cpu(),
@@ -268,6 +281,9 @@ class Distill(Stage):
         same_tokens, same_inputs = takes_the_same(prepared, theirs, split.rows)
         teacher_rows = rows if same_inputs else Rows.prepare(split.rows, theirs)
         asked = Teacher(Capture(teacher, self.key), teacher_rows, same_inputs)
+        generates = TASKS[context.task].answer == "tokens"
+        if not same_tokens and generates:
+            raise InputError(f"{self.key}.teacher: {self.teacher} has another vocabulary than the student; give one with the same tokens")
         if not same_tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
             raise InputError(
                 f"{self.key}.teacher: {self.teacher} splits the rows into other tokens than the student; losses that look inside of it do "
@@ -276,7 +292,7 @@ class Distill(Stage):
         pair = Pair(Capture(student, self.key), asked, rows, split.labels, context.seed)
         objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed)
         only_logits = all(teacher_wanted == Wanted(logits=True) for _, teacher_wanted in objective.wanted)
-        if only_logits and 4 * len(split) * settings[0].teacher.classes <= CACHE_BYTES:
+        if only_logits and not generates and 4 * len(split) * settings[0].teacher.classes <= CACHE_BYTES:
             assert context.teacher is not None
             identity = {"teacher": context.teacher.digest, "rows": split.digest, "max_length": context.max_length}
             asked.logits = cached_logits(teacher, teacher_rows, identity, context.scratch, context.progress, self.id or self.NAME)

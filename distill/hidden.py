@@ -2,6 +2,7 @@
 
     FitNets   loss_b = sum_m mean_t mean_d (W h_s,m - h_t,g(m))^2                        https://arxiv.org/abs/1412.6550, section 2.1
     PKD       loss_b = sum_m || W h_s,m / |W h_s,m| - h_t,g(m) / |h_t,g(m)| ||^2, t = 1  https://arxiv.org/abs/1908.09355, section 3.2
+    CoFi      FitNets with g searched for each row                                         https://arxiv.org/abs/2204.00408, section 3.3
 
 m runs over the pairs of layers of `distill.layer_maps`, t over the tokens of the row (PKD: the first one, which stands for the text), d
 over the width. W, one for all layers, is a linear map where the widths differ and nothing where they are equal.
@@ -12,11 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from distill.capture import Wanted
-from distill.layer_maps import LayerMap, pairs
+from distill.layer_maps import SearchedMap, pairs, searched
 from distill.loss import Loss, Seen, Setting, projection, row_mean
 
 
@@ -25,8 +27,9 @@ class Hidden(Loss):
 
     name: Literal["hidden"] = "hidden"
     """Hidden states of several layers."""
-    layers: LayerMap = "uniform"
-    """Teacher's layer for each of the student's: uniform, skip or last (both leave the last layer to the answers), or a list, from 1."""
+    layers: SearchedMap = "uniform"
+    """Teacher's layer for each of the student's: uniform, skip or last (both leave the last layer to the answers), a list, from 1, or
+    searched: for each row the closest layers in ascending order (CoFi)."""
     tokens: Literal["all", "first"] = "all"
     """Tokens that count: all of the row, or the first, which stands for the whole."""
     normalize: bool = False
@@ -50,15 +53,22 @@ class Hidden(Loss):
         assert trained is not None
         assert seen.student.mask is not None
         mask_bL = seen.student.mask[:, :1] if self.tokens == "first" else seen.student.mask
-        length = mask_bL.shape[1]
-        losses = []
-        for ours, theirs in self._pairs(seen.setting):
-            student_bLD, teacher_bLD = trained(seen.student.hidden[ours][:, :length]), seen.teacher.hidden[theirs][:, :length]
-            losses.append(distance(student_bLD, teacher_bLD, mask_bL, self.normalize))
+        length, student, teacher = mask_bL.shape[1], seen.student.hidden, seen.teacher.hidden
+
+        def apart(ours: int, *theirs: int) -> list[Tensor]:
+            mapped_bLD = trained(student[ours][:, :length])
+            return [distance(mapped_bLD, teacher[layer][:, :length], mask_bL, self.normalize) for layer in theirs]
+
+        if self.layers == "searched":
+            rows = [torch.stack(apart(layer, *range(1, len(teacher))), dim=1) for layer in range(1, len(student))]
+            distance_bST = torch.stack(rows, dim=1)
+            return {"hidden": distance_bST.gather(2, searched(distance_bST)[:, :, None]).sum(dim=(1, 2))}
+        losses = [apart(ours, theirs)[0] for ours, theirs in self._pairs(seen.setting)]
         return {"hidden": sum(losses[1:], start=losses[0])}
 
     def _pairs(self, setting: Setting) -> tuple[tuple[int, int], ...]:
-        return pairs(self.layers, setting.student.layers, setting.teacher.layers, f"{setting.key}.layers")
+        layers = "uniform" if self.layers == "searched" else self.layers  # both need a teacher that is no shallower
+        return pairs(layers, setting.student.layers, setting.teacher.layers, f"{setting.key}.layers")
 
 
 def distance(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor, normalize: bool = False) -> Tensor:

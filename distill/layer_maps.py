@@ -4,19 +4,25 @@
     skip      the same for m = 1 ... L_s - 1: the answers teach the last layer (PKD-Skip, https://arxiv.org/abs/1908.09355, section 3.2)
     last      g(m) = L_t - L_s + m, m = 1 ... L_s - 1 (PKD-Last)
     a list    g(1), g(2), ...
+    searched  for each row of each batch the ascending g of least total distance, g = argmin sum_m D_m,g(m) with g(1) < g(2) < ...
 
-Left out: searching the map.
+The last is the dynamic map of CoFi (https://arxiv.org/abs/2204.00408, section 3.3) with its restriction to ascending maps. There a batch
+is given one map; here every row has its own, so that splitting a batch changes nothing. As in the paper the choice takes no gradient.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from compress.errors import InputError
 
 LayerMap = Literal["uniform", "skip", "last"] | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+
+SearchedMap = LayerMap | Literal["searched"]
 
 
 def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple[int, int], ...]:
@@ -44,6 +50,27 @@ def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple
     if layers == "skip":
         return tuple((m, _proportional(m, student, teacher)) for m in range(1, student))
     return tuple((m, teacher - student + m) for m in range(1, student))
+
+
+@torch.no_grad()
+def searched(distance_bST: Tensor) -> Tensor:
+    """Returns for each layer of the student the teacher's layer of the ascending map of least total distance, int64 `[b, S]`, from 0.
+
+    Dynamic programming over C_m,t = D_m,t + min over t' < t of C_m-1,t'.
+
+    Args:
+        distance_bST: Between layer s of the student and layer t of the teacher, float `[b, S, T]`, finite, S <= T.
+    """
+    cost_bT, origins = distance_bST[:, 0].double(), []
+    for layer in range(1, distance_bST.shape[1]):
+        least_bT, origin_bT = cost_bT.cummin(dim=1)
+        origins.append(origin_bT)
+        before_bT = torch.cat([torch.full_like(cost_bT[:, :1], torch.inf), least_bT[:, :-1]], dim=1)
+        cost_bT = distance_bST[:, layer].double() + before_bT
+    chosen = [cost_bT.argmin(dim=1)]
+    for origin_bT in reversed(origins):
+        chosen.append(origin_bT.gather(1, chosen[-1][:, None] - 1)[:, 0])
+    return torch.stack(chosen[::-1], dim=1)
 
 
 def _proportional(layer: int, student: int, teacher: int) -> int:

@@ -8,6 +8,7 @@ batch changes nothing; means over tokens are means over the tokens of the row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,6 +17,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from compress.model_files import SHAPE_KEY
 from compress.stage import Config, Task
 from compress.train import Batch
 from distill.capture import Captured, Wanted
@@ -33,13 +35,26 @@ class Shape:
     layers: int
     hidden: int
     heads: int
+    """0 where layers differ, as pruning may leave them."""
     classes: int
+    inner: int = 0
+    """Numbers of all heads of a layer, what all layers have in common; 0 where that is the width."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
         """Reads them off a Transformers config."""
         layers, hidden, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        return cls(config.model_type, layers, hidden, heads, config.num_labels)
+        own, head_dim = getattr(config, SHAPE_KEY, None), getattr(config, "head_dim", None)
+        inner = heads * head_dim if head_dim else 0
+        if own:
+            inner = math.gcd(*(number * own["head_dim"] for number in own["heads"]))
+            heads = own["heads"][0] if len(set(own["heads"])) == 1 else 0
+        return cls(config.model_type, layers, hidden, heads, config.num_labels, inner)
+
+    @property
+    def attention(self) -> int:
+        """Numbers of all heads of a layer."""
+        return self.inner or self.hidden
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ class MiniLM(Loss):
             InputError: They have different numbers of heads.
         """
         student, teacher = setting.student, setting.teacher
-        if student.heads != teacher.heads:
+        if student.heads != teacher.heads or not student.heads:
             raise InputError(
                 f"{setting.key}: minilm given; the student has {student.heads} heads, the teacher {teacher.heads}: give minilmv2, "
                 "which has heads of its own"

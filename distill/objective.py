@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import InputError
+from compress.next_token import token_losses
+from compress.tasks import TASKS
 from compress.train import Batch
 from distill.capture import Wanted
 from distill.hard_target import hard_target
@@ -73,8 +75,11 @@ class Objective(nn.Module):
             for name, value in self.losses[i].parts(seen, trained).items():
                 parts[name] = parts.get(name, 0.0) + weight * value
         if self.hard_weight != 0:
-            regression = self.settings[0].task == "text-regression"
-            hard = hard_target(student.logits, batch.labels, regression)
+            task = self.settings[0].task
+            if TASKS[task].answer == "tokens":
+                hard = token_losses(student.logits, batch.labels)
+            else:
+                hard = hard_target(student.logits, batch.labels, regression=task == "text-regression")
             parts["hard_target"] = value_at(self.hard_weight, step, num_steps) * hard
         return parts
 

@@ -4,7 +4,8 @@
     loss_b = T^2 * sum_c p_c (log p_c - log q_c)
 
 The gradient of the KL divergence shrinks like 1 / T^2; the factor keeps its size, so that the weight against the labels need not
-change with T. A regression has no classes: loss_b = (z_s - z_t)^2.
+change with T. A regression has no classes: loss_b = (z_s - z_t)^2. Text-generation answers at every token: loss_b is the mean over those of
+a block (`compress.next_token`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.next_token import token_divergence
+from compress.tasks import TASKS
 from distill.capture import Wanted
 from distill.loss import Loss, Seen, Setting
 
@@ -33,6 +36,8 @@ class SoftTarget(Loss):
 
     def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `soft_target`."""
+        if TASKS[seen.setting.task].answer == "tokens":
+            return {"soft_target": token_divergence(seen.student.logits, seen.teacher.logits, seen.batch.labels, seen.temperature)}
         regression = seen.setting.task == "text-regression"
         return {"soft_target": soft_target(seen.student.logits, seen.teacher.logits, seen.temperature, regression)}
 

@@ -28,6 +28,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import nn
 
+from compress.blocks import repeated_blocks, with_layers
+from compress.conv1d import with_linears
 from compress.errors import InputError, nearest
 from compress.model import import_model, load
 from compress.model_config import (
@@ -42,9 +44,8 @@ from compress.model_config import (
     task_classes,
     with_class,
 )
-from compress.model_files import find
+from compress.model_files import SHAPE_KEY, find
 from compress.stage import Config, Context, Task
-from distill.blocks import repeated_blocks, with_layers
 from distill.width import narrow, with_widths
 
 Init = Literal["uniform", "every_second", "first", "last", "random"]
@@ -195,7 +196,7 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         InputError: The model has no repeated blocks, or they differ in shape.
     """
     name, _ = repeated_blocks(model, key)
-    student = _seeded(lambda: type(model)(with_layers(model.config, layers)), seed)
+    student = _seeded(lambda: with_linears(type(model)(with_layers(model.config, layers))), seed)
     taken, weights = model.state_dict(), student.state_dict()
     for target in weights:
         block, _, rest = target.removeprefix(f"{name}.").partition(".")
@@ -251,7 +252,7 @@ def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
                 for name in other
             )
         )
-    own = {"model_type", "architectures", "transformers_version", "_name_or_path"}
+    own = {"model_type", "architectures", "transformers_version", "_name_or_path", SHAPE_KEY}
     try:
         built = AutoConfig.for_model(kind, **{name: value for name, value in {**carried, **values}.items() if name not in own})
     except (StrictDataclassError, *REFUSED) as error:
@@ -269,7 +270,7 @@ def _random(config: Any, task: Task, seed: int, key: str) -> nn.Module:
     if not task_classes(config, task):
         raise InputError(f"{key}.model_type: a {config.model_type} cannot do {task}; give a type that can")
     try:
-        return _seeded(lambda: auto_class(task).from_config(with_class(config, task)), seed).eval()
+        return _seeded(lambda: with_linears(auto_class(task).from_config(with_class(config, task))), seed).eval()
     except REFUSED as error:
         raise InputError(f"{key}: no such {config.model_type} can be made ({one_line(error)}); check the sizes") from error
 

@@ -40,7 +40,7 @@ class TinyBert(Loss):
             InputError: The layers cannot be paired, or the numbers of heads differ.
         """
         student, teacher = setting.student, setting.teacher
-        if student.heads != teacher.heads:
+        if student.heads != teacher.heads or not student.heads:
             raise InputError(
                 f"{setting.key}: tinybert given; the student has {student.heads} heads, the teacher {teacher.heads}; as many are needed"
             )

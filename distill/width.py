@@ -18,31 +18,18 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from compress.attention_layers import Attention, find_attentions, out_axis
+from compress.axes import Axes, axes_of, key_of, size_of
+from compress.blocks import repeated_blocks
+from compress.conv1d import with_linears
 from compress.errors import InputError
-from compress.model_config import REFUSED, one_line, quiet
-from distill.blocks import repeated_blocks
-from distill.capture import Capture, Heads, Wanted
-
-FFN_KEYS = ("intermediate_size", "hidden_dim", "n_inner")
-"""Under these names configs keep the width of the FFN; unlike depth and width it has none that all of them know."""
-
-
-@dataclass(frozen=True)
-class Attention:
-    """The layers around the attention of one block."""
-
-    parts: dict[str, tuple[str, int]]
-    """For query, key and value: name of the layer, and which of its equal parts makes it (0 where it makes nothing else)."""
-    output: str
-    """Name of the layer that takes what attention gives."""
-    scaling: float
-    """Factor of the scores Q K^T."""
+from compress.model_files import SHAPE_KEY
+from compress.structure import head_axes
 
 
 def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | None, key: str) -> Any:
@@ -60,10 +47,12 @@ def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | N
     """
     changed = copy.deepcopy(config)
     num_heads, width = heads or config.num_attention_heads, hidden or config.hidden_size
-    name = next((name for name in FFN_KEYS if hasattr(config, name)), None)
+    name = key_of(config, "ffn")
+    if getattr(config, SHAPE_KEY, None):
+        raise InputError(f"{key}: the layers of the incoming model differ in size, as pruning left them; keep their widths, or give config")
     if ffn is not None and name is None:
         raise InputError(f"{key}.ffn: {ffn} given; where a {config.model_type} keeps the width of its FFN is not known: give config")
-    neurons = (getattr(config, name) or 4 * config.hidden_size) if name else 0
+    neurons = size_of(config, "ffn")
     for what, given, most in (("hidden", hidden, config.hidden_size), ("ffn", ffn, neurons), ("heads", heads, config.num_attention_heads)):
         if given is not None and given > most:
             raise InputError(f"{key}.{what}: {given} given; the incoming model has {most}")
@@ -92,21 +81,21 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
         InputError: The weights of this kind of model cannot be sliced.
     """
     prefix = repeated_blocks(model, key)[0]
-    hidden_axes, ffn_axes = axes_of(model, key)
-    attentions = find_attentions(model, key)
-    weights, inner = model.state_dict(), inner_axes(model, attentions)
-    residual, old = hidden_axes - inner, model.config
+    attentions, old = sliceable_attentions(model, key), model.config
+    axes, weights = _axes(model, key), model.state_dict()
+    inner = {axis for attention in attentions.values() for axis in head_axes(model, attention)}
+    residual, ffn_axes = set(axes.hidden) - inner, set(axes.ffn)
     odd = [name for name, axis in residual if weights[name].shape[axis] != old.hidden_size]
-    odd += [name for name, axis in ffn_axes if weights[name].shape[axis] != _ffn(old)]
+    odd += [name for name, axis in ffn_axes if weights[name].shape[axis] != size_of(old, "ffn")]
     if odd:
         raise InputError(f"{key}: {min(odd)} of this {old.model_type} cannot be sliced; give config")
     channels = top(channel_scores(weights, residual), config.hidden_size)
     kept: dict[tuple[str, int], Tensor] = dict.fromkeys(residual, channels)
     for block, attention in attentions.items():
         kept |= kept_numbers(model, attention, config)
-        axes = {axis for axis in ffn_axes if axis[0].startswith(f"{prefix}.{block}.")}
-        if axes:
-            kept |= dict.fromkeys(axes, top(neuron_scores(weights, axes), _ffn(config)))
+        of_block = {axis for axis in ffn_axes if axis[0].startswith(f"{prefix}.{block}.")}
+        if of_block:
+            kept |= dict.fromkeys(of_block, top(neuron_scores(weights, of_block), size_of(config, "ffn")))
     sliced = {}
     for name, weight in weights.items():
         for axis in range(weight.ndim):
@@ -114,73 +103,25 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
                 weight = weight.index_select(axis, kept[name, axis])
         sliced[name] = weight
     _rescale_queries(sliced, model, config, attentions)
-    student: nn.Module = type(model)(config)
+    student: nn.Module = with_linears(type(model)(config))
     student.load_state_dict(sliced)
     return student.eval()
 
 
-def axes_of(model: nn.Module, key: str) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Returns the axes (name of the weight, number of the axis) that follow the width, and those that follow the FFN."""
-    config: Any = model.config
-    wide, long = copy.deepcopy(config), copy.deepcopy(config)
-    name = next((name for name in FFN_KEYS if hasattr(config, name)), None)
-    wide.hidden_size = 2 * config.hidden_size
-    if name is not None:
-        setattr(wide, name, _ffn(config))
-        setattr(long, name, _ffn(config) + 1)
-    shapes = {weight: value.shape for weight, value in model.state_dict().items()}
-    found = []
-    for changed in (wide, long):
-        try:
-            with torch.device("meta"), quiet():
-                others = type(model)(changed).state_dict()
-        except REFUSED as error:
-            raise InputError(f"{key}: a {config.model_type} of another width cannot be made ({one_line(error)}); give config") from error
-        found.append(
-            {(weight, axis) for weight, shape in shapes.items() for axis in range(len(shape)) if others[weight].shape[axis] != shape[axis]}
-        )
-    return found[0], found[1]
-
-
-def find_attentions(model: nn.Module, key: str) -> dict[int, Attention]:
-    """Returns the layers around the attention of every block, found by what goes through them in one forward pass.
+def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
+    """Returns the layers around the attention of every block.
 
     Raises:
-        InputError: They cannot be told: something is done to Q or K after the layer, or keys are shared by queries.
+        InputError: They cannot be told, or single numbers of their heads cannot: something is done to Q or K after the layer, or keys are
+            shared by queries.
     """
-    prefix, blocks = repeated_blocks(model, key)
-    passed: dict[str, tuple[Tensor, Tensor]] = {}
-
-    def keep(name: str) -> Any:
-        return lambda module, inputs, output: passed.update({name: (inputs[0], output)})
-
-    layers = {name: module for name, module in model.named_modules() if _is_layer(module)}
-    hooks = [module.register_forward_hook(keep(name)) for name, module in layers.items() if name.startswith(f"{prefix}.")]
-    capture = Capture(model, key)
-    with torch.no_grad():
-        captured = capture(_probe(model.config), Wanted(blocks=frozenset(range(len(blocks)))))
-    for hook in hooks:
-        hook.remove()
-    found = {}
-    for block, heads in captured.blocks.items():
-        within = {name: entry for name, entry in passed.items() if name.startswith(f"{prefix}.{block}.")}
-        parts = {what: _maker(_joined(getattr(heads, what)), within) for what in ("query", "key", "value")}
-        output = _taker(heads, within)
-        missing = [what for what, made in {**parts, "output": output}.items() if made is None]
-        if missing:
-            kind = model.config.model_type  # type: ignore[union-attr]
-            raise InputError(f"{key}: the layer that makes the {missing[0]} of attention in this {kind} cannot be told; give config")
-        found[block] = Attention({what: made for what, made in parts.items() if made is not None}, str(output), heads.scaling)
-    return found
-
-
-def inner_axes(model: nn.Module, attentions: Mapping[int, Attention]) -> set[tuple[str, int]]:
-    """Returns the axes that run over the numbers of all heads."""
-    found = set()
-    for attention in attentions.values():
-        for name, _ in attention.parts.values():
-            found |= {(f"{name}.weight", _out_axis(model.get_submodule(name))), (f"{name}.bias", 0)}
-        found.add((f"{attention.output}.weight", 1 - _out_axis(model.get_submodule(attention.output))))
+    try:
+        found = find_attentions(model, key)
+    except InputError as error:
+        raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
+    if any(attention.turned or attention.group > 1 for attention in found.values()):
+        kind = model.config.model_type  # type: ignore[union-attr]
+        raise InputError(f"{key}: the numbers of a head are turned or shared by several in this {kind}: they cannot be sliced; give config")
     return found
 
 
@@ -200,12 +141,12 @@ def kept_numbers(model: nn.Module, attention: Attention, config: Any) -> dict[tu
         what: torch.cat([head * shape[1] + top(score[head], kept_width) for head in heads.tolist()]) for what, score in scores.items()
     }
     kept: dict[tuple[str, int], Tensor] = {
-        (f"{attention.output}.weight", 1 - _out_axis(model.get_submodule(attention.output))): chosen["vo"]
+        (f"{attention.output}.weight", 1 - out_axis(model.get_submodule(attention.output))): chosen["vo"]
     }
     for name in {name for name, _ in attention.parts.values()}:
         parts = sorted((part, what) for what, (layer, part) in attention.parts.items() if layer == name)
         numbers = torch.cat([part * shape[0] * shape[1] + chosen["vo" if what == "value" else "qk"] for part, what in parts])
-        kept |= {(f"{name}.weight", _out_axis(model.get_submodule(name))): numbers, (f"{name}.bias", 0): numbers}
+        kept |= {(f"{name}.weight", out_axis(model.get_submodule(name))): numbers, (f"{name}.bias", 0): numbers}
     return kept
 
 
@@ -229,66 +170,22 @@ def top(scores: Tensor, number: int) -> Tensor:
     return scores.argsort(descending=True, stable=True)[:number].sort().values
 
 
-def _ffn(config: Any) -> int:
-    name = next((name for name in FFN_KEYS if hasattr(config, name)), None)
-    return (getattr(config, name) or 4 * config.hidden_size) if name else 0
-
-
-def _probe(config: Any) -> dict[str, Tensor]:
-    """Returns random inputs of one row."""
-    generator = torch.Generator().manual_seed(0)
-    if hasattr(config, "vocab_size"):
-        return {"input_ids": torch.randint(config.vocab_size, (1, 8), generator=generator)}
-    size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size, config.image_size)
-    return {"pixel_values": torch.randn(1, config.num_channels, *size, generator=generator)}
-
-
-def _is_layer(module: nn.Module) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, nn.Linear | Conv1D)
-
-
-def _out_axis(layer: nn.Module) -> int:
-    return 0 if isinstance(layer, nn.Linear) else 1  # Conv1D of GPT-2 keeps its weight as [in, out]
+def _axes(model: nn.Module, key: str) -> Axes:
+    try:
+        return axes_of(model, key)
+    except InputError as error:
+        raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
 
 
 def _oriented(model: nn.Module, name: str) -> Tensor:
     """Returns the weight of a layer as `[out, in]`."""
     weight: Tensor = model.get_parameter(f"{name}.weight").detach()
-    return weight if _out_axis(model.get_submodule(name)) == 0 else weight.mT
+    return weight if out_axis(model.get_submodule(name)) == 0 else weight.mT
 
 
 def _rows(model: nn.Module, name: str, part: int, size: int) -> Tensor:
     """Returns the rows of a layer that make one of query, key and value, `[numbers of all heads, in]`."""
     return _oriented(model, name)[part * size : (part + 1) * size]
-
-
-def _joined(x_bhLd: Tensor) -> Tensor:
-    return x_bhLd.transpose(1, 2).flatten(2)
-
-
-def _maker(made_bLI: Tensor, passed: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[str, int] | None:
-    """Returns the layer, and its part, whose output is `made_bLI`."""
-    size = made_bLI.shape[-1]
-    for name, (_, output) in passed.items():
-        if output.shape[:-1] == made_bLI.shape[:-1] and output.shape[-1] % size == 0:
-            for part, piece in enumerate(torch.split(output, size, dim=-1)):
-                if torch.equal(piece, made_bLI):
-                    return name, part
-    return None
-
-
-def _taker(heads: Heads, passed: Mapping[str, tuple[Tensor, Tensor]]) -> str | None:
-    """Returns the layer whose input is what attention gives."""
-    given = nn.functional.scaled_dot_product_attention(
-        heads.query, heads.key, heads.value, attn_mask=heads.allowed.expand(-1, -1, heads.query.shape[2], -1), scale=heads.scaling
-    )
-    joined = _joined(given)
-    for name, (taken, _) in passed.items():
-        if taken.shape == joined.shape and torch.allclose(taken, joined, rtol=1e-3, atol=1e-4):
-            return name
-    return None
 
 
 def _other_axes_summed(values: Tensor, axis: int) -> Tensor:
@@ -305,7 +202,7 @@ def _rescale_queries(sliced: dict[str, Tensor], model: nn.Module, config: Any, a
         name, part = attention.parts["query"]
         for weight in (f"{name}.weight", f"{name}.bias"):
             if weight in sliced:
-                axis = _out_axis(model.get_submodule(name)) if weight.endswith("weight") else 0
+                axis = out_axis(model.get_submodule(name)) if weight.endswith("weight") else 0
                 scaled = sliced[weight].clone()
                 scaled.narrow(axis, part * config.hidden_size, config.hidden_size).mul_(math.sqrt(after / before))
                 sliced[weight] = scaled

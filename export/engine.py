@@ -71,7 +71,7 @@ class Engine(Protocol):
     """An open engine."""
 
     def predict(self, features: Features) -> Logits:
-        """Returns the logits of one batch, float32 [n, C]."""
+        """Returns the logits of one batch, float32 [n, C], or [n, L, V]."""
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision that each GEMM node of the ONNX graph runs in, read off the engine's own graph.

@@ -17,7 +17,7 @@ Left out: engines that need another machine are recorded with `runnable: false` 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -28,8 +28,10 @@ from compress.artifact import Artifact, Kind, write_json
 from compress.errors import InputError
 from compress.preprocess import Preprocessor
 from compress.stage import Context, EngineName, Stage
+from export.schemes import DYNAMIC, Precision, precision_of, refusal, runtime_options, write_graphs
 
-MODEL, EXPORTED, QUANTIZATION = "model.onnx", "export.json", "quantization.json"
+MODEL, EXPORTED = "model.onnx", "export.json"
+COMPRESSED = "compressed-tensors"
 NO_GRAPH = "torch has no graph of its own that could be counted"
 PROBED = ("openvino", "onnxruntime")
 """Engines whose layers are compared one by one."""
@@ -43,7 +45,7 @@ class Build:
 
     variant: str
     checkpoint: Path
-    precision: Literal["int8", "fp32", "bf16"]
+    precision: Precision
 
     @property
     def name(self) -> str:
@@ -55,6 +57,11 @@ class Build:
         """What its float part runs in."""
         return "bf16" if self.precision == "bf16" else "fp32"
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its checkpoint is quantized."""
+        return self.precision not in ("fp32", "bf16")
+
 
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
@@ -64,15 +71,19 @@ class Export(Stage):
 
     variants: Literal["ends", "all"] = "ends"
     """ends: the baseline, the last variant, and the float variant that it was quantized from; all: every variant."""
+    compressed_tensors: bool | Literal["auto"] = "auto"
+    """Whether to write the last variant in the format compressed-tensors too, which Transformers, vLLM and SGLang load; auto: where it is
+    a quantized decoder that the format can hold."""
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes one folder for each build, and `export.json`.
 
         Returns:
-            `builds`: `name`, and the metrics and int8 share of each of its engines.
+            `builds`: `name`, and the metrics and int8 share of each of its engines; `compressed_tensors`: the folder, or None.
 
         Raises:
-            InputError: An engine of the target does not run on its device.
+            InputError: An engine of the target does not run on its device, or the format compressed-tensors was asked for and cannot
+                hold the model.
             ParityError: Integers of an engine are wrong, or the predictions of all its modes differ from those of torch.
             EngineError: An engine failed.
         """
@@ -81,15 +92,31 @@ class Export(Stage):
         for build in planned(context, self.variants):
             context.progress.log(f"  {build.name}")
             entries.append(_Exporter(build, context, out).run())
-        write_json(out / EXPORTED, {"schema": 1, "builds": entries})
-        return {"builds": [_summary(entry) for entry in entries]}
+        packed = self._compressed(context, out)
+        write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed})
+        return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed}
+
+    def _compressed(self, context: Context, out: Path) -> str | None:
+        """Writes the last variant in the format compressed-tensors; returns its folder, None where there is none."""
+        from export.compressed_tensors import is_decoder, obstacle, write
+
+        variant, artifact = list(context.checkpoints.items())[-1]
+        fits = precision_of(artifact.path) != "fp32" and is_decoder(artifact.path)
+        reason = obstacle(artifact.path) if fits else f"{variant} is no quantized decoder"
+        if self.compressed_tensors is True and reason is not None:
+            raise InputError(f"stages.{self.id or self.NAME}.compressed_tensors: {reason}")
+        if self.compressed_tensors is False or reason is not None:
+            if fits and self.compressed_tensors == "auto":
+                context.progress.warn(f"not written as compressed-tensors: {reason}")
+            return None
+        write(artifact.path, out / f"{variant}-{COMPRESSED}")
+        context.progress.log(f"  {variant}-{COMPRESSED}: load it with transformers.AutoModelForCausalLM.from_pretrained")
+        return f"{variant}-{COMPRESSED}"
 
 
 def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
     """Returns what is built, in order: variants first to last, then the last float one in bf16, whose fp32 build comes before it."""
-    found = [
-        Build(name, artifact.path, "int8" if is_quantized(artifact.path) else "fp32") for name, artifact in context.checkpoints.items()
-    ]
+    found = [Build(name, artifact.path, precision_of(artifact.path)) for name, artifact in context.checkpoints.items()]
     floating = [build for build in found if build.precision == "fp32"][-1]
     ends = (found[0], floating, found[-1])
     builds = [build for build in found if variants == "all" or build in ends]
@@ -98,11 +125,6 @@ def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
 
         builds += [replace(floating, precision="bf16")] if computes_bf16() else []
     return builds
-
-
-def is_quantized(checkpoint: Path) -> bool:
-    """Whether a checkpoint has int8 layers."""
-    return (checkpoint / QUANTIZATION).exists()
 
 
 def _check_target(context: Context) -> None:
@@ -152,9 +174,8 @@ class _Exporter:
         return ["openvino"] if self.build.precision == "bf16" else list(self.context.target.engines)
 
     def _onnx(self) -> Path:
-        """Writes the ONNX model: float, or with Q/DQ; returns its path. bf16 has that of fp32."""
+        """Writes the ONNX model, float or quantized; returns its path. bf16 has that of fp32."""
         from export.onnx import export_float
-        from export.qdq import insert_qdq
 
         destination = self.files / MODEL
         if self.build.precision == "bf16":
@@ -163,18 +184,23 @@ class _Exporter:
             return export_float(self.build.checkpoint, self.preprocessor, destination)
         scratch = self.context.scratch / "onnx"
         floating = export_float(self.build.checkpoint, self.preprocessor, scratch / MODEL)
-        insert_qdq(floating, self.build.checkpoint, destination)
+        write_graphs(floating, self.build.checkpoint, destination, self.context.target.engines)
         shutil.rmtree(scratch)
         return destination
 
     def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
         """Writes the files of one engine; yields its entries, the recommended mode first."""
+        reason = refusal(engine, self.build.precision, model)
+        if reason is not None:
+            self.context.progress.warn(f"{self.build.name} {engine}: {reason}")
+            yield {**self._entry(engine, "dynamic", []), "runnable": False, "reason": reason, "int8_share_reason": "there is no engine"}
+            return
         match engine:
             case "openvino":
                 from export import openvino
 
                 if self.build.precision != "bf16":
-                    openvino.build(model, self.files)
+                    openvino.build(model, self.files, runtime_options(self.build.precision, model))
                 xml, weights = openvino.files(self.files)
                 settings = openvino.properties(self.context.target.num_threads, self.build.float_precision)
                 for mode in ("static", "dynamic"):
@@ -182,7 +208,8 @@ class _Exporter:
             case "onnxruntime":
                 from export import onnxruntime
 
-                file = onnxruntime.build(model, self.folder, quantized=self.build.precision == "int8")
+                source = model.with_name(DYNAMIC) if self.build.precision == "int8-dynamic" else model
+                file = onnxruntime.build(source, self.folder, quantized=self.build.precision == "int8")
                 yield self._entry(engine, "dynamic", [file, file.with_name(f"{file.name}.data")])
             case "torch":
                 yield {**self._entry(engine, "eager", []), "size_bytes": _weight_bytes(self.build.checkpoint)}
@@ -230,7 +257,7 @@ class _Exporter:
         if self.build.variant in self.context.predictions:
             logits: NDArray[Any] = load_predictions(self.context.predictions[self.build.variant])[0]
             return logits
-        precision = "int8" if self.build.precision == "int8" else "fp32"
+        precision = "int8" if self.build.is_quantized else "fp32"  # int8: the quantized checkpoint as it is, whatever its scheme
         spec = torch_spec(self.build.checkpoint, self.folder, precision, self.context.target)
         with EngineProcess(spec) as process:
             return process.predict(self.context.data.evaluation.rows, spec.evaluation_batch)
@@ -254,7 +281,7 @@ class _Exporter:
             with EngineProcess(spec) as process:
                 logits = process.predict(split.rows, spec.evaluation_batch)
                 counted = self._share(process, model)
-                layers = self._layers(process, model) if entry["engine"] in PROBED else []
+                layers = self._layers(process, model, entry["engine"]) if entry["engine"] in PROBED else []
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
         compared = compare_predictions(task, reference, logits, split.labels)
@@ -267,7 +294,7 @@ class _Exporter:
             "runnable": reason is None,
             "reason": reason,
             "metrics": figures,
-            "n": len(split),
+            "n": compared["n"],
             "predictions": self._relative(predictions),
             "parity": {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared},
         }
@@ -294,16 +321,25 @@ class _Exporter:
         told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
         return share(gemms, told)
 
-    def _layers(self, process: Any, model: Path) -> list[Any]:
+    def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
         from export.parity import compare_layers, quantized_gemms
+        from export.parity_dynamic import compare_all, dynamic_gemms
+        from export.parity_products import compare_sites, quantized_sites
 
-        gemms = quantized_gemms(model)
+        if self.build.precision == "int8-dynamic":
+            tokens = dynamic_gemms(model.with_name(DYNAMIC)) if engine == "onnxruntime" else []
+            return compare_all(tokens, self._probe(process, tokens)) if tokens else []
+        gemms, sites = quantized_gemms(model), quantized_sites(model)
         if not gemms:
             return []
+        tensors = self._probe(process, [*gemms, *sites])
+        return [*compare_layers(gemms, tensors), *compare_sites(sites, tensors)]
+
+    def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
+        """Returns the tensors of these layers and sites on some evaluation rows."""
         length = max(self.preprocessor.buckets) if self.preprocessor.buckets else None
         rows = self.context.data.evaluation.rows[: max(1, PROBED_TOKENS // length) if length else 1]
-        names = list(dict.fromkeys(name for gemm in gemms for name in gemm.tensors))
-        return compare_layers(gemms, process.probe(names, rows, length))
+        return process.probe(list(dict.fromkeys(name for entry in entries for name in entry.tensors)), rows, length)
 
     def _as_entry(self) -> dict[str, Any]:
         return {"precision": self.build.precision, "float_precision": self.build.float_precision, "folder": self.build.name}
@@ -316,7 +352,8 @@ class _Exporter:
         shown = f", int8 share {share:.4f}" if share else ""
         self.context.progress.log(
             f"    {entry['engine']} {entry['mode']}: {value:.4f} (n={compared['n']}){shown}, "
-            f"against torch {compared['disagreements']} flips, median |dlogit| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
+            f"against torch {compared['disagreements']} flips, median |d{compared['differs']}| {compared['median_abs']:.4f}, "
+            f"max {compared['max_abs']:.4f}"
         )
 
 

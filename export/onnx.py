@@ -3,8 +3,8 @@
 The graph is traced by `torch.onnx.export(dynamo=True)` and then tidied, so that engines recognise its patterns and a reader finds his
 layers again:
 
-- the attention mask becomes additive once, before the model: `bias = (1 - mask) * MASKED`, float [B, 1, 1, S]. A boolean mask would
-  leave Where and IsNaN nodes in every layer;
+- the attention mask becomes additive once, before the model: `bias = (1 - mask) * MASKED`, float [B, 1, 1, S]; for text-generation
+  `bias = (column > row) * MASKED`, float [1, 1, S, S]. A boolean mask would leave Where and IsNaN nodes in every layer;
 - attention is traced in its plain form `softmax(Q K^T * scale + bias) V`. The decomposition of scaled_dot_product_attention yields the
   same numbers with 12 Reshape, 6 Transpose, 18 Slice and 12 Concat nodes more on a model of 6 layers;
 - every GEMM is called after its module: node `<module>/MatMul`, weight `<module>.weight`, metadata `module`; the two products of
@@ -13,7 +13,10 @@ layers again:
 
 Batch is dynamic, for text the sequence too. For quantized checkpoints this is the float model on grid weights; `export.qdq` makes it int8.
 
-Left out: decoders, and models whose trace depends on the sequence length; the exporter refuses those itself.
+A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear (`compress.conv1d`).
+
+Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
+exporter refuses those itself.
 """
 
 from __future__ import annotations
@@ -33,8 +36,9 @@ from onnx import helper
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from compress.model_config import auto_class, quiet
-from compress.preprocess import Preprocessor
+from compress.conv1d import with_linears
+from compress.model_config import auto_class, quiet, read_config
+from compress.preprocess import GENERATION, Preprocessor
 from compress.stage import Task
 
 OPSET = 20
@@ -68,6 +72,27 @@ class _Text(nn.Module):
         return logits
 
 
+class _Generation(nn.Module):
+    """Takes token ids int64 [B, S]; hands the model an additive causal mask float [1, 1, S, S], or lets it make its own.
+
+    There is no mask of padding: what stands behind a token is masked anyway.
+    """
+
+    def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.additive = additive
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        (ids_BS,) = inputs
+        mask = None
+        if self.additive:
+            position_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
+            mask = (position_S[None, None, None, :] > position_S[None, None, :, None]).to(torch.float32) * MASKED
+        logits: Tensor = self.model(input_ids=ids_BS, attention_mask=mask).logits
+        return logits
+
+
 class _Image(nn.Module):
     """Takes pixel values float [B, C, H, W]."""
 
@@ -91,13 +116,13 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
 
     Returns:
         `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W]; the output is `logits` float32
-        [batch, num_labels].
+        [batch, num_labels], or [batch, sequence, vocabulary].
     """
     with _quiet(), torch.no_grad():
         model = _load(checkpoint, cast("Task", preprocessor.task))
         axes: tuple[str, ...] = ("batch",)
         if preprocessor.modality == "text":
-            wrapper: nn.Module = _Text(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
+            wrapper: nn.Module = _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
             example = _text_rows(preprocessor, model.config.vocab_size, min(EXAMPLE_LENGTH, preprocessor.max_length))
             axes = ("batch", "sequence")
         else:
@@ -106,7 +131,7 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
             wrapper, example = _Image(model), (torch.zeros(2, *preprocessor.steps.shape),)
         with nullcontext() if preprocessor.modality == "text" else _without_masks():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
-    return save(_tidy(graph, axes), out)
+    return save(_tidy(graph, axes, axes if preprocessor.task == GENERATION else axes[:1]), out)
 
 
 def save(model: onnx.ModelProto, out: Path) -> Path:
@@ -142,7 +167,15 @@ def prune_initializers(graph: onnx.GraphProto) -> None:
 
 
 def _load(checkpoint: Path, task: Task) -> Any:
-    return auto_class(task).from_pretrained(checkpoint, attn_implementation="eager", dtype=torch.float32, local_files_only=True).eval()
+    config = read_config(checkpoint, "checkpoint")
+    model = auto_class(task, config).from_pretrained(
+        checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    )
+    return with_linears(model).eval()
+
+
+def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation]:
+    return _Generation if preprocessor.task == GENERATION else _Text
 
 
 def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tuple[Tensor, ...]:
@@ -162,7 +195,7 @@ def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
     DeBERTa reads such a mask the other way round, ModernBERT loses its sliding windows: those keep their own treatment of the mask.
     """
     rows = _text_rows(preprocessor, model.config.vocab_size, preprocessor.max_length)
-    plain, additive = (_Text(model, preprocessor.input_names, additive=additive) for additive in (False, True))
+    plain, additive = (_wrapper(preprocessor)(model, preprocessor.input_names, additive=additive) for additive in (False, True))
     try:
         return torch.allclose(plain(*rows), additive(*rows), atol=1e-4)
     except (ValueError, RuntimeError, IndexError, TypeError):  # what models raise for a mask of four axes
@@ -210,21 +243,21 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _tidy(model: onnx.ModelProto, axes: tuple[str, ...]) -> onnx.ModelProto:
+def _tidy(model: onnx.ModelProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> onnx.ModelProto:
     graph = model.graph
     assert not model.functions, [function.name for function in model.functions]
     del graph.value_info[:]
     del model.metadata_props[:]
     del graph.metadata_props[:]
     graph.name, graph.doc_string, model.doc_string = "model", "", ""
-    _name_axes(graph, axes)
+    _name_axes(graph, axes, output_axes)
     _name_gemms(graph)
     prune_initializers(graph)
     return model
 
 
-def _name_axes(graph: onnx.GraphProto, axes: tuple[str, ...]) -> None:
-    for value, names in [(value, axes) for value in graph.input] + [(value, axes[:1]) for value in graph.output]:
+def _name_axes(graph: onnx.GraphProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> None:
+    for value, names in [(value, axes) for value in graph.input] + [(value, output_axes) for value in graph.output]:
         value.doc_string = ""
         del value.metadata_props[:]
         for dim, name in zip(value.type.tensor_type.shape.dim, names, strict=False):
@@ -235,6 +268,8 @@ def _name_axes(graph: onnx.GraphProto, axes: tuple[str, ...]) -> None:
 def _name_gemms(graph: onnx.GraphProto) -> None:
     """Names GEMM nodes and their weights by module, and keeps no other metadata."""
     weights = {tensor.name for tensor in graph.initializer}
+    # A head that is tied to the embedding reads its weight through a Transpose: what else reads it keeps it from being folded.
+    turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
     producer = {output: node.op_type for node in graph.node for output in node.output}
     renamed = {name: name.removeprefix(_PREFIX) for name in weights}
     seen: Counter[str] = Counter()
@@ -245,8 +280,9 @@ def _name_gemms(graph: onnx.GraphProto) -> None:
         if node.op_type not in GEMMS:
             continue
         helper.set_metadata_props(node, {MODULE: path})
-        if node.input[1] in weights:
-            renamed[node.input[1]] = f"{path}.weight"
+        weight = turned.get(node.input[1], node.input[1])
+        if weight in weights:
+            renamed[weight] = f"{path}.weight"
             node.name = f"{path}/{node.op_type}"
         else:
             node.name = f"{path}/{'pv' if producer.get(node.input[0]) == 'Softmax' else 'qk'}"

@@ -28,6 +28,7 @@ INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
 )
 FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
+INT4 = "MatMulNBits"
 PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}
 
 
@@ -61,6 +62,7 @@ class OnnxRuntime:
         found: dict[str, str] = {}
         for node in self._optimized_graph().node:
             precision = "int8" if node.op_type in INTEGER else self._spec.float_precision if node.op_type in FLOAT else None
+            precision = "w4a16" if node.op_type == INT4 else precision
             if precision is not None:
                 found |= {gemm: precision for gemm in gemms if _made_of(node.name, gemm, outputs[gemm])}
         return found
@@ -102,6 +104,8 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # int4 weights are multiplied with float activations, as in torch; by default they would become int8
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
     options.log_severity_level = 3  # it warns that a saved optimized graph fits this machine only: that is what it is for
     return options
 

@@ -25,14 +25,25 @@ from numpy.typing import NDArray
 from export.engine import EngineSpec, Features, Logits
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8"}
+PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": "w4a16"}
+UNTOLD = "i8"
+"""What the runtime model gives for a GEMM with int8 weights that may quantize its activations by itself: the type of the weights, both
+where it does and where it multiplies in float."""
 GEMM_LAYERS = frozenset({"FullyConnected", "MatMul", "Convolution"})
 FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
 
 
-def build(onnx: Path, folder: Path) -> tuple[Path, Path]:
-    """Converts an ONNX model to `openvino.xml` and `openvino.bin` in `folder`, and returns their paths."""
+def build(onnx: Path, folder: Path, runtime_options: Mapping[str, str] | None = None) -> tuple[Path, Path]:
+    """Converts an ONNX model to `openvino.xml` and `openvino.bin` in `folder`, and returns their paths.
+
+    Args:
+        onnx: The model.
+        folder: Where to write.
+        runtime_options: Properties that the model is compiled with wherever it is read; kept in the xml.
+    """
     model = openvino.Core().read_model(onnx)
+    for name, value in (runtime_options or {}).items():
+        model.set_rt_info(value, ["runtime_options", name])
     xml, weights = files(folder)
     openvino.save_model(model, xml, compress_to_fp16=False)
     return xml, weights
@@ -84,7 +95,13 @@ class OpenVino:
         layers = [_Layer(node) for node in self._compile(shape)[0].get_runtime_model().get_ops()]
         readers = _readers(self._model)
         found = {gemm: _find(gemm, readers.get(gemm, []), layers) for gemm in gemms}
-        return {gemm: PRECISIONS.get(layer.precision, layer.precision) for gemm, layer in found.items() if layer is not None}
+        if gemms and found[gemms[-1]] is None:  # a GEMM without bias at the end goes by the name of what the graph returns, weight and all
+            last = self._model.get_results()[0].input_value(0).get_node().get_friendly_name()
+            found[gemms[-1]] = next((layer for layer in layers if layer.is_gemm and layer.made_of(last)), None)
+        told = {gemm: layer.precision_of(gemm) for gemm, layer in found.items() if layer is not None}
+        if self._spec.precision == "int8-dynamic":
+            told = {gemm: precision for gemm, precision in told.items() if precision != UNTOLD}
+        return {gemm: PRECISIONS.get(precision, precision) for gemm, precision in told.items()}
 
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
         """Returns tensors of the stored model, which is compiled once more with these as outputs."""
@@ -123,9 +140,23 @@ class _Layer:
         info = {key: str(node.get_rt_info()[key].value) for key in ("layerType", "runtimePrecision", "originalLayersNames")}
         inputs = node.input_values()
         self.is_gemm, self.is_fused = info["layerType"] in GEMM_LAYERS, info["layerType"] in FUSED_LAYERS
-        self.precision = _widest(inputs) if self.is_fused else info["runtimePrecision"]
+        self.is_subgraph, self.precision = info["layerType"] == "Subgraph", info["runtimePrecision"]
+        self.types = [str(value.get_element_type().get_type_name()) for value in inputs]
         self.origins = [origin for origin in info["originalLayersNames"].split(",") if origin]
         self.weight = inputs[1].get_node().get_friendly_name() if len(inputs) > 1 else ""
+
+    def precision_of(self, gemm: str) -> str:
+        """Returns the type that a GEMM in this layer multiplies.
+
+        A Subgraph that attention became reads queries, keys, then scale and mask if there are any, and values: the products have the types
+        of the first two and of the last, and a mask in float says nothing of them. The runtimePrecision is that of one input.
+        """
+        product = gemm.rpartition("/")[2]
+        if self.is_subgraph and product.startswith("qk"):
+            return _widest(self.types[:2])
+        if self.is_subgraph and product.startswith("pv"):
+            return _widest(self.types[-1:])
+        return _widest(self.types) if self.is_fused else self.precision
 
     def made_of(self, *nodes: str) -> bool:
         """Whether one of these ONNX nodes went into it."""
@@ -148,12 +179,8 @@ def _find(gemm: str, readers: Sequence[str], layers: Sequence[_Layer]) -> _Layer
     )
 
 
-def _widest(inputs: Sequence[Any]) -> str:
-    """Returns f32, bf16 or f16 where any input of a fused layer is that, the type of the first one otherwise.
-
-    The runtimePrecision of such a layer is that of one input, and may be the u8 of a boolean mask.
-    """
-    types = [str(value.get_element_type().get_type_name()) for value in inputs]
+def _widest(types: Sequence[str]) -> str:
+    """Returns f32, bf16 or f16 where any of these types is that, the first one otherwise."""
     return next((precision for precision in ("f32", "bf16", "f16") if precision in types), types[0])
 
 

@@ -10,10 +10,13 @@ A code may be off by one where x / s_x lies within 1e-3 of a rounding boundary: 
 sum may never be off: kernels that saturate at 16 bits (int8 without VNNI, weights of 8 bits) are found here.
 
 End to end, on the evaluation rows: predictions that differ from torch are no more than chance makes of a rate of 0.1 %
-(`disagreements_allowed`), median |logit - logit of torch| <= 0.02 (for regression in standard deviations of the labels). The maximum is
+(`disagreements_allowed`), median |logit - logit of torch| <= 0.02 (for regression in standard deviations of the labels; for generation of
+the nll of the tokens, which are what is predicted there). The maximum is
 reported, not gated: one rounding that falls the other way is a visible step. How often that happens differs between modes of one engine:
 OpenVINO's dynamic mode rounds x / s + 128, which is 1.5e-5 coarse, and flips 15 codes in a row of 128 tokens where its static mode flips
 none.
+
+The products of attention and the residuals that are int8 are compared in the same way (`export.parity_products`).
 
 Left out: layers that stay float; only the end-to-end figures cover them.
 """
@@ -32,8 +35,10 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from scipy.stats import poisson
 
+from compress.evaluate import differences
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
 from compress.stage import Task
+from compress.tasks import TASKS
 from export.onnx import module_of
 
 BOUNDARY = 1e-3
@@ -92,14 +97,17 @@ class LayerParity:
 
 
 def quantized_gemms(model: Path) -> list[QuantizedGemm]:
-    """Returns the int8 layers of a Q/DQ model of `export.qdq`, in graph order."""
+    """Returns the int8 layers of a Q/DQ model of `export.qdq`, in graph order; the products of attention are no layers."""
     graph = onnx.load(str(model)).graph
     producer = {output: node for node in graph.node for output in node.output}
     constant = {tensor.name: tensor for tensor in graph.initializer}
     return [
         _gemm(node, producer, constant)
         for node in graph.node
-        if node.op_type in ("MatMul", "Gemm") and _dequantizes(producer, node.input[0]) and _dequantizes(producer, node.input[1])
+        if node.op_type in ("MatMul", "Gemm")
+        and _dequantizes(producer, node.input[0])
+        and _dequantizes(producer, node.input[1])
+        and producer[node.input[1]].input[0] in constant
     ]
 
 
@@ -112,21 +120,26 @@ def compare_layer(gemm: QuantizedGemm, x: Array, codes: Array, y: Array) -> Laye
         codes: The engine's codes of it, int8 [..., I].
         y: The engine's product, float32 [..., O].
     """
-    inputs = torch.from_numpy(np.ascontiguousarray(x))
-    expected = quantize(inputs, torch.tensor(float(gemm.input_scale)), ACTIVATION_LOW, ACTIVATION_HIGH).numpy()
-    steps = x.astype(np.float64) / float(gemm.input_scale)
-    off = codes.astype(np.int16) - expected
-    on_boundary = np.abs(np.abs(steps - np.trunc(steps)) - 0.5) <= BOUNDARY
+    different, allowed = compare_codes(x, codes, gemm.input_scale)
     flat = torch.from_numpy(np.ascontiguousarray(codes.reshape(-1, codes.shape[-1])))
     sums = int8_matmul(flat, torch.from_numpy(gemm.weight_OI)).numpy().astype(np.float64).reshape(y.shape)
-    return LayerParity(
-        gemm.layer,
-        codes.size,
-        int((off != 0).sum()),
-        int((on_boundary & (np.abs(off) == 1)).sum()),
-        sums.size,
-        int((_recovered(gemm, y, sums) != 0).sum()),
-    )
+    return LayerParity(gemm.layer, codes.size, different, allowed, sums.size, int((_recovered(gemm, y, sums) != 0).sum()))
+
+
+def compare_codes(x: Array, codes: Array, scale: NDArray[np.float32]) -> tuple[int, int]:
+    """Returns how many codes of a tensor differ from those of torch, and how many of these lie on a rounding boundary, off by one.
+
+    Args:
+        x: The float tensor in the engine, float32.
+        codes: The engine's codes of it, int8 of its shape.
+        scale: float32 [].
+    """
+    inputs = torch.from_numpy(np.ascontiguousarray(x))
+    expected = quantize(inputs, torch.tensor(float(scale)), ACTIVATION_LOW, ACTIVATION_HIGH).numpy()
+    steps = x.astype(np.float64) / float(scale)
+    off = codes.astype(np.int16) - expected
+    on_boundary = np.abs(np.abs(steps - np.trunc(steps)) - 0.5) <= BOUNDARY
+    return int((off != 0).sum()), int((on_boundary & (np.abs(off) == 1)).sum())
 
 
 def compare_layers(gemms: Sequence[QuantizedGemm], tensors: Mapping[str, Array]) -> list[LayerParity]:
@@ -139,29 +152,28 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Arr
 
     Args:
         task: Regression has no classes that could disagree; its differences are in standard deviations of the labels.
-        reference: Logits of torch, float32 [n, C].
+        reference: Logits of torch, float32 [n, C], or for generation answers [n, T, 2]: its predictions are tokens, its differences of nll.
         logits: Logits of the engine.
         labels: Labels [n].
 
     Returns:
-        `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`.
+        `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit` or `nll`.
     """
-    difference = np.abs(logits.astype(np.float64) - reference)
-    disagreements = 0
-    if task == "text-regression":
+    changed, difference = differences(task, reference, logits)
+    if TASKS[task].answer == "value":
         spread = float(np.std(labels.astype(np.float64)))
         difference /= spread if spread > 0 else 1.0
-    else:
-        disagreements = int((logits.argmax(axis=1) != reference.argmax(axis=1)).sum())
-    limit, median = disagreements_allowed(len(reference)), float(np.median(difference))
+    disagreements = int(changed.sum())
+    limit, median = disagreements_allowed(len(changed)), float(np.median(difference))
     return {
         "disagreements": disagreements,
         "limit": limit,
         "median_abs": median,
         "median_limit": MEDIAN_LIMIT,
         "max_abs": float(difference.max()),
-        "n": len(reference),
+        "n": len(changed),
         "passed": disagreements <= limit and median <= MEDIAN_LIMIT,
+        "differs": "nll" if TASKS[task].answer == "tokens" else "logit",
     }
 
 
@@ -201,7 +213,7 @@ def shortfall(name: str, predictions: Mapping[str, Any]) -> str | None:
         return None
     return (
         f"parity: {name}: {predictions['disagreements']} of {predictions['n']} predictions differ from torch "
-        f"(at most {predictions['limit']}), median |dlogit| {predictions['median_abs']:.4f} (at most {MEDIAN_LIMIT})"
+        f"(at most {predictions['limit']}), median |d{predictions['differs']}| {predictions['median_abs']:.4f} (at most {MEDIAN_LIMIT})"
     )
 
 

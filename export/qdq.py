@@ -9,22 +9,27 @@ same numbers. Zero-points are 0; weights are stored as int8 only. Layers that re
 
 Where the checkpoint has a smoothing vector v[I] for a layer (`input_smooth`), a Mul by 1 / v stands before Q and Wq are the codes of W * v.
 
-Left out: the products of attention, convolutions and everything the checkpoint does not list stay float.
+Where the checkpoint lists products of attention or residual additions, `export.qdq_products` does the same for those.
+
+Left out: convolutions and everything else that the checkpoint does not list stay float.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
+from compress.int8_sites import load_sites
 from export.onnx import module_of, prune_initializers, save
+from export.qdq_products import insert_sites
 
 ZERO_INT8, ZERO_UINT8 = "zero_point.int8", "zero_point.uint8"
 _GRID_TOLERANCE = 1e-2
@@ -52,11 +57,13 @@ def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
         `out`; inputs and outputs are those of `float_onnx`.
 
     Raises:
-        ValueError: A layer of quantization.json is not in the graph exactly once, or its weights are not on the grid of its scales.
+        ValueError: A layer or site of quantization.json is not in the graph exactly once, or its weights are not on the grid of its
+            scales.
     """
     scales = read_scales(checkpoint)
     model = onnx.load(str(float_onnx))
     _insert(model.graph, scales)
+    insert_sites(model.graph, load_sites(checkpoint), ZERO_INT8)
     return save(model, out)
 
 
@@ -99,7 +106,7 @@ def uint8_activations(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    chosen = _find(graph, scales, weights)
+    chosen = find_layers(graph, scales)
     graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), ZERO_INT8))
     pairs: dict[tuple[str, float, bytes], str] = {}
     nodes = []
@@ -120,9 +127,10 @@ def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
     prune_initializers(graph)
 
 
-def _find(graph: onnx.GraphProto, scales: dict[str, LayerScales], weights: dict[str, TensorProto]) -> dict[str, str]:
+def find_layers(graph: onnx.GraphProto, layers: Collection[str]) -> dict[str, str]:
     """Returns the module path of each chosen layer by the name of its node."""
-    found: dict[str, list[str]] = {name: [] for name in scales}
+    weights = {tensor.name for tensor in graph.initializer}
+    found: dict[str, list[str]] = {name: [] for name in layers}
     for node in graph.node:
         name = module_of(node)
         if name in found and node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:

@@ -9,8 +9,8 @@
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
 What is common to all of them is in `compress.tensorrt_plan`.
 
-`precision` is fp32 or int8, with float32 for the rest. float16 is going to be a third one, made by casts in the graph before it comes
-here (float32 islands chosen by range); `float_precision` of the entries is where it will show.
+`precision` is fp32, int8, w4a16 or fp8, with float32 for the rest. float16 is going to be another one, made by casts in the graph before
+it comes here (float32 islands chosen by range); `float_precision` of the entries is where it will show.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from export.share import share
 
 CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""
+ALLOWED: Final = ("fp32", "int8", "w4a16", "fp8")
 TENSORRT, RTX = "tensorrt", "tensorrt_rtx_bindings"
 TIMING_CACHE = "tensorrt.timing-cache"
 INSTALL = (
@@ -65,7 +66,7 @@ def build(
     Args:
         onnx: The float or Q/DQ graph.
         out: Folder of the build inside the export artifact; a plan and its timing cache are written into it.
-        precision: fp32 or int8: what the graph holds.
+        precision: fp32, int8, w4a16 or fp8: what the graph holds.
         buckets: Sequence lengths (tokens), one optimisation profile each; () for images.
         max_batch_size: Largest batch of every profile.
         capabilities: What to prove the graph for where there is no GPU.
@@ -75,8 +76,8 @@ def build(
         Entries for `engines` of export.json: one for the GPU of this machine; or one for each capability, not runnable; or one that says
         what is missing. A failed build is an entry with `runnable` false, and the library's words as `reason`.
     """
-    if precision not in ("fp32", "int8"):
-        raise ValueError(f"precision {precision}; fp32 or int8 is allowed")
+    if precision not in ALLOWED:
+        raise ValueError(f"precision {precision}; allowed: {', '.join(ALLOWED)}")
     real = installed(TENSORRT) and bool(gpus())
     if not real and not installed(RTX):
         log(INSTALL)

@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from compress.conv1d import with_linears
 from compress.errors import InputError
 from compress.model import forward, load
-from compress.model_config import auto_class, quiet
+from compress.model_config import auto_class, quiet, read_config
 from compress.preprocess import Preprocessor
 from export.engine import EngineSpec, Features, Logits
 
@@ -50,7 +51,7 @@ class Torch:
             self._model = torch.compile(self._model, dynamic=False)  # type: ignore[assignment]
 
     def predict(self, features: Features) -> Logits:
-        """Returns logits float32 [n, C]."""
+        """Returns logits float32 [n, C], or [n, L, V]."""
         with torch.inference_mode():
             tensors = {name: torch.from_numpy(array).to(self._device) for name, array in features.items()}
             if "pixel_values" in tensors:
@@ -68,7 +69,10 @@ def load_float(checkpoint: Path, preprocess: Path) -> nn.Module:
     if not (checkpoint / "quantization.json").exists():
         return load(checkpoint)
     task: Any = Preprocessor.load(preprocess).task
+    config = read_config(checkpoint, "checkpoint")
     with quiet():
-        model = auto_class(task).from_pretrained(checkpoint, dtype=torch.float32, use_safetensors=True, local_files_only=True)
-    floating: nn.Module = model.eval()
+        model = auto_class(task, config).from_pretrained(
+            checkpoint, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=True
+        )
+    floating: nn.Module = with_linears(model).eval()
     return floating

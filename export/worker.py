@@ -29,6 +29,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from compress.engine_process import read_rows
+from compress.evaluate import kept
 from compress.preprocess import Preprocessor
 from export.engine import Engine, EngineSpec, Features, Probed, open_engine
 
@@ -48,12 +49,12 @@ class Worker:
         self.seen: set[tuple[int, int | None]] = set()
 
     def predict(self, request: Request) -> dict[str, Any]:
-        """Writes the logits of all rows, float32 [n, C], in row order."""
+        """Writes the logits of all rows, float32 [n, C], or for generation the answers [n, T, 2], in row order."""
         rows = read_rows(Path(request["rows"]))
         logits: np.ndarray | None = None
         for indices, features in self.preprocessor.batches(rows, request["batch_size"]):
-            answer = self.engine.predict(features)
-            logits = np.zeros((len(rows), answer.shape[1]), np.float32) if logits is None else logits
+            answer = kept(self.preprocessor, [rows[index] for index in indices], self.engine.predict(features))
+            logits = np.zeros((len(rows), *answer.shape[1:]), np.float32) if logits is None else logits
             logits[indices] = answer
         if logits is None:
             raise ValueError("no rows to predict")

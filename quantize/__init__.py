@@ -1,1 +1,1 @@
-"""Quantization methods: calibration and true-int8 post-training quantization, one algorithm a file."""
+"""Quantization methods: int8, int4 and FP8, after training and with it, one algorithm a file."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import LayerScales, int8_linear
+from compress.quantization import Scales
 from quantize.calibration import real_rows
 from quantize.trial import place
 
@@ -33,11 +33,12 @@ class _Reached(Exception):
 def correct_biases(
     model: nn.Module,
     layers: Mapping[str, nn.Linear],
-    scales: Mapping[str, LayerScales],
+    scales: Mapping[str, Scales],
     group: Mapping[str, str],
     batches: Batches,
     forward: Forward,
     each: Callable[[Iterable[list[str]]], Iterable[list[str]]] = iter,
+    rounded: Mapping[str, nn.Linear] | None = None,
 ) -> dict[str, float]:
     """Corrects the biases of float layers in place, for the time when their weights and inputs are quantized.
 
@@ -49,6 +50,7 @@ def correct_biases(
         batches: Starts a new pass over the calibration rows.
         forward: Sends a batch through the model.
         each: Goes through the groups of layers, showing progress.
+        rounded: The layers with their weights rounded, where that is not to the nearest; their biases are those of `layers`.
 
     Returns:
         By layer that has a bias, the root mean square of its correction relative to that of its outputs.
@@ -59,14 +61,15 @@ def correct_biases(
     moved: dict[str, float] = {}
     try:
         for names in each(list(together.values())):
-            shifts = _shifts(model, {name: layers[name] for name in names}, scales, batches, forward)
+            integer = {name: scales[name].module(name, (rounded or layers)[name]) for name in names}
+            shifts = _shifts(model, {name: layers[name] for name in names}, integer, batches, forward)
             for name in names:
                 layer = layers[name]
                 if layer.bias is not None:
                     shift_O, power_O = shifts[name]
                     layer.bias.data = layer.bias.data + shift_O.float()
                     moved[name] = float((shift_O.square().mean() / power_O.mean().clamp(min=1e-30)).sqrt())
-                place(model, name, int8_linear(name, layer, scales[name]))
+                place(model, name, scales[name].module(name, (rounded or layers)[name]))
     finally:
         for name, layer in layers.items():
             place(model, name, layer)
@@ -74,10 +77,10 @@ def correct_biases(
 
 
 def _shifts(
-    model: nn.Module, layers: Mapping[str, nn.Linear], scales: Mapping[str, LayerScales], batches: Batches, forward: Forward
+    model: nn.Module, layers: Mapping[str, nn.Linear], integer: Mapping[str, nn.Module], batches: Batches, forward: Forward
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Returns for each layer the means of (float - quantized output) and of (float output)^2, float64 [O], over all real positions."""
-    watch = _Watch(layers, scales)
+    watch = _Watch(layers, integer)
     handles = [layer.register_forward_hook(watch.hook(name)) for name, layer in layers.items()]
     try:
         with torch.inference_mode():
@@ -95,10 +98,10 @@ def _shifts(
 
 
 class _Watch:
-    """Compares the outputs of float layers with those of their integer forms."""
+    """Compares the outputs of float layers with those of their quantized forms."""
 
-    def __init__(self, layers: Mapping[str, nn.Linear], scales: Mapping[str, LayerScales]) -> None:
-        self.integer = {name: int8_linear(name, layer, scales[name]) for name, layer in layers.items()}
+    def __init__(self, layers: Mapping[str, nn.Linear], integer: Mapping[str, nn.Module]) -> None:
+        self.integer = integer
         self.shift = {name: torch.zeros(layer.out_features, dtype=torch.float64) for name, layer in layers.items()}
         self.power = {name: torch.zeros(layer.out_features, dtype=torch.float64) for name, layer in layers.items()}
         self.count: Counter[str] = Counter()

@@ -2,6 +2,7 @@
 
     by labels       loss = metric(float logits, labels) - metric(int8 logits, labels)
     by agreement    loss = share of rows answered differently; regression: 1 - Pearson(float, int8)
+    generation      loss = perplexity(int8) / perplexity(float) - 1, always by labels: text is its own label, and what is lost is relative
 
 Labels are used only where this run trained the model itself and so kept the selection rows out of its training. A model from outside may
 have learned them by heart; the answers it gives there flatter it, but whether int8 gives the same answers can still be counted.
@@ -20,8 +21,10 @@ import numpy as np
 
 from compress.evaluate import PRIMARY, Array, metrics, pearson, predict
 from compress.finetune import trained_here
+from compress.generation import labels_of
 from compress.preprocess import Row
 from compress.stage import Context, Task
+from compress.tasks import TASKS, drop
 
 if TYPE_CHECKING:
     from torch import nn
@@ -39,18 +42,23 @@ class Budget:
     """Of the rows, where they may be used."""
     context: Context
     logits: Array
-    """Of the float model, float32 [n, C]."""
+    """Of the float model, float32 [n, C], or the answers [n, T, 2] of `compress.generation`."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Budget:
         """Asks the float model for the selection rows; calibration rows, without their labels, where there are none."""
         split = context.data.selection
         rows, labels = (split.rows, split.labels if trained_here(context) else None) if len(split) else (list(calibration), None)
+        if TASKS[context.task].answer == "tokens":
+            blocks: Any = rows
+            labels = labels_of(blocks, context.max_length - 1)
         return cls(checkpoint, rows, labels, context, _predict(model, checkpoint, rows, context))
 
     @property
     def measure(self) -> str:
         """What a loss is, in words."""
+        if TASKS[self.context.task].relative:
+            return f"relative increase of {PRIMARY[self.context.task]} on {len(self.rows)} selection blocks"
         if self.labels is not None:
             return f"{PRIMARY[self.context.task]} lost on {len(self.rows)} selection rows"
         if self.context.task == "text-regression":
@@ -65,7 +73,7 @@ class Budget:
 def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> float:
     """Returns the loss of logits `[n, C]` against reference logits `[n, C]`, by labels `[n]` or, without, by agreement."""
     if labels is not None:
-        return metrics(task, reference, labels)[PRIMARY[task]] - metrics(task, logits, labels)[PRIMARY[task]]
+        return drop(task, metrics(task, reference, labels)[PRIMARY[task]], metrics(task, logits, labels)[PRIMARY[task]])
     if task == "text-regression":
         return 1.0 - pearson(reference[:, 0], logits[:, 0])
     return float(np.mean(reference.argmax(axis=1) != logits.argmax(axis=1)))

@@ -189,9 +189,9 @@ def signal(histogram: Histogram) -> float:
     return float((histogram.edges() ** 3 / 3).diff() @ histogram.counts.double()) / histogram.width
 
 
-def clipped_share(histogram: Histogram, scale: float) -> float:
-    """Returns the share of values beyond the largest code of `scale`, to within one bin."""
-    first = math.ceil((ACTIVATION_HIGH + 0.5) * scale / histogram.width) if histogram.total else BINS
+def clipped_share(histogram: Histogram, scale: float, highest: int = ACTIVATION_HIGH) -> float:
+    """Returns the share of values beyond the code `highest` of `scale`, to within one bin."""
+    first = math.ceil((highest + 0.5) * scale / histogram.width) if histogram.total else BINS
     return int(histogram.counts[min(first, BINS) :].sum()) / max(1, histogram.total)
 
 
@@ -210,13 +210,17 @@ def threshold(histogram: Histogram, method: Method, percentile: float) -> float:
             return entropy_threshold(histogram)
 
 
-def input_scale(limit: float) -> Tensor:
-    """Returns the scale that maps `limit` to the code 127, float32 []; 1 for a tensor that was always zero."""
-    return torch.tensor(1.0 if limit == 0 else max(limit / ACTIVATION_HIGH, SMALLEST_SCALE), dtype=torch.float32)
+def input_scale(limit: float, highest: int = ACTIVATION_HIGH) -> Tensor:
+    """Returns the scale that maps `limit` to the code `highest`, float32 []; 1 for a tensor that was always zero."""
+    return torch.tensor(1.0 if limit == 0 else max(limit / highest, SMALLEST_SCALE), dtype=torch.float32)
 
 
 class Statistic(Protocol):
     """What is kept of a stream of tensors, in memory that does not depend on their number."""
+
+    @property
+    def total(self) -> int:
+        """Values or rows seen; 0 before the first."""
 
     def add(self, x: Tensor) -> None:
         """Takes one tensor, float [N, I]; raises ValueError where it holds NaN or infinity."""

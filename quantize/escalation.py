@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.artifact import Artifact
-from compress.int8 import LayerScales
+from compress.int8_sites import Sites, placed
+from compress.quantization import Scales
 from compress.stage import Context
 from quantize.budget import Budget
 from quantize.trial import in_int8
@@ -38,11 +39,13 @@ class Quantized:
 
     model: nn.Module
     """Float modules, their weights on the grids of `scales`."""
-    scales: Mapping[str, LayerScales]
+    scales: Mapping[str, Scales]
     kept: Mapping[str, str]
     """The linear layers that stay float, with the reason."""
     figures: Mapping[str, Any]
     warnings: list[str]
+    sites: Sites = field(default_factory=Sites)
+    """What is int8 beside the layers."""
 
 
 def budget_of(context: Context) -> float:
@@ -57,8 +60,9 @@ def ladder(stage: Quantize, max_drop: float) -> dict[str, Quantize]:
     ptq = stage.model_copy(update={"mode": "ptq"})
     shifted = ptq.model_copy(update={"smoothquant": stage.smoothing or True, "bias_correction": True})
     mixed = stage.mixed_precision or MixedPrecision(max_drop=max_drop)
+    learning = {"mode": "qat", "rounding": "nearest", "mixed_precision": None}
     trained = {
-        name: stage.model_copy(update={"mode": "qat", "mixed_precision": None, "qat": stage.qat.model_copy(update={"distill": distill})})
+        name: stage.model_copy(update={**learning, "qat": stage.qat.model_copy(update={"distill": distill})})
         for name, distill in (("qat", False), ("qat with distillation", True))
     }
     return {
@@ -100,7 +104,7 @@ def escalate(stage: Quantize, parent: Artifact, context: Context) -> Quantized:
 
 def _loss(made: Quantized, budget: Budget) -> float:
     layers: Any = {name: made.model.get_submodule(name) for name in made.scales}
-    with in_int8(made.model, layers, made.scales):
+    with in_int8(made.model, layers, made.scales), placed(made.model, *made.sites.forms()):
         return budget.loss(made.model)
 
 

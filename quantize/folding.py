@@ -11,6 +11,7 @@ channel numbers are sent along the same way:
 
     reshaping (view, transpose, indexing, ...)    is done to the channel numbers as it was done to the tensor
     ReLU, dropout of a model that does not train   s > 0 passes through
+    a product with another tensor or a number      the gate of an FFN; not with something made of the same output
     attention and P @ V, entered as V              mixes positions, not channels; V must have the same channel at every position
     a linear layer                                 is a consumer, where its input channel j is channel j of the producer
     anything else                                  blocks: a residual sum, GELU, tanh, another norm
@@ -25,7 +26,7 @@ units. Left out: sums all of whose terms could be scaled alike, and grouped-quer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +34,17 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from compress.stored_linear import StoredLinear
+from quantize.calibration import Observed
+
 RESHAPING = frozenset(
     {"view", "reshape", "transpose", "permute", "contiguous", "flatten", "unflatten", "squeeze", "unsqueeze", "expand", "__getitem__"}
     | {"chunk", "split", "unbind"}
 )
 HOMOGENEOUS = frozenset({"relu", "dropout", "to", "float", "type_as"})
+PRODUCT = frozenset({"mul", "__mul__", "__rmul__", "multiply"})
 ATTENTION, MATMUL, LINEAR = "scaled_dot_product_attention", frozenset({"matmul", "bmm", "__matmul__"}), "linear"
+UNFOLDED = "no norm or linear layer gives it channel by channel"
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,38 @@ class Fold:
     """Why no factor can be folded; None where it can."""
 
 
+@dataclass(frozen=True)
+class Group:
+    """Linear layers whose inputs are divided by one vector."""
+
+    layers: tuple[str, ...]
+    """Module paths, in order of execution."""
+    fold: Fold | None
+    """Where the division goes; None where nothing can absorb it."""
+    reason: str | None
+    """Why nothing can."""
+
+
+def groups(layers: Collection[str], folds: Sequence[Fold], observed: Observed[Any]) -> list[Group]:
+    """Divides the layers that were reached into groups: by the fold that they are consumers of, else by the tensor that they read.
+
+    Args:
+        layers: The layers that will be quantized.
+        folds: What `find_folds` found.
+        observed: Which layers were reached, and which read one tensor.
+    """
+    reached = [name for name in observed.group if name in layers and observed.of(name).total]
+    fold_of = {name: fold for fold in folds if fold.blocked is None for name in fold.consumers}
+    reasons = {name: f"{fold.producer}: {fold.blocked}" for fold in folds if fold.blocked is not None for name in fold.consumers}
+    members: dict[str, list[str]] = {}
+    for name in reached:
+        members.setdefault(fold_of[name].producer if name in fold_of else f"input of {observed.group[name]}", []).append(name)
+    return [
+        Group(tuple(names), fold_of.get(names[0]), None if names[0] in fold_of else reasons.get(names[0], UNFOLDED))
+        for names in members.values()
+    ]
+
+
 def rescale(model: nn.Module, fold: Fold, factor_C: Tensor) -> None:
     """Divides the channels of the producer by a factor and multiplies the input channels of the consumers by it, in place.
 
@@ -63,12 +101,18 @@ def rescale(model: nn.Module, fold: Fold, factor_C: Tensor) -> None:
     """
     assert fold.blocked is None, fold
     producer = model.get_submodule(fold.producer)
-    for parameter in producer.parameters(recurse=False):
-        parameter.data = parameter.data / factor_C.reshape(-1, *[1] * (parameter.dim() - 1))
+    if isinstance(producer, StoredLinear):
+        producer.divide_outputs(factor_C)
+    else:
+        for parameter in producer.parameters(recurse=False):
+            parameter.data = parameter.data / factor_C.reshape(-1, *[1] * (parameter.dim() - 1))
     for name in fold.consumers:
-        weight = model.get_submodule(name).weight
-        assert isinstance(weight, nn.Parameter), name
-        weight.data = weight.data * factor_C
+        consumer = model.get_submodule(name)
+        assert isinstance(consumer, nn.Linear), name
+        if isinstance(consumer, StoredLinear):
+            consumer.multiply_inputs(factor_C)
+        else:
+            consumer.weight.data = consumer.weight.data * factor_C
 
 
 def find_folds(
@@ -199,6 +243,7 @@ def _scales(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> bool:
 def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
     """Follows the output of a producer to the linear layers that read it, and to whatever else does."""
     reached: Counter[str] = Counter()
+    multiplied: set[int] = set()
     blocks = []
     answers = {id(tensor) for tensor in flow.answers}
     for output in outputs:
@@ -212,7 +257,9 @@ def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
             for call in readers:
                 consumer = flow.linear(call)
                 if consumer is None or call.argument(0, "input") is not tensor:
-                    passed = _pass(call, tensor, channel)
+                    again = call.name in PRODUCT and id(call.result) in multiplied  # both factors come from the producer: s squared
+                    multiplied.add(id(call.result))
+                    passed = None if again else _pass(call, tensor, channel)
                     blocks += [] if passed is not None else [f"{call.name} reads it"]
                     waiting += passed or []
                     continue
@@ -235,6 +282,8 @@ def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Te
     if inputs.count(id(tensor)) != 1:
         return None
     if call.args and call.args[0] is tensor and call.name in HOMOGENEOUS:
+        return [(call.result, _laid_out_as(call.result, channel))]
+    if call.name in PRODUCT and call.result.shape == tensor.shape:
         return [(call.result, _laid_out_as(call.result, channel))]
     if call.args and call.args[0] is tensor and call.name in RESHAPING:
         return list(zip(_tensors(call.result), _tensors(call.function(channel, *call.args[1:], **call.kwargs)), strict=True))

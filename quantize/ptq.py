@@ -1,20 +1,17 @@
-"""Post-training quantization: static W8A8, calibrated on real training rows.
+"""Post-training quantization: which layers, on which rows, and the checkpoint that comes of it; for w8a8 the scales of the weights.
 
-Weights per output channel, activations per tensor, both symmetric (`compress.int8`). The activation threshold comes from `calibration`;
-the weight scale of a channel is the one of least squared error among a few clipped ones:
+Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`); embeddings, pooler and head stay float,
+as do LayerNorm, softmax, GELU and the residual stream. Here are the steps; `quantize.quantize` puts them in order. The scale of an output
+channel in int8 is the one of least squared error among a few clipped ones:
 
     s_o = argmin over c in (0.8 ... 1.0) of  sum_i (W_oi - Q(W_oi; c * max_i |W_oi| / L))^2
 
-Every linear layer inside the repeated blocks of the encoder becomes int8; embeddings, pooler and head stay float, as do LayerNorm,
-softmax, GELU and the residual stream. Here are the steps; `quantize.quantize` puts them in order.
-
-Left out: the products of attention, and everything that is no linear layer.
+Left out: everything that is no linear layer.
 """
 
 from __future__ import annotations
 
 import fnmatch
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -24,18 +21,11 @@ import torch
 from torch import Tensor, nn
 
 from compress.errors import InputError, nearest
-from compress.int8 import (
-    SMALLEST_SCALE,
-    LayerScales,
-    levels,
-    on_grid,
-    on_grid_of,
-    save_quantization,
-    weight_scale,
-)
+from compress.int8 import SMALLEST_SCALE, on_grid, weight_scale
 from compress.preprocess import Row
+from compress.quantization import Scales, save_quantization
 from compress.stage import Context
-from quantize.calibration import Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
+from quantize.calibration import Histogram, Observed, clipped_share
 
 BATCH_SIZE = 32
 FEW_ROWS = 64
@@ -101,27 +91,6 @@ def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, lab
             advance(len(indices))
 
 
-def weight_scales(layers: Mapping[str, nn.Linear], bits: int, smooth: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Returns the weight scales of every layer, float32 [O] each; `smooth` [I] is what the inputs of some layers are divided by."""
-    return {name: mse_weight_scale(layer.weight.detach() * smooth.get(name, 1), levels(bits)) for name, layer in layers.items()}
-
-
-def choose_scales(
-    weights: Mapping[str, Tensor], smooth: Mapping[str, Tensor], observed: Observed[Histogram], bits: int, percentile: float, method: Method
-) -> dict[str, LayerScales]:
-    """Returns the scales of every layer: those of its weights as given, that of its input by the named calibrator."""
-    return {
-        name: LayerScales(scale_O, input_scale(threshold(observed.of(name), method, percentile)), bits, smooth.get(name))
-        for name, scale_O in weights.items()
-    }
-
-
-def round_weights(layers: Mapping[str, nn.Linear], scales: Mapping[str, LayerScales]) -> None:
-    """Rounds the weights to the grids of their scales, in place."""
-    for name, layer in layers.items():
-        layer.weight.data = on_grid_of(layer.weight.detach(), scales[name])
-
-
 def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
     """Returns the scale of each output channel with the least squared rounding error, float32 [O].
 
@@ -140,21 +109,6 @@ def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
     return best_O
 
 
-def layer_figures(name: str, weight_OI: Tensor, scales: LayerScales, observed: Observed[Histogram]) -> dict[str, Any]:
-    """Returns what quantization does to one layer, for the report; of a smoothed layer, to its smoothed inputs and weights."""
-    histogram, scale = observed.of(name), float(scales.input_scale)
-    weight_OI = weight_OI if scales.input_smooth is None else weight_OI * scales.input_smooth
-    error = float(_squared_error(weight_OI, scales.weight_scale, levels(scales.weight_bits)).sum())
-    return {
-        "name": name,
-        "input_scale": scale,
-        "max_abs": histogram.largest,
-        "clipped": clipped_share(histogram, scale),
-        "input_sqnr_db": _decibels(signal(histogram), noise(histogram, scale)),
-        "weight_sqnr_db": _decibels(float(weight_OI.double().square().sum()), error),
-    }
-
-
 def range_warnings(rows: Sequence[Row], unreached: Sequence[str]) -> list[str]:
     """Returns in one line each what makes the observed ranges doubtful."""
     warnings = []
@@ -165,12 +119,18 @@ def range_warnings(rows: Sequence[Row], unreached: Sequence[str]) -> list[str]:
     return warnings
 
 
-def compare_ranges(figures: Sequence[dict[str, Any]], selection: Observed[Histogram]) -> list[str]:
-    """Adds largest input and share clipped on selection rows to the figures of each layer; returns a warning where they do not fit."""
+def compare_ranges(figures: Sequence[dict[str, Any]], selection: Observed[Histogram], highest: int) -> list[str]:
+    """Adds largest input and share clipped on selection rows to the figures of each layer; returns a warning where they do not fit.
+
+    Args:
+        figures: With `name`, `max_abs` and `input_scale`; changed in place.
+        selection: The inputs on selection rows.
+        highest: Largest code of an input.
+    """
     for figure in figures:
         seen = selection.of(figure["name"]) if figure["name"] in selection.group else None
         figure["selection_max_abs"] = seen.largest if seen else None
-        figure["selection_clipped"] = clipped_share(seen, figure["input_scale"]) if seen else None
+        figure["selection_clipped"] = clipped_share(seen, figure["input_scale"], highest) if seen else None
     beyond = [figure["name"] for figure in figures if _is_beyond(figure)]
     if not beyond:
         return []
@@ -186,20 +146,18 @@ def _is_beyond(figure: Mapping[str, Any]) -> bool:
     return bool(figure["selection_max_abs"] > BEYOND * figure["max_abs"] and figure["selection_clipped"] > BEYOND_SHARE)
 
 
-def write_checkpoint(model: nn.Module, source: Path, out: Path, scales: Mapping[str, LayerScales], kept: Mapping[str, str]) -> None:
+def write_checkpoint(
+    model: nn.Module, source: Path, out: Path, scales: Mapping[str, Scales], kept: Mapping[str, str], what: str = "int8 (w8a8)"
+) -> None:
     """Writes a quantized checkpoint: grid weights in a stock Transformers folder, scales beside them."""
     from compress.model import save
 
-    save(model, source, out, f"Quantized to int8 (w8a8) after training: {len(scales)} linear layers; load it with compress.model.load")
+    save(model, source, out, f"Quantized to {what} after training: {len(scales)} linear layers; load it with compress.model.load")
     save_quantization(out, scales, kept)
 
 
 def _squared_error(weight_OI: Tensor, scale_O: Tensor, largest: int) -> Tensor:
     return (on_grid(weight_OI, scale_O, largest) - weight_OI).square().sum(dim=1)
-
-
-def _decibels(power: float, error: float) -> float | None:
-    return None if power <= 0 or error <= 0 else round(10 * math.log10(power / error), 2)
 
 
 def _matching(pattern: str, names: Iterable[str]) -> list[str]:

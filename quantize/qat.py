@@ -23,8 +23,9 @@ faster scales learn than weights. Layers that read one tensor share one s_x, as 
 
     loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
 
-(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2). Left out: the L2 penalty of PACT on alpha, as it starts
-calibrated and moves little; PACT for weights, whose scales then stay; gradients of the rounding other than straight-through.
+(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block). Left out:
+the L2 penalty of PACT on alpha, as it starts calibrated and moves little; PACT for weights, whose scales then stay; gradients of the
+rounding other than straight-through.
 
 Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 """
@@ -40,16 +41,14 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
+from compress.distilled import Distilled
 from compress.finetune import selection_metric, supervised
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
-from compress.model import forward
-from compress.stage import Config, Context, Task
-from compress.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.stage import Config, Context
+from compress.tasks import TASKS
+from compress.train import History, Objective, TrainConfig, train, training_device
 
-CACHE_BYTES = 2**26
-"""The teacher's logits are kept up to this size, and saved with every checkpoint; beyond it they are computed in every epoch."""
 Learned = Literal["lsq", "pact", "fixed"]
 
 
@@ -282,59 +281,6 @@ def extract(model: nn.Module) -> dict[str, LayerScales]:
     return scales
 
 
-class Distilled(nn.Module):
-    """The objective of learning from the model before quantization and from the labels.
-
-    Args:
-        teacher: The model before quantization; not trained, not saved.
-        task: The task.
-        num_rows: Number of training rows.
-        num_logits: Number of logits of a row.
-        temperature: Softens both distributions.
-        soft_weight: Share of the teacher in the loss.
-    """
-
-    logits: Tensor | None
-
-    def __init__(self, teacher: nn.Module, task: Task, num_rows: int, num_logits: int, temperature: float, soft_weight: float) -> None:
-        super().__init__()
-        self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple: not a module of this one
-        self.task, self.temperature, self.soft_weight = task, temperature, soft_weight
-        # A buffer, so that a resumed training reads the same logits: computed anew in another batch they differ in the last bits.
-        fits = num_rows * num_logits * 4 <= CACHE_BYTES
-        self.register_buffer("logits", torch.full((num_rows, num_logits), torch.nan) if fits else None)
-
-    def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each."""
-        target_bC, logits_bC = self.answers(batch), forward(model, batch.features)
-        hard, soft = 1 - self.soft_weight, self.soft_weight
-        if self.task == "text-regression":
-            value_b = logits_bC[:, 0]
-            return {"squared_error": hard * (value_b - batch.labels).square(), "teacher": soft * (value_b - target_bC[:, 0]).square()}
-        return {
-            "cross_entropy": hard * functional.cross_entropy(logits_bC, batch.labels, reduction="none"),
-            "teacher": soft * soft_target_loss(logits_bC, target_bC, self.temperature),
-        }
-
-    def answers(self, batch: Batch) -> Tensor:
-        """Returns the teacher's logits of a batch, float32 `[b, C]`; computed once a row where all of them fit in memory."""
-        rows = torch.from_numpy(batch.indices).to(batch.labels.device)
-        if self.logits is not None and not self.logits[rows].isnan().any():
-            return self.logits[rows]
-        with torch.inference_mode():
-            answers_bC = forward(self.teacher[0], batch.features)
-        answers_bC = answers_bC.clone()  # a tensor of inference mode cannot take part in a loss
-        if self.logits is not None:
-            self.logits[rows] = answers_bC
-        return answers_bC
-
-
-def soft_target_loss(logits_bC: Tensor, target_bC: Tensor, temperature: float) -> Tensor:
-    """Returns T^2 KL(softmax(target / T) || softmax(logits / T)) of each row, float32 `[b]`."""
-    ours_bC, theirs_bC = (torch.log_softmax(values / temperature, dim=1) for values in (logits_bC, target_bC))
-    return temperature**2 * functional.kl_div(ours_bC, theirs_bC, reduction="none", log_target=True).sum(dim=1)
-
-
 def learn(
     model: nn.Module, scales: Mapping[str, LayerScales], settings: Qat, context: Context, checkpoint: Path, label: str
 ) -> tuple[dict[str, LayerScales], History]:
@@ -373,6 +319,7 @@ def learn(
         selection_metric(context, prepared),
         label,
         depends=settings.model_dump(mode="json"),
+        higher_is_better=TASKS[context.task].higher_is_better,
     )
     return extract(model.cpu()), history
 

@@ -1,68 +1,62 @@
-"""The stage `quantize`: from a float checkpoint to one whose encoder multiplies integers.
+"""The stage `quantize`: from a float checkpoint to one whose linear layers multiply integers, or read int4 or FP8 weights.
 
-A run is a list of steps, each in a file of its own: choose the layers (`ptq`), shift what is hard to quantize to where it is easy
-(`equalization`, `smoothquant`), observe the inputs (`calibration`), choose the scales (`ptq`; between calibrators by `trial`), correct the
-biases (`bias_correction`), write weights on their grids with the scales beside them (`compress.int8`).
+A run is a list of steps (`steps`): choose the layers, shift what is hard to quantize to where it is easy, observe the inputs, choose the
+scales, round the weights, correct the biases, add attention and residuals, write weights on their grids with the scales beside them
+(`compress.quantization`). A model too large for that is quantized block by block (`streaming`).
 
 Every choice is made on calibration and selection rows. Left out: quantizing a quantized checkpoint.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
-from pydantic import Discriminator, Field, Tag
-from torch import Tensor, nn
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.artifact import Artifact
-from compress.errors import InputError
 from compress.int8 import LayerScales, weight_bits
+from compress.int8_sites import save_sites
+from compress.quantization import Scheme
 from compress.stage import Config, Context, Stage
-from quantize.bias_correction import correct_biases
 from quantize.budget import Budget
-from quantize.calibration import METHODS, Histogram, Method, Observed, collect
-from quantize.equalization import equalize
+from quantize.calibration import METHODS, Histogram, Method, collect
 from quantize.escalation import Quantized, budget_of, escalate
-from quantize.folding import find_folds
-from quantize.mixed_precision import choose as choose_floats
+from quantize.products import Switch
 from quantize.ptq import (
     SELECTION_ROWS,
     UNREACHED,
     choose_layers,
-    choose_scales,
     compare_ranges,
     divide,
     feature_batches,
-    layer_figures,
     range_warnings,
-    round_weights,
-    weight_scales,
     write_checkpoint,
 )
 from quantize.qat import Qat, learn
-from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
-from quantize.sensitivity import scan as scan_layers
-from quantize.smoothquant import Channels, describe, smooth
-from quantize.trial import TRIAL_ROWS, Trial, in_int8
+from quantize.rounding import Method as Rounding
+from quantize.schemes import CALIBRATORS, HIGHEST, INTEGER, NUMBERS, SMOOTHED, choose_scales, layer_figures, round_weights
+from quantize.sensitivity import SCAN_ROWS
+from quantize.steps import Steps
+from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
+from quantize.trial import TRIAL_ROWS, Trial
 
 if TYPE_CHECKING:
     from compress.data import Data
 
-TRACED_ROWS = 4
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
-Feed = Callable[[str], Iterator[dict[str, Tensor]]]
-"""Starts a pass over the calibration rows and shows a bar of that label; none for an empty one."""
+PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
 
 
 class Calibration(Config):
     """How the range of the activations is found."""
 
-    method: Literal["auto", Method] = "percentile"
+    method: Literal["auto", Method] | None = None
     """percentile: clip the tail; mse: least squared error of rounding and clipping together; entropy: least divergence of the histogram;
-    minmax: clip nothing; moving_average: the usual largest value of a batch; auto: try all, keep the closest on selection rows."""
+    minmax: clip nothing; moving_average: the usual largest value of a batch; auto: try all, keep the closest on selection rows. Absent:
+    percentile for w8a8, minmax for fp8; the other schemes have no range to find."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Training rows to observe."""
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
@@ -88,7 +82,7 @@ class MixedPrecision(Config):
 
 
 class Quantize(Stage):
-    """Makes the linear layers of the encoder true int8."""
+    """Makes the linear layers of the blocks true int8, or int4 or FP8."""
 
     NAME: ClassVar[str] = "quantize"
 
@@ -97,15 +91,23 @@ class Quantize(Stage):
     qat and qat with distillation, and stop at the first that loses no more than `goals.max_drop` on selection rows."""
     qat: Qat = Qat()
     """How a quantized model is trained."""
-    scheme: Literal["w8a8"] = "w8a8"
-    """w8a8: int8 weights per output channel, int8 activations per tensor, static."""
+    scheme: Scheme = "w8a8"
+    """w8a8: int8 weights per output channel, int8 activations per tensor, static; w8a8-dynamic: activations per token, at run time;
+    w4a16: int4 weights in groups of inputs, float activations; fp8: E4M3 weights per output channel, E4M3 activations, static."""
+    group_size: Literal[16, 32, 64, 128, 256] = 128
+    """Inputs that share a scale, for w4a16; the last group of a layer may be shorter."""
+    rounding: Rounding = "nearest"
+    """How weights become integers. gptq: they make up for each other's error; adaround: down or up is learned for each (slow); both by
+    the error of a layer's outputs on the calibration rows."""
+    awq: bool = False
+    """Whether channels with large activations get finer int4 weights, for w4a16, and the scales are chosen by the error of the outputs."""
     calibration: Calibration = Calibration()
     """How the range of the activations is found."""
     smoothquant: Annotated[
         Annotated[bool, Tag("bool")] | Annotated[SmoothQuant, Tag("SmoothQuant")],
         Discriminator(lambda given: "SmoothQuant" if isinstance(given, Mapping | SmoothQuant) else "bool"),
     ] = True
-    """Whether to make large channels of the activations smaller and the weights that read them larger; a map to say how."""
+    """Whether to make large channels of int8 activations smaller and the weights that read them larger; a map to say how."""
     equalization: bool = False
     """Whether to equalize the ranges of two linear layers that only attention or a ReLU stands between."""
     bias_correction: bool = False
@@ -114,10 +116,37 @@ class Quantize(Stage):
     """Whether to measure what each layer costs in int8, and show it in the report."""
     mixed_precision: MixedPrecision | None = None
     """Where given: layers that cost too much stay float."""
+    attention: Switch = False
+    """Whether the products of attention, Q K^T and P V, are int8 too, for w8a8. auto: each one that adds next to nothing to the distance
+    from float on selection rows; all of them together at most a quarter of what the linear layers cost (`quantize.products`)."""
+    residual: Switch = False
+    """Whether what is added to the output of an int8 layer is rounded to int8, for w8a8, as TensorRT asks for; auto: as for `attention`."""
     exclude: tuple[str, ...] = ()
     """Layers that stay float, as patterns of module names with `*`; a pattern has to match a layer."""
     weight_bits: Literal["auto", 7, 8] = "auto"
-    """Bits of a weight. auto: 8, but 7 for a CPU without VNNI or AMX, whose int8 kernels saturate with 8."""
+    """Bits of an int8 weight. auto: 8, but 7 for a CPU without VNNI or AMX, whose int8 kernels saturate with 8."""
+    stream: Literal["auto"] | bool = "auto"
+    """Whether a language model is quantized a decoder layer at a time, from file to file, instead of in memory (`quantize.streaming`).
+    auto: where its float32 weights would take more than half of the memory that is available."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Quantize:
+        if self.mode != "ptq" and self.scheme != "w8a8":
+            raise ValueError(f"mode: {self.mode} trains in w8a8 alone; scheme {self.scheme} takes ptq")
+        if self.mode == "qat" and self.rounding != "nearest":
+            raise ValueError(f"rounding: {self.rounding} is for mode ptq; qat learns the weights themselves")
+        if self.rounding != "nearest" and self.scheme not in INTEGER:
+            raise ValueError(f"rounding: {self.rounding} is for integer weights; scheme {self.scheme} takes nearest")
+        if (self.attention or self.residual) and self.scheme != "w8a8":
+            raise ValueError(f"attention, residual: int8 products and sums go with scheme w8a8; {self.scheme} leaves them in float")
+        if self.awq and self.scheme != "w4a16":
+            raise ValueError(f"awq: for scheme w4a16 alone; {self.scheme} has smoothquant, or needs none")
+        if self.weight_bits != "auto" and self.scheme not in SMOOTHED:
+            raise ValueError(f"weight_bits: for int8 weights; those of scheme {self.scheme} have {'4' if self.scheme == 'w4a16' else '8'}")
+        method, methods = self.calibration.method, CALIBRATORS.get(self.scheme, METHODS)
+        if method not in (None, "auto", *methods):
+            raise ValueError(f"calibration.method: {method} counts the equal steps of int8; {self.scheme} takes {', '.join(methods)}")
+        return self
 
     def depends(self, context: Context) -> Any:
         """The bits that `auto` stands for depend on the processor, and the mode `auto` on the goal."""
@@ -126,22 +155,33 @@ class Quantize(Stage):
 
     def bits(self, context: Context) -> int:
         """Returns the bits of a weight with `auto` resolved."""
+        if self.scheme not in SMOOTHED:
+            return 4 if self.scheme == "w4a16" else 8
         return weight_bits(context.target.device) if self.weight_bits == "auto" else self.weight_bits
 
     def work(self, macs: int, data: Data) -> float:
         """A forward pass over calibration rows for ranges, one for smoothing, a dozen for biases; over selection rows for each trial;
         a forward and twice as much backward for each row of training."""
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
-        passes = 1 + (self.smoothing is not None) + 12 * self.bias_correction
+        learned = {"nearest": 0, "gptq": 3, "adaround": 30}[self.rounding] + 3 * self.awq
+        passes = 1 + (self.smoothing is not None) + learned + 12 * self.bias_correction + bool(self.attention or self.residual)
         trials = (1 + len(METHODS)) * (self.calibration.method == "auto") + 2 * self.bias_correction
         scanned = SCAN_ROWS * PASSES_PER_SCAN * (self.sensitivity or self.mixed_precision is not None)
+        scanned += SCAN_ROWS * PASSES_PER_SITES * ("auto" in (self.attention, self.residual))
         trained = 3.0 * self.qat.epochs * len(data.train) * (self.mode != "ptq")
         return float(macs) * (rows * passes + min(selection, SELECTION_ROWS) + min(selection, TRIAL_ROWS) * trials + scanned + trained)
 
     @property
     def smoothing(self) -> SmoothQuant | None:
         """How to smooth; None for not at all."""
+        if self.scheme not in SMOOTHED:
+            return None
         return SmoothQuant() if self.smoothquant is True else self.smoothquant or None
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Finds out whether a model that is to be streamed can be."""
+        if self.stream is True:
+            check_streamed(self, config, context)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the quantized checkpoint.
@@ -150,18 +190,26 @@ class Quantize(Stage):
             `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each its input scale, the largest
             input of calibration and of selection, the share of inputs clipped and the signal-to-noise ratios of its codes (dB). Where
             asked for: `calibrators` (every attempt of auto and its distance), `equalization`, `smoothquant`, `bias_correction`,
-            `sensitivity`, `mixed_precision`, `qat`, and `attempts` of the mode auto.
+            `sensitivity`, `mixed_precision`, `qat`, `sites` (products and residuals, whether they are int8, what each adds, its tensors),
+            `sites_choice`, `awq`, `rounding` (the method and the errors of each layer's outputs), and `attempts` of the mode auto.
 
         Raises:
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
                 failed.
         """
-        made = escalate(self, parent, context) if self.mode == "auto" else self.quantize(parent, context)
-        for warning in made.warnings:
+        if self.stream is True or (self.stream == "auto" and worth_streaming(self, parent.path, context)):
+            figures, kept, warnings = quantize_streamed(self, parent.path, out, context)
+        else:
+            made = escalate(self, parent, context) if self.mode == "auto" else self.quantize(parent, context)
+            figures, kept, warnings = made.figures, made.kept, made.warnings
+            write_checkpoint(made.model, parent.path, out, made.scales, kept, f"{NUMBERS[self.scheme]} ({self.scheme})")
+            if made.sites.names:
+                save_sites(out, made.sites)
+        for warning in warnings:
             context.progress.warn(f"{self.id or self.NAME}: {warning}")
-        write_checkpoint(made.model, parent.path, out, made.scales, made.kept)
         settings = {"mode": self.mode, "scheme": self.scheme, "weight_bits": self.bits(context)}
-        return {**settings, **made.figures, "float_layers": made.kept, "warnings": made.warnings}
+        settings |= {"group_size": self.group_size} if self.scheme == "w4a16" else {}
+        return {**settings, **figures, "float_layers": kept, "warnings": warnings}
 
     def quantize(self, parent: Artifact, context: Context) -> Quantized:
         """Quantizes the model of `parent` in memory, by the mode ptq or qat; see `run`."""
@@ -172,158 +220,42 @@ class Quantize(Stage):
         rows, bits = context.data.calibration(self.calibration.rows, context.seed).rows, self.bits(context)
         feed = partial(feature_batches, parent.path, rows, context)
         scanned = self.sensitivity or self.mixed_precision is not None
-        undecided = self.calibration.method == "auto" or self.bias_correction or scanned
+        undecided = self.calibration.method == "auto" or self.bias_correction or scanned or "auto" in (self.attention, self.residual)
         trial = Trial.prepare(model, parent.path, rows, context) if undecided else None
         budget = Budget.prepare(model, parent.path, rows, context) if self.mixed_precision else None
 
-        smooth, shifted = self._shift(model, layers, feed, bits, context)
-        observed = collect(model, layers, feed(f"{name}: observing"), forward, Histogram, smooth)
+        steps = Steps(self, name, model, feed, bits, context, trial, budget)
+        smoothed, shifted = steps.shift(layers)
+        observed = collect(model, layers, feed(f"{name}: observing"), forward, Histogram, smoothed)
         layers, unreached = divide(layers, observed, f"stages.{name}.exclude")
         kept |= dict.fromkeys(unreached, UNREACHED)
-        choose = partial(choose_scales, weight_scales(layers, bits, smooth), smooth, observed, bits, self.calibration.percentile)
-        calibrator, attempts = self._calibrator(choose, layers, trial, context)
+        weights, scaled = steps.weights(layers, smoothed, observed)
+        choose = partial(choose_scales, self.scheme, weights, smoothed, observed, bits, self.group_size, self.calibration.percentile)
+        calibrator, attempts = steps.calibrator(choose, layers)
         scales = choose(calibrator)
-        figures = [layer_figures(layer, layers[layer].weight.detach(), scales[layer], observed) for layer in layers]
-        corrected = self._correct(model, layers, scales, observed, feed, trial, context)
-        scan = self._scan(layers, scales, trial, context) if scanned else {}
-        layers, back, mixed = self._mix(model, layers, scales, scan, budget, context)
+        rounded, rounding = steps.rounded(layers, scales, observed)
+        figures = [layer_figures(layer, layers[layer], rounded[layer], scales[layer], observed) for layer in layers]
+        corrected = steps.correct(layers, rounded, scales, observed)
+        scan = steps.scan(layers, rounded, scales)
+        layers, back, mixed = steps.mix(layers, rounded, scales, scan)
         kept |= back
         scales = {layer: scales[layer] for layer in layers}
 
         warnings = range_warnings(rows, unreached)
         selection = context.data.selection.rows[:SELECTION_ROWS]
-        if selection:
+        if selection and self.scheme in HIGHEST:
             batches = feature_batches(parent.path, selection, context, f"{name}: checking")
-            warnings += compare_ranges(figures, collect(model, layers, batches, forward, Histogram, smooth))
-        context.progress.log(f"  {len(layers)} layers in int8, weights of {bits} bits, {len(kept)} layers in float, {len(rows)} rows")
+            warnings += compare_ranges(figures, collect(model, layers, batches, forward, Histogram, smoothed), HIGHEST[self.scheme])
+        numbers = f"{len(layers)} layers in {NUMBERS[self.scheme]}, weights of {bits} bits"
+        context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(rows)} rows")
         trained: dict[str, Any] = {}
         if self.mode == "qat":
-            scales, history = learn(model, scales, self.qat, context, parent.path, name)
+            learned, history = learn(model, cast("Mapping[str, LayerScales]", scales), self.qat, context, parent.path, name)
+            scales = dict(learned)
             trained = {"qat": {"losses": history.losses, "selection": history.selection, "steps": history.steps}}
         else:
-            round_weights(layers, scales)
+            round_weights(layers, rounded, scales)
+        sites, added = steps.sites(scales, calibrator, scan)
         settings = {"calibrator": calibrator, "rows": len(rows)}
-        return Quantized(
-            model, scales, kept, {**settings, **attempts, **shifted, **corrected, **scan, **mixed, **trained, "layers": figures}, warnings
-        )
-
-    def _scan(
-        self, layers: Mapping[str, nn.Linear], scales: Mapping[str, LayerScales], trial: Trial | None, context: Context
-    ) -> dict[str, Any]:
-        """Returns what every layer costs in int8, the costliest first."""
-        assert trial is not None
-        few = trial.fewer(SCAN_ROWS)
-
-        def measure(names: Collection[str], part: Part) -> float:
-            return few.distance_of({name: quantized_part(name, layers[name], scales[name], part) for name in names})
-
-        with context.progress.bar(f"{self.id or self.NAME}: sensitivity", passes(list(layers))) as advance:
-            found = scan_layers(list(layers), measure, advance)
-        context.progress.log(f"  most sensitive: {', '.join(layer.name for layer in found[:3])}")
-        return {"sensitivity": summary(found, few.measure, len(few.rows))}
-
-    def _mix(
-        self,
-        model: nn.Module,
-        layers: dict[str, nn.Linear],
-        scales: Mapping[str, LayerScales],
-        scan: Mapping[str, Any],
-        budget: Budget | None,
-        context: Context,
-    ) -> tuple[dict[str, nn.Linear], dict[str, str], dict[str, Any]]:
-        """Returns the layers that stay int8, the others with the reason, and the figures of the choice."""
-        if self.mixed_precision is None:
-            return layers, {}, {}
-        assert budget is not None
-        ranking = [layer["name"] for layer in scan["sensitivity"]["layers"]]
-
-        def loss(names: Collection[str]) -> float:
-            with in_int8(model, {name: layers[name] for name in names}, scales):
-                return budget.loss(model)
-
-        limit = self.mixed_precision.max_drop
-        choice = choose_floats(ranking, loss, limit, int(self.mixed_precision.max_float * len(ranking)))
-        kept = [name for name in ranking if name not in choice.floating]
-        if not kept:
-            raise InputError(f"stages.{self.id or self.NAME}.mixed_precision: no layer is left in int8; raise max_drop ({limit:g} given)")
-        context.progress.log(
-            f"  mixed precision: {len(choice.floating)} layers back in float; {choice.before:.4f} lost without, {choice.loss:.4f} with"
-        )
-        reasons = dict.fromkeys(choice.floating, f"mixed precision: {budget.measure} has to stay within {limit:g}")
-        figures = {
-            "measure": budget.measure,
-            "before": choice.before,
-            "after": choice.loss,
-            "met": choice.met,
-            "floating": list(choice.floating),
-        }
-        return {name: layer for name, layer in layers.items() if name in kept}, reasons, {"mixed_precision": figures}
-
-    def _shift(
-        self, model: nn.Module, layers: Mapping[str, nn.Linear], feed: Feed, bits: int, context: Context
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Equalizes and smooths the float model; returns what inputs have to be divided by, and the figures of both."""
-        from compress.model import forward
-
-        smoothing, name = self.smoothing, self.id or self.NAME
-        if not self.equalization and smoothing is None:
-            return {}, {}
-        vectors: dict[str, Tensor] = {}
-        figures: dict[str, Any] = {}
-        folds = find_folds(model, {key: value[:TRACED_ROWS] for key, value in next(feed("")).items()}, forward)
-        if self.equalization:
-            figures["equalization"] = equalize(model, layers, folds)
-            context.progress.log(f"  equalization: {len(figures['equalization'])} pairs of layers")
-        if smoothing is not None:
-            channels = collect(model, layers, feed(f"{name}: smoothing"), forward, Channels)
-            vectors, figures["smoothquant"] = smooth(model, layers, folds, channels, bits, smoothing.alpha, smoothing.prescale)
-            context.progress.log(f"  smoothquant: {describe(figures['smoothquant'])}")
-        return vectors, figures
-
-    def _calibrator(
-        self,
-        choose: Callable[[Method], dict[str, LayerScales]],
-        layers: Mapping[str, nn.Linear],
-        trial: Trial | None,
-        context: Context,
-    ) -> tuple[Method, dict[str, Any]]:
-        """Returns the calibrator to use, and what `auto` tried."""
-        if self.calibration.method != "auto":
-            return self.calibration.method, {}
-        assert trial is not None
-        distances = {
-            method: trial.distance(layers, choose(method))
-            for method in context.progress.track(METHODS, f"{self.id or self.NAME}: calibrators")
-        }
-        best = min(METHODS, key=distances.__getitem__)
-        context.progress.log(f"  calibrator: {best}, with {trial.measure} {distances[best]:.2g} to float on {len(trial.rows)} rows")
-        return best, {"calibrators": {"measure": trial.measure, "rows": len(trial.rows), "distances": distances}}
-
-    def _correct(
-        self,
-        model: nn.Module,
-        layers: Mapping[str, nn.Linear],
-        scales: Mapping[str, LayerScales],
-        observed: Observed[Histogram],
-        feed: Feed,
-        trial: Trial | None,
-        context: Context,
-    ) -> dict[str, Any]:
-        """Corrects the biases where asked to, and undoes it where that was no good; returns the figures."""
-        from compress.model import forward
-
-        if not self.bias_correction:
-            return {}
-        assert trial is not None
-        name = self.id or self.NAME
-        biases = {layer: layers[layer].bias.data for layer in layers if layers[layer].bias is not None}
-        before = trial.distance(layers, scales)
-        each = partial(context.progress.track, label=f"{name}: correcting biases")
-        moved = correct_biases(model, layers, scales, observed.group, partial(feed, ""), forward, each)
-        after = trial.distance(layers, scales)
-        if after > before:
-            context.progress.warn(f"{name}: bias correction takes {trial.measure} to float from {before:.2g} to {after:.2g}; undone")
-            for layer, bias_O in biases.items():
-                layers[layer].bias.data = bias_O
-        figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
-        return {"bias_correction": {**figures, "shifts": moved}}
+        found = {**attempts, **shifted, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
+        return Quantized(model, scales, kept, {**settings, **found, "layers": figures}, warnings, sites)

@@ -22,7 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales, int8_linear, on_grid_of, quantize
+from compress.fp8 import Fp8Scales, to_e4m3
+from compress.int4 import Int4Scales
+from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
+from compress.quantization import Scales
 
 SCAN_ROWS = 128
 Part = Literal["both", "weights", "inputs"]
@@ -82,8 +85,8 @@ def passes(layers: Sequence[str]) -> int:
     return 4 * len(layers) + 1
 
 
-def quantized_part(name: str, linear: nn.Linear, scales: LayerScales, part: Part) -> nn.Module:
-    """Returns a layer in true int8, or one of which only the weights or only the inputs are rounded, in float arithmetic.
+def quantized_part(name: str, linear: nn.Linear, scales: Scales, part: Part) -> nn.Module:
+    """Returns a quantized layer, or one of which only the weights or only the inputs are rounded, in float arithmetic.
 
     Args:
         name: Module path, for messages.
@@ -92,8 +95,8 @@ def quantized_part(name: str, linear: nn.Linear, scales: LayerScales, part: Part
         part: What to round.
     """
     if part == "both":
-        return int8_linear(name, linear, scales)
-    weight_OI = on_grid_of(linear.weight.detach(), scales) if part == "weights" else linear.weight.detach()
+        return scales.module(name, linear)
+    weight_OI = scales.on_grid(linear.weight.detach()) if part == "weights" else linear.weight.detach()
     bias_O = None if linear.bias is None else linear.bias.detach()
     return _HalfQuantized(weight_OI, bias_O, scales if part == "inputs" else None)
 
@@ -101,7 +104,7 @@ def quantized_part(name: str, linear: nn.Linear, scales: LayerScales, part: Part
 class _HalfQuantized(nn.Module):
     """A linear layer in float whose input is rounded to its grid where scales are given."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, scales: LayerScales | None) -> None:
+    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, scales: Scales | None) -> None:
         super().__init__()
         self.weight_OI, self.bias_O, self.scales = weight_OI, bias_O, scales
 
@@ -110,10 +113,20 @@ class _HalfQuantized(nn.Module):
         return nn.functional.linear(x if self.scales is None else rounded_input(x, self.scales), self.weight_OI, self.bias_O)
 
 
-def rounded_input(x: Tensor, scales: LayerScales) -> Tensor:
-    """Returns an input [..., I] rounded to the grid of its layer, its smoothing taken out again, in float32."""
-    smooth_I = torch.ones(()) if scales.input_smooth is None else scales.input_smooth
-    return quantize(x * smooth_I.reciprocal(), scales.input_scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scales.input_scale * smooth_I
+def rounded_input(x: Tensor, scales: Scales) -> Tensor:
+    """Returns an input [..., I] as the scheme of its layer rounds it, its smoothing taken out again, in float32."""
+    match scales:
+        case LayerScales() | DynamicScales():
+            smooth_I = torch.ones(()) if scales.input_smooth is None else scales.input_smooth
+            x = x * smooth_I.reciprocal()
+            scale = scales.input_scale if isinstance(scales, LayerScales) else token_scale(x)
+            return quantize(x, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale * smooth_I
+        case Fp8Scales():
+            return to_e4m3(x, scales.input_scale).float() * scales.input_scale
+        case Int4Scales():
+            return x
+        case _:
+            raise TypeError(f"no such scales: {type(scales).__name__}")
 
 
 def summary(found: Sequence[Sensitivity], measure: str, rows: int) -> dict[str, Any]:

@@ -16,27 +16,27 @@ group's outputs, with weights and activations quantized, on a sample of the cali
 
     a = argmin  sum over W  || X W^T - Q(X / s) Q(W s)^T ||^2
 
-Both have their largest value as range in the search, as in the paper. Left out: one scale for each token.
+Both have their largest value as range in the search, as in the paper: the tensor, or with a scale for each token the token.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, weight_scale
+from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
+from compress.stored_linear import WeightParts
 from quantize.calibration import Observed, input_scale
-from quantize.folding import Fold, rescale
+from quantize.folding import Fold, Group, groups, rescale
 
 ALPHAS = tuple(step / 10 for step in range(11))
 SAMPLE_ROWS = 512
 SMALLEST, LARGEST = 1e-5, 1e5  # of a factor: weights stay far inside the range of float32
 PRESCALE_GAIN = 2.0  # smallest ratio of errors, without and with, that is worth a multiplication in the engine
-UNFOLDED = "no norm or linear layer gives it channel by channel"
 
 
 @dataclass
@@ -48,7 +48,8 @@ class Channels:
     sample_NI: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """float32, between `SAMPLE_ROWS / 2` and `SAMPLE_ROWS` rows once there were that many."""
     _stride: int = 1
-    _seen: int = 0
+    total: int = 0
+    """Rows seen."""
 
     def add(self, x_NI: Tensor) -> None:
         """Takes rows, float [N, I]; raises ValueError where a value is NaN or infinite."""
@@ -57,25 +58,13 @@ class Channels:
         largest_I = x_NI.abs().amax(dim=0).float()
         if not bool(largest_I.isfinite().all()):
             raise ValueError("a value is NaN or infinite")
-        rows_NI = x_NI[-self._seen % self._stride :: self._stride].float()
-        self.largest_I = torch.maximum(self.largest_I, largest_I) if self._seen else largest_I
-        self.sample_NI = torch.cat([self.sample_NI, rows_NI]) if self._seen else rows_NI.clone()
-        self._seen += len(x_NI)
+        rows_NI = x_NI[-self.total % self._stride :: self._stride].float()
+        self.largest_I = torch.maximum(self.largest_I, largest_I) if self.total else largest_I
+        self.sample_NI = torch.cat([self.sample_NI, rows_NI]) if self.total else rows_NI.clone()
+        self.total += len(x_NI)
         while len(self.sample_NI) > SAMPLE_ROWS:
             self.sample_NI = self.sample_NI[::2].clone()
             self._stride *= 2
-
-
-@dataclass(frozen=True)
-class Group:
-    """Linear layers whose inputs are smoothed by one vector."""
-
-    layers: tuple[str, ...]
-    """Module paths, in order of execution."""
-    fold: Fold | None
-    """Where the division goes; None where nothing can absorb it."""
-    reason: str | None
-    """Why nothing can."""
 
 
 def smooth(
@@ -86,6 +75,7 @@ def smooth(
     bits: int,
     alpha: float | Literal["auto"],
     prescale: bool,
+    per_token: bool = False,
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
     """Smooths a float model: folds what can be folded, in place, and returns the vectors that cannot.
 
@@ -97,6 +87,7 @@ def smooth(
         bits: Bits of a weight.
         alpha: The exponent a, or auto for a search.
         prescale: Whether groups that nothing can absorb get a vector of their own.
+        per_token: Whether every token of an input is going to have a scale of its own.
 
     Returns:
         By layer, what its input has to be divided by (with `prescale` alone), float32 [I]; and for the report, of each group: `layers`,
@@ -108,7 +99,7 @@ def smooth(
     for group in groups(layers, folds, observed):
         allowed = group.fold is not None or prescale
         alphas = (() if not allowed else ALPHAS) if alpha == "auto" else (alpha,) * allowed
-        before, tried = _attempts(group, layers, observed, bits, alphas)
+        before, tried = _attempts(group, layers, observed, bits, alphas, per_token)
         enough = before if group.fold else before / PRESCALE_GAIN
         best = min(tried, key=lambda attempt: attempt[0], default=None)
         chosen = best if best and (best[0] <= enough or alpha != "auto") else None
@@ -128,20 +119,6 @@ def smooth(
             }
         )
     return vectors, figures
-
-
-def groups(layers: Mapping[str, nn.Linear], folds: Sequence[Fold], observed: Observed[Channels]) -> list[Group]:
-    """Divides the layers that were reached into groups: by the fold that they are consumers of, else by the tensor that they read."""
-    reached = [name for name in observed.group if name in layers and len(observed.of(name).largest_I)]
-    fold_of = {name: fold for fold in folds if fold.blocked is None for name in fold.consumers}
-    reasons = {name: f"{fold.producer}: {fold.blocked}" for fold in folds if fold.blocked is not None for name in fold.consumers}
-    members: dict[str, list[str]] = {}
-    for name in reached:
-        members.setdefault(fold_of[name].producer if name in fold_of else f"input of {observed.group[name]}", []).append(name)
-    return [
-        Group(tuple(names), fold_of.get(names[0]), None if names[0] in fold_of else reasons.get(names[0], UNFOLDED))
-        for names in members.values()
-    ]
 
 
 def describe(figures: Sequence[Mapping[str, Any]]) -> str:
@@ -166,17 +143,18 @@ def smoothing_factor(input_I: Tensor, weight_I: Tensor, alpha: float) -> Tensor:
     return torch.where((input_I == 0) | (weight_I == 0), torch.ones_like(factor_I), factor_I)
 
 
-def output_error(x_NI: Tensor, weights: Sequence[Tensor], factor_I: Tensor, bits: int) -> float:
+def output_error(x_NI: Tensor, weights: Iterable[Tensor], factor_I: Tensor, bits: int, per_token: bool = False) -> float:
     """Returns the squared error of the quantized products of smoothed inputs and weights, relative to the squares of the float products.
 
     Args:
         x_NI: float32 [N, I].
-        weights: float32 [O, I] each.
+        weights: float32 [O, I] each, gone through once.
         factor_I: s, float32 [I].
         bits: Bits of a weight.
+        per_token: Whether every token has a scale of its own.
     """
     smoothed_NI = x_NI / factor_I
-    scale = input_scale(float(smoothed_NI.abs().max()))
+    scale = token_scale(smoothed_NI) if per_token else input_scale(float(smoothed_NI.abs().max()))
     rounded_NI = quantize(smoothed_NI, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale
     error = power = 0.0
     for weight_OI in weights:
@@ -189,14 +167,14 @@ def output_error(x_NI: Tensor, weights: Sequence[Tensor], factor_I: Tensor, bits
 
 
 def _attempts(
-    group: Group, layers: Mapping[str, nn.Linear], observed: Observed[Channels], bits: int, alphas: Sequence[float]
+    group: Group, layers: Mapping[str, nn.Linear], observed: Observed[Channels], bits: int, alphas: Sequence[float], per_token: bool
 ) -> tuple[float, list[tuple[float, float, Tensor]]]:
     """Returns the error of a group as it is, and error, a and factor of each attempt."""
     seen = [observed.statistics[name] for name in dict.fromkeys(observed.group[name] for name in group.layers)]
-    weights = [layers[name].weight.detach() for name in group.layers]
+    weights = WeightParts([layers[name] for name in group.layers])
     input_I = torch.stack([channels.largest_I for channels in seen]).amax(dim=0)
     weight_I = torch.stack([weight_OI.abs().amax(dim=0) for weight_OI in weights]).amax(dim=0)
     x_NI = torch.cat([channels.sample_NI for channels in seen])
     factors = [(alpha, smoothing_factor(input_I, weight_I, alpha)) for alpha in alphas]
-    before = output_error(x_NI, weights, torch.ones_like(input_I), bits)
-    return before, [(output_error(x_NI, weights, factor_I, bits), alpha, factor_I) for alpha, factor_I in factors]
+    before = output_error(x_NI, weights, torch.ones_like(input_I), bits, per_token)
+    return before, [(output_error(x_NI, weights, factor_I, bits, per_token), alpha, factor_I) for alpha, factor_I in factors]

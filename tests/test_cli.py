@@ -55,6 +55,17 @@ def test_wrong_input_is_one_line_and_status_2(
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize("verb", ["plan", "run"])
+def test_serving_generated_text_is_refused_in_one_line(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = (ROOT / "recipes" / "tinyshakespeare-gpt.yaml").read_text(encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text(recipe + "  - triton_repo: {}\n", encoding="utf-8")
+    status, _, err = compress(verb, "recipe.yaml")
+    assert status == 2
+    assert err == "stages: triton_repo given; serving text-generation needs a KV cache, which is not built: leave triton_repo out\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
     from compress.recipe import read
     from compress.templates import TASKS
@@ -70,6 +81,7 @@ def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) ->
 def test_list_and_schema() -> None:
     assert "quantize" in compress("list")[1]
     assert "openvino" in compress("list", "engines")[1]
+    assert "text-generation" in compress("list", "tasks")[1]
     assert "quickstart" in compress("list", "recipes")[1]
     assert '"$schema"' in compress("list", "--schema")[1]
     assert "mse" in compress("list", "methods")[1]

@@ -171,6 +171,7 @@ def inputs(row: Row) -> list[Any]:
     from tritonclient.grpc import InferInput
 
     values: dict[str, str | bytes]
+    assert not isinstance(row, np.ndarray), "blocks of tokens are not served"
     if isinstance(row, bytes):
         values = {IMAGE: row}
     else:

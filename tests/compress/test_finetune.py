@@ -1,20 +1,25 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from compress.artifact import Artifact
 from compress.data import Data, Split
 from compress.errors import InputError
+from compress.evaluate import metrics, predict
 from compress.finetune import Finetune, supervised
 from compress.model import load
 from compress.stage import Context, Target
-from compress.train import Batch
+from compress.train import Batch, _rows_digest
+from tests.compress import tiny_gpt
 
 
 @pytest.fixture
@@ -97,3 +102,55 @@ def test_the_regression_loss_is_the_squared_error(tiny_bert: Path) -> None:
     values = torch.tensor([0.5, 3.0])
     loss = supervised("text-regression")(model, Batch(features, values, np.arange(2), 0, 1))["squared_error"]
     torch.testing.assert_close(loss, (model(**features).logits[:, 0] - values) ** 2)
+
+
+@pytest.fixture
+def generation(told: Any, tmp_path: Path) -> Context:
+    return Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(sequence_lengths=(8,)), 0, told, tmp_path / "scratch")
+
+
+def test_a_language_model_learns_and_the_lowest_perplexity_is_kept(generation: Context, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    settings = {"epochs": 3, "learning_rate": 0.02, "batch_size": 8, "evaluate_every": 15, "warmup": 0, "schedule": "constant"}
+    figures = Finetune(**settings).run(Artifact(tiny_gpt.checkpoint(), {}), generation, tmp_path / "out")
+    values = {entry["step"]: entry["value"] for entry in figures["selection"]["values"]}
+    assert figures["selection"]["metric"] == "perplexity"
+    assert min(values.values()) < 20 < tiny_gpt.VOCABULARY / 2
+    assert figures["selection"]["best_step"] == min(values, key=values.__getitem__)
+    assert max(values, key=values.__getitem__) != figures["selection"]["best_step"]
+    split = generation.data.selection
+    answers = predict(load(tmp_path / "out"), tiny_gpt.prepared(), split.rows, 64)
+    assert metrics("text-generation", answers, split.labels)["perplexity"] == pytest.approx(min(values.values()), rel=1e-4)
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").config.use_cache is False
+
+
+def test_micro_batches_change_nothing_but_rounding(generation: Context, tmp_path: Path) -> None:
+    weights = []
+    for micro in (None, 3):
+        out = tmp_path / str(micro)
+        out.mkdir()
+        again = replace(generation, scratch=tmp_path / f"scratch-{micro}")
+        Finetune(epochs=0.1, batch_size=8, micro_batch_size=micro, keep="last").run(Artifact(no_dropout(tmp_path), {}), again, out)
+        weights.append(load(out).state_dict())
+    for name, value in weights[0].items():
+        torch.testing.assert_close(value, weights[1][name], atol=2e-4, rtol=1e-3)
+
+
+def no_dropout(folder: Path) -> Path:
+    """Returns a copy of the tiny model without dropout, whose masks depend on the size of a batch."""
+    target = folder / "no_dropout"
+    if not target.exists():
+        shutil.copytree(tiny_gpt.checkpoint(), target)
+        config = json.loads((target / "config.json").read_text())
+        config |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+        (target / "config.json").write_text(json.dumps(config))
+    return target
+
+
+def test_a_killed_training_of_blocks_belongs_to_these_blocks_alone() -> None:
+    rows = [np.arange(5000, dtype=np.int32) + start for start in range(3)]
+    labels = np.zeros((3, 2), np.int32)
+    other = [row.copy() for row in rows]
+    other[1][2500] += 1
+    assert _rows_digest(rows, labels) == _rows_digest([row.copy() for row in rows], labels)
+    assert _rows_digest(rows, labels) != _rows_digest(other, labels)

@@ -85,6 +85,15 @@ def test_a_metric_where_lower_is_better_turns_the_sign() -> None:
     assert judged({"max_drop": 0.01}, report, "max_drop")["value"] == pytest.approx(-0.007)
 
 
+def test_a_drop_of_perplexity_is_relative() -> None:
+    report = make_report(metric={"name": "perplexity", "higher_is_better": False})
+    report["variants"][0]["accuracy"]["torch"]["value"] = 20.0
+    report["variants"][1]["accuracy"]["triton"]["value"] = 20.5
+    goal = judged({"max_drop": 0.02}, report, "max_drop")
+    assert (goal["value"], goal["met"], goal["low"]) == (pytest.approx(0.025), False, -0.001)
+    assert judged({"max_drop": 0.025}, report, "max_drop")["met"] is True
+
+
 def test_a_drop_on_different_rows_is_not_judged() -> None:
     report = make_report()
     report["variants"][1]["accuracy"]["triton"]["n"] = 64
@@ -177,3 +186,10 @@ def test_nothing_measured_is_neither_met_nor_missed(report: dict[str, Any]) -> N
     assert len(found) == 5
     assert all(goal["value"] is None and goal["met"] is None and goal["reason"] for goal in found)
     assert goals.judge(None, report) == []
+
+
+@pytest.mark.parametrize("precision", ["w4a16", "fp8"])
+def test_int8_faster_is_not_asked_of_what_is_no_int8(precision: str) -> None:
+    report = make_report()
+    report["variants"][-1]["latency"] = [row("openvino", precision, 500.0, 8, 128)]
+    assert [goal["goal"] for goal in goals.judge({}, report)] == []

@@ -267,18 +267,25 @@ def point(x: float, y: float, label: str = "p", role: str = "other") -> plot.Poi
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=20))
 def test_pareto_front_is_what_nothing_beats(pairs: list[tuple[float, float]]) -> None:
     points = [point(x, y) for x, y in pairs]
-    front = plot.pareto(points)
-    for candidate in points:
-        beaten = any((o.x <= candidate.x and o.y > candidate.y) or (o.x < candidate.x and o.y >= candidate.y) for o in points)
-        assert beaten == all((candidate.x, candidate.y) != (best.x, best.y) for best in front)
+    for sign, higher in ((1, True), (-1, False)):
+        front = plot.pareto(points, higher)
+        for candidate in points:
+            beaten = any(
+                (o.x <= candidate.x and sign * o.y > sign * candidate.y) or (o.x < candidate.x and sign * o.y >= sign * candidate.y)
+                for o in points
+            )
+            assert beaten == all((candidate.x, candidate.y) != (best.x, best.y) for best in front)
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=30), st.sampled_from([360, 1040]))
-def test_everything_drawn_lies_on_the_plot(pairs: list[tuple[float, float]], width: int) -> None:
-    drawn = plot.scatter([point(x, y) for x, y in pairs], width, 400, str, all_labels=True)
+@given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=30), st.sampled_from([360, 1040]), st.booleans())
+def test_everything_drawn_lies_on_the_plot(pairs: list[tuple[float, float]], width: int, higher: bool) -> None:
+    drawn = plot.scatter([point(x, y) for x, y in pairs], width, 400, str, all_labels=True, higher_is_better=higher)
     assert drawn is not None
     for mark in drawn.marks:
+        assert mark.low is not None
+        assert mark.high is not None
+        assert (mark.low > mark.high) == higher  # what is better stands higher, so nearer to 0
         assert drawn.left <= mark.x <= drawn.right
         assert all(drawn.top - 1e-6 <= y <= drawn.bottom + 1e-6 for y in (mark.y, mark.low, mark.high) if y is not None)
     assert all(drawn.left <= x <= drawn.right for x, _ in drawn.x_ticks)
@@ -316,6 +323,13 @@ def test_labels_of_neighbours_do_not_overlap() -> None:
         (wording.change(0.0046, "accuracy"), "\u22120.46\u00a0pt"),
         (wording.change(0.0, "accuracy"), "0.00\u00a0pt"),
         (wording.change_interval(-0.0034, 0.0126, "accuracy"), "\u22121.26 to +0.34"),
+        (wording.figure(23.4567, "perplexity"), "23.46"),
+        (wording.interval(1022.123, 1023.4, "perplexity"), "1,022.12\u00a0\u2013\u00a01,023.40"),
+        (wording.change(0.0123, "perplexity"), "+1.23\u00a0%"),
+        (wording.change(-0.0123, "perplexity"), "\u22121.23\u00a0%"),
+        (wording.change_interval(-0.0034, 0.0126, "perplexity"), "\u22120.34 to +1.26\u00a0%"),
+        (wording.goal_name({"goal": "max_drop", "limit": 0.02}, "perplexity"), "Raise perplexity by at most 2.00\u00a0%"),
+        (wording.goal_value({"goal": "max_drop", "value": 0.013}, "perplexity"), "+1.30\u00a0%"),
         (wording.duration(59.94), "59.9\u00a0s"),
         (wording.duration(3599.9), "59\u00a0min 59\u00a0s"),
         (wording.duration(7199.0), "2\u00a0h 0\u00a0min"),
@@ -351,3 +365,22 @@ def test_sensitivity_and_attempts_are_shown() -> None:
     )
     assert '<td class="number">3.0 s</td><td></td>' in page
     assert '<td class="number">0.001</td><td class="number">not measured</td><td>kept</td>' in page
+
+
+@pytest.mark.parametrize(("last", "words"), [(20.5, "raises perplexity by"), (19.5, "lowers perplexity by"), (20.0001, "leaves")])
+def test_a_report_of_perplexity_says_what_is_better(last: float, words: str) -> None:
+    report = make_report() | {"metric": {"name": "perplexity", "higher_is_better": False}, "task": "text-generation"}
+    for variant, value in zip(report["variants"], (20.0, last), strict=True):
+        for hop, found in variant["accuracy"].items():
+            if found["value"] is not None:
+                variant["accuracy"][hop] = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 43222}
+    report["variants"][1]["drops"]["triton"] |= {"difference": last / 20 - 1, "low": last / 20 - 1.01, "high": last / 20 - 0.99}
+    report["goals"] = goals.judge({"max_drop": 0.02}, report)
+    page = html.render(report)
+    assert words in page
+    assert "Lower is better" in page
+    assert "lower perplexity stands higher" in page
+    assert "n tokens" in page
+    assert "Median |dnll|" in page
+    assert "Upper left is better" in page
+    assert report["goals"][0]["met"] == (last < 20.4)

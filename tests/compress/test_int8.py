@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compress import int8
+from compress import int8, quantization
 from compress.errors import InputError
 from compress.int8 import Int8Linear, LayerScales, int8_matmul, levels, on_grid, quantize, weight_bits, weight_scale
 
@@ -181,11 +181,12 @@ def test_a_smoothed_checkpoint_comes_back(tmp_path: Path, dtype: torch.dtype) ->
     for name, found in scales.items():
         linear = model.get_submodule(name)
         linear.weight.data = int8.on_grid_of(linear.weight.detach(), found)
-    int8.save_quantization(tmp_path, scales, {})
-    loaded, _ = int8.load_quantization(tmp_path)
+    quantization.save_quantization(tmp_path, scales, {})
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    loaded, _ = quantization.load_quantization(tmp_path)
     assert torch.equal(loaded["encoder.0"].input_smooth, scales["encoder.0"].input_smooth)
     assert loaded["encoder.1"].input_smooth is None
-    int8.apply_quantization(model.to(dtype), tmp_path)
+    quantization.apply_quantization(model.to(dtype), tmp_path)
     for name in scales:
         assert torch.equal(model.get_submodule(name).weight, codes[name])
     assert model(torch.randn(3, 6, dtype=dtype)).dtype == dtype
@@ -265,13 +266,14 @@ def quantized(folder: Path) -> tuple[Pair, dict[str, LayerScales]]:
         weight = model.get_submodule(name).weight.detach()
         scales[name] = LayerScales(weight_scale(weight, levels(bits)), torch.tensor(0.02), bits)
         weight.copy_(on_grid(weight, scales[name].weight_scale, levels(bits)))
-    int8.save_quantization(folder, scales, {"head": "head"})
+    quantization.save_quantization(folder, scales, {"head": "head"})
+    save_file(model.state_dict(), folder / "model.safetensors")
     return model, scales
 
 
 def test_scales_and_reasons_come_back(tmp_path: Path) -> None:
     _, scales = quantized(tmp_path)
-    layers, float_layers = int8.load_quantization(tmp_path)
+    layers, float_layers = quantization.load_quantization(tmp_path)
     assert float_layers == {"head": "head"}
     assert list(layers) == ["encoder.0", "encoder.1"]
     for name, expected in scales.items():
@@ -287,7 +289,7 @@ def test_applying_recovers_the_exact_codes(tmp_path: Path, dtype: torch.dtype) -
     model, scales = quantized(tmp_path)
     weights = {name: model.get_submodule(name).weight.detach().clone() for name in scales}
     model.to(dtype)
-    int8.apply_quantization(model, tmp_path)
+    quantization.apply_quantization(model, tmp_path)
     for name, weight in weights.items():
         int8_layer = model.get_submodule(name)
         assert isinstance(int8_layer, Int8Linear)
@@ -298,7 +300,7 @@ def test_applying_recovers_the_exact_codes(tmp_path: Path, dtype: torch.dtype) -
 
 def test_codes_of_seven_bits_end_at_63(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
-    int8.apply_quantization(model, tmp_path)
+    quantization.apply_quantization(model, tmp_path)
     assert [int(model.encoder[i].weight.abs().max()) for i in range(2)] == [127, 63]
 
 
@@ -344,7 +346,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: str
     change, expected = DAMAGE[damage]
     change(tmp_path)
     with pytest.raises(InputError, match=expected) as refused:
-        int8.apply_quantization(model, tmp_path)
+        quantization.apply_quantization(model, tmp_path)
     assert len(refused.value.problems) == 1
     assert "\n" not in str(refused.value)
 
@@ -353,11 +355,58 @@ def test_scales_of_another_model_are_refused(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
     model.encoder = nn.Sequential(nn.Identity(), nn.Identity())
     with pytest.raises(InputError, match=r"encoder\.0.*no linear layer"):
-        int8.apply_quantization(model, tmp_path)
+        quantization.apply_quantization(model, tmp_path)
 
 
 def test_weights_changed_after_quantization_are_refused(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
     model.encoder[1].weight.data += 0.001
     with pytest.raises(InputError, match=r"encoder\.1.*not on the grid"):
-        int8.apply_quantization(model, tmp_path)
+        quantization.apply_quantization(model, tmp_path)
+
+
+def dynamic(seed: int, inputs: int, outputs: int, smooth: Tensor | None = None) -> int8.DynamicInt8Linear:
+    generator, linear = torch.Generator().manual_seed(seed), nn.Linear(inputs, outputs)
+    for parameter in linear.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator)
+    smoothed = linear.weight.detach() * (1 if smooth is None else smooth)
+    return int8.DynamicScales(weight_scale(smoothed, 127), 8, smooth).module("encoder.0.query", linear)
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 1, 1), (3, 7, 5), (2, 33, 1), (20, 40, 9)])
+def test_a_dynamic_layer_equals_the_written_out_one(rows: int, inputs: int, outputs: int) -> None:
+    layer, x = dynamic(rows, inputs, outputs), torch.randn(rows, inputs, generator=torch.Generator().manual_seed(1))
+    x *= torch.logspace(-6, 6, rows)[:, None]
+    x[-1] = 0 if rows > 1 else x[-1]
+    expected = np.zeros((rows, outputs), np.float32)
+    for n in range(rows):
+        scale = max(np.float32(np.abs(x[n].numpy()).max() / np.float32(127)), np.float32(int8.SMALLEST_SCALE))
+        codes = np.rint(x[n].numpy() / scale).astype(np.int64)
+        assert np.abs(codes).max() == (127 if x[n].any() else 0)
+        for o in range(outputs):
+            total = int(codes @ layer.weight[o].numpy().astype(np.int64))
+            expected[n, o] = np.float32(total) * scale * np.float32(layer.weight_scale[o]) + np.float32(layer.bias[o])
+    assert np.array_equal(layer(x).numpy(), expected)
+
+
+def test_a_token_does_not_know_of_the_others() -> None:
+    layer, x = dynamic(0, 12, 5), torch.randn(4, 3, 12)
+    whole = layer(x)
+    x[0] *= 1e4
+    assert torch.equal(layer(x)[1:], whole[1:])
+    assert torch.equal(layer(x[2, 1]), whole[2, 1])
+    assert layer(x[:0]).shape == (0, 3, 5)
+    assert layer(x.bfloat16()).dtype == torch.bfloat16
+
+
+def test_a_smoothed_dynamic_layer_divides_its_input() -> None:
+    smooth, x = torch.tensor([1.0, 2.0, 0.5, 4.0]), torch.randn(6, 4)
+    smoothed = dynamic(0, 4, 3, smooth)
+    codes, scale = smoothed.codes(x)
+    assert torch.equal(scale, int8.token_scale(x * smooth.reciprocal()))
+    assert torch.equal(codes, torch.round(x * smooth.reciprocal() / scale).to(torch.int8))
+
+
+def test_a_dynamic_layer_refuses_what_has_no_code_by_name() -> None:
+    with pytest.raises(InputError, match=r"encoder\.0\.query.*NaN or infinity"):
+        dynamic(0, 4, 3)(torch.tensor([[0.0, 1, torch.nan, 2]]))

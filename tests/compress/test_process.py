@@ -133,6 +133,35 @@ def test_freed_memory_is_kept() -> None:
     assert page_faults("keep", plain) < usual / 5
 
 
+RETURNED = """
+import re, sys
+from compress.process import freed_memory_returned, keep_freed_memory
+def anonymous():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
+def left(size):  # of 64 MiB that were taken in blocks of that size, with one that stays above them
+    before, blocks = anonymous(), [b"x" * size for _ in range(2**26 // size)]
+    blocks[:-1] = []
+    return anonymous() - before
+if sys.argv[1] == "keep":
+    keep_freed_memory()
+kept = left(2**24)
+with freed_memory_returned():
+    returned = left(2**24)
+again = left(2**24)
+print(kept, returned, again)
+"""
+
+
+@pytest.mark.parametrize("mode", ["keep", "usual"])
+def test_freed_memory_is_returned_for_a_while(mode: str) -> None:
+    plain = {**{name: value for name, value in os.environ.items() if name != "GLIBC_TUNABLES"}, "PYTHONPATH": ROOT}
+    ran = subprocess.run([sys.executable, "-c", RETURNED, mode], env=plain, capture_output=True, check=True)
+    kept, returned, again = map(int, ran.stdout.split())
+    assert returned < 24  # the block that stays, and a little
+    if mode == "keep":
+        assert min(kept, again) > 40
+
+
 def test_environment_adds_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=0")
     monkeypatch.setenv("PYTHONPATH", "/somewhere")

@@ -91,6 +91,55 @@ MALFORMED = [
 ]
 
 
+GENERATION = """
+name: tiny
+model: {config: {model_type: gpt2}, init: random, task: text-generation}
+tokenizer: {train: bpe, vocab_size: 300}
+data: {path: text.txt}
+stages:
+  - finetune: {}
+  - export: {}
+"""
+MALFORMED_GENERATION = [
+    (
+        "engines to serve",
+        "  - export: {}",
+        "  - export: {}\n  - triton_repo: {}",
+        ["triton_repo given", "needs a KV cache", "leave triton_repo out"],
+    ),
+    (
+        "vocabulary below the bytes",
+        "vocab_size: 300",
+        "vocab_size: 200",
+        ["tokenizer.vocab_size: 200 given", "greater than or equal to 258"],
+    ),
+    ("vocabulary that is no number", "vocab_size: 300", "vocab_size: many", ["tokenizer.vocab_size: 'many' given", "integer"]),
+    ("unknown way of training", "train: bpe", "train: unigram", ["tokenizer.train: 'unigram' given", "'bpe'"]),
+    ("unknown key of the tokenizer", "vocab_size", "vocabsize", ["tokenizer.vocabsize: unknown key", "did you mean 'vocab_size'"]),
+    ("tokenizer of a wrong type", "{train: bpe, vocab_size: 300}", "7", ["tokenizer: 7 given", "string"]),
+    ("new head", "init: random", "init: random, head: new", ["model.head: new given", "keeps the head"]),
+    (
+        "tokenizer trained for a trained model",
+        "config: {model_type: gpt2}, init: random",
+        "path: owner/name",
+        ["tokenizer: train: bpe given", "keeps its tokenizer"],
+    ),
+    ("tokenizer trained for images", "text-generation", "image-classification", ["tokenizer: train: bpe given", "images need none"]),
+    ("no training of random weights", "  - finetune: {}\n", "", ["trained first"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"), [case[1:] for case in MALFORMED_GENERATION], ids=[case[0] for case in MALFORMED_GENERATION]
+)
+def test_malformed_recipe_for_generation_gets_one_clear_line(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
+    assert old in GENERATION
+    recipe = read(write(tmp_path, GENERATION))
+    assert check(yaml.safe_load(yaml.safe_dump(dump(recipe)))) == recipe
+    [line] = problems(write(tmp_path, GENERATION.replace(old, new, 1)))
+    assert all(word in line for word in words), line
+
+
 @pytest.mark.parametrize(("old", "new", "words"), [case[1:] for case in MALFORMED], ids=[case[0] for case in MALFORMED])
 def test_malformed_recipe_gets_one_clear_line(tmp_path: Path, old: str, new: str, words: list[str]) -> None:
     assert old in GOOD

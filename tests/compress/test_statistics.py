@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from compress import statistics
+from compress.generation import IGNORED, NO_CHOICE, perplexity
 
 
 def logits_of(answers: np.ndarray, num_classes: int = 2) -> np.ndarray:
@@ -140,3 +141,61 @@ def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() ->
     statistics.bootstrap(counted, before, labels, resamples=50)
     assert calls == 50
     assert statistics.paired(statistics.accuracy, before, after, labels)["n"] == 10_000
+
+
+def blocks_of(losses: list[list[float]], chosen: list[list[int]], width: int = 3) -> np.ndarray:
+    """Returns answers [n, width, 2] of blocks of different lengths."""
+    answers = np.zeros((len(losses), width, 2), np.float32)
+    answers[..., 1] = NO_CHOICE
+    for row, nll, ids in zip(answers, losses, chosen, strict=True):
+        row[: len(nll), 0], row[: len(ids), 1] = nll, ids
+    return answers
+
+
+def two_language_models(blocks: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    draw = np.random.default_rng(seed)
+    lengths = draw.integers(1, 4, blocks)
+    losses = [draw.exponential(2.0, length).tolist() for length in lengths]
+    targets = [draw.integers(0, 5, length).tolist() for length in lengths]
+    ids = [[[int(draw.integers(0, 5)) for _ in nll] for nll in losses] for _ in range(2)]
+    worse = [[value + float(draw.normal(0.02, 0.1)) for value in nll] for nll in losses]
+    labels = np.full((blocks, 3), IGNORED, np.int32)
+    for row, target in zip(labels, targets, strict=True):
+        row[: len(target)] = target
+    return blocks_of(losses, ids[0]), blocks_of(worse, ids[1]), labels
+
+
+def test_perplexity_is_bootstrapped_over_blocks() -> None:
+    before, _, labels = two_language_models(40, 1)
+    found = statistics.single(perplexity, before, labels, seed=5)
+    source, figures = np.random.default_rng(5), []
+    for _ in range(statistics.RESAMPLES):
+        rows = source.integers(0, 40, 40)
+        figures.append(perplexity(before[rows], labels[rows]))
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, [2.5, 97.5])), rel=1e-9)
+    assert found["value"] == perplexity(before, labels)
+    assert found["n"] == (labels != IGNORED).sum()
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 2**31))
+def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
+    before, after, labels = two_language_models(30, seed)
+    found = statistics.paired(perplexity, before, after, labels, seed=2)
+    source, figures = np.random.default_rng(2), []
+    for _ in range(statistics.RESAMPLES):
+        rows = source.integers(0, 30, 30)
+        figures.append(perplexity(after[rows], labels[rows]) / perplexity(before[rows], labels[rows]) - 1)
+    assert found["difference"] == pytest.approx(perplexity(after, labels) / perplexity(before, labels) - 1)
+    assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, [2.5, 97.5])), rel=1e-6, abs=1e-6)
+    right = [before[..., 1] == labels, after[..., 1] == labels]
+    assert found["right_to_wrong"] == (right[0] & ~right[1]).sum()
+    assert found["wrong_to_right"] == (~right[0] & right[1]).sum()
+    assert found["changed"] == (before[..., 1] != after[..., 1]).sum()
+    assert found["n"] == (labels != IGNORED).sum()
+
+
+def test_every_task_has_a_primary_metric() -> None:
+    named = ["accuracy", "correlation", "perplexity", "accuracy"]
+    tasks = ("text-classification", "text-regression", "text-generation", "image-classification")
+    assert [statistics.primary(task).__name__ for task in tasks] == named  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ import transformers
 from torch import nn
 
 from compress.artifact import Artifact
+from compress.conv1d import with_linears
 from compress.splits import Data, Split
 from compress.stage import Context, Target, Task
 
@@ -79,7 +80,7 @@ def _model(kind: str, changes: tuple[tuple[str, Any], ...]) -> nn.Module:
         with torch.no_grad():  # larger than drawn, so that logits, hidden states and attention differ from row to row
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape) * (0.8 if parameter.ndim > 1 else 0.3))
-    return model
+    return with_linears(model)  # as `compress.model.load` gives it
 
 
 @pytest.fixture(scope="session")

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import InputError
-from distill.layer_maps import pairs
+from distill.layer_maps import pairs, searched
 
 
 @pytest.mark.parametrize(
@@ -46,3 +48,19 @@ def test_maps_ascend_within_the_teacher(student: int, more: int, layers: Any) ->
 def test_what_is_no_map(layers: Any, student: int, teacher: int) -> None:
     with pytest.raises(InputError, match=r"stages.distill.loss.layers: .* given"):
         pairs(layers, student, teacher, "stages.distill.loss.layers")
+
+
+@given(st.integers(1, 5), st.integers(0, 5), st.integers(1, 4), st.integers(0, 999), st.booleans())
+def test_the_searched_map_is_the_best_of_all_ascending_ones(student: int, more: int, rows: int, seed: int, ties: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (rows, student, student + more)
+    distances = torch.randint(0, 3, shape, generator=generator).float() if ties else torch.rand(shape, generator=generator)
+    found = searched(distances)
+    for row in range(rows):
+        layers = found[row].tolist()
+        assert layers == sorted(set(layers))
+        totals = [
+            sum(float(distances[row, m, layer]) for m, layer in enumerate(candidate))
+            for candidate in itertools.combinations(range(student + more), student)
+        ]
+        assert sum(float(distances[row, m, layer]) for m, layer in enumerate(layers)) == pytest.approx(min(totals))

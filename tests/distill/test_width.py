@@ -10,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compress.attention_layers import find_attentions
+from compress.axes import axes_of
 from compress.errors import InputError
 from compress.model import count
 from compress.model_config import read_config
 from compress.stage import Context
 from distill.student import Student, build, student_config
-from distill.width import axes_of, find_attentions, narrow, top, with_widths
+from distill.width import narrow, top, with_widths
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 KEY = "stages.distill.student"
@@ -44,13 +46,12 @@ def test_a_student_of_fewer_neurons_is_the_model_with_the_others_silent(kind: st
     student = narrow(model, with_widths(model.config, None, 10, None, KEY), KEY)
     for block in range(4):
         up, down = (model.get_submodule(name.replace(".2.", f".{block}.")) for name in FFN[kind])
-        conv = kind == "gpt2"
-        first, second = (layer.weight.data if not conv else layer.weight.data.T for layer in (up, down))  # [F, D], [D, F]
+        first, second = up.weight.data, down.weight.data  # [F, D], [D, F]
         lengths = [float(first[n].norm()) * float(second[:, n].norm()) for n in range(24)]
         silent = sorted(range(24), key=lambda n: lengths[n])[:14]
         second[:, silent] = 0
     torch.testing.assert_close(student(**features).logits, model(**features).logits, atol=1e-4, rtol=1e-4)
-    assert tuple(student.get_submodule(FFN[kind][0]).weight.shape) == ((16, 10) if kind == "gpt2" else (10, 16))  # type: ignore[union-attr]
+    assert tuple(student.get_submodule(FFN[kind][0]).weight.shape) == (10, 16)  # type: ignore[union-attr]
 
 
 def naive_channels(model: Any, count: int) -> list[int]:
@@ -109,9 +110,9 @@ def test_channels_heads_and_their_numbers_are_the_most_important(hidden: int, he
 def test_fused_layers_are_sliced_part_by_part(make_model: Any) -> None:
     """The queries, keys and values of GPT-2 come out of one layer, those of BERT out of three: the same weights give the same slices."""
     model = make_model("gpt2")
-    weight = model.transformer.h[1].attn.c_attn.weight.data.clone()  # [D, 3 D]
+    weight = model.transformer.h[1].attn.c_attn.weight.data.T.clone()  # [D, 3 D]
     student: Any = narrow(model, with_widths(model.config, 8, None, 2, KEY), KEY)
-    fused = student.transformer.h[1].attn.c_attn.weight.data
+    fused = student.transformer.h[1].attn.c_attn.weight.data.T
     channels = [
         c for c in range(16) if any(torch.equal(student.transformer.wte.weight[:, i], model.transformer.wte.weight[:, c]) for i in range(8))
     ]
@@ -137,7 +138,8 @@ def test_narrow_students_of_every_kind_answer(kind: str, make_model: Any, make_f
 def test_axes_of_equal_size_are_not_mixed_up(make_model: Any) -> None:
     """A vocabulary, positions and an FFN of as many entries as there are channels: sizes alone would not tell them apart."""
     model = make_model("bert", intermediate_size=16, max_position_embeddings=16, vocab_size=16)
-    hidden, ffn = axes_of(model, KEY)
+    axes = axes_of(model, KEY)
+    hidden, ffn = axes.hidden, axes.ffn
     assert ("bert.embeddings.word_embeddings.weight", 0) not in hidden
     assert ("bert.embeddings.word_embeddings.weight", 1) in hidden
     assert ("bert.encoder.layer.0.intermediate.dense.weight", 0) in ffn - hidden

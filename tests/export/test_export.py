@@ -10,9 +10,9 @@ import pytest
 from compress.engine_process import EngineProcess
 from compress.errors import InputError
 from compress.evaluate import load_predictions, metrics, predict, save_predictions
-from compress.int8 import load_quantization
 from compress.model import load
 from compress.preprocess import Preprocessor
+from compress.quantization import load_quantization
 from compress.stage import Context, Target
 from export.engine import spec_of
 from export.export import Export, planned

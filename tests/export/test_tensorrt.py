@@ -148,7 +148,7 @@ def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs,
 
 
 def test_unknown_precision(tmp_path):
-    with pytest.raises(ValueError, match="precision fp16; fp32 or int8"):
+    with pytest.raises(ValueError, match="precision fp16; allowed: fp32, int8"):
         tensorrt.build(tmp_path / "x", tmp_path, precision="fp16", buckets=(), max_batch_size=1, log=print)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from compress.artifact import Artifact
 from compress.int8 import LayerScales, int8_linear, levels, weight_scale
 from compress.stage import Context
-from quantize import quantize as stage
+from quantize import steps
 from quantize.bias_correction import correct_biases
 from quantize.quantize import Quantize
 
@@ -171,7 +171,7 @@ def test_the_stage_keeps_only_what_brings_it_closer(bert: Artifact, context: Con
             layer.bias.data = layer.bias.data + 10
         return {}
 
-    monkeypatch.setattr(stage, "correct_biases", spoil)
+    monkeypatch.setattr(steps, "correct_biases", spoil)
     undone = figures("undone")
     assert not undone["kept"]
     assert undone["after"] > undone["before"] == kept["before"]

@@ -20,3 +20,10 @@ def test_regression_is_held_by_correlation() -> None:
     labels = np.float32([0, 1, 2, 4])
     expected = np.corrcoef(reference[:, 0], labels)[0, 1] - np.corrcoef(np.float32([1, 0, 2, 3]), labels)[0, 1]
     assert loss("text-regression", reference, np.float32([[1], [0], [2], [3]]), labels) == pytest.approx(expected)
+
+
+def test_perplexity_is_lost_relatively() -> None:
+    labels = np.int32([[1, 2], [3, -100]])
+    reference, worse = (np.float32([[[a, 1], [a, 2]], [[a, 3], [0, -1]]]) for a in (1.0, 1.1))
+    assert loss("text-generation", reference, worse, labels) == pytest.approx(np.exp(0.1) - 1, rel=1e-5)
+    assert loss("text-generation", worse, reference, labels) < 0

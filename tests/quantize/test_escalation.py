@@ -10,8 +10,9 @@ import pytest
 from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.int8 import Int8Linear, load_quantization
+from compress.int8 import Int8Linear
 from compress.model import load
+from compress.quantization import load_quantization
 from compress.stage import Context
 from quantize import escalation
 from quantize.escalation import escalate, ladder

@@ -35,9 +35,9 @@ EXACT = {  # how many folds hold a factor, of all
     "bert with ReLU": (5, 9),
     "distilbert": (4, 8),
     "pre-norm roberta": (7, 7),
-    "albert": (2, 5),
-    "deberta": (3, 6),
-    "modernbert": (5, 8),
+    "albert": (2, 6),
+    "deberta": (3, 7),
+    "modernbert": (5, 10),
     "vit": (7, 7),
     "swin": (9, 9),
 }
@@ -173,12 +173,17 @@ OPEN: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, tuple[str, ...]]] = 
     "through a ReLU": (lambda net, x: net.b(torch.relu(net.a(x))), "a", ("b",)),
     "a product of positions": (lambda net, x: net.b(torch.softmax(x @ x.transpose(1, 2), -1) @ net.a(x)), "a", ("b",)),
     "halves put apart": (lambda net, x: net.b(net.a(x).view(2, 3, 2, 2).transpose(1, 2).transpose(1, 2).flatten(2)), "a", ("b",)),
+    "a gate": (lambda net, x: net.c(nn.functional.silu(net.a(x)) * net.b(x)), "b", ("c",)),
+    "a number": (lambda net, x: net.b(0.5 * net.a(x) * 3), "a", ("b",)),
     "the same layer twice": (lambda net, x: net.a(net.norm(net.a(net.norm(x)))), "norm", ("a",)),
 }
 BLOCKED: dict[str, tuple[Callable[[Net, Tensor], Tensor], str, str]] = {
     "a sum": (lambda net, x: net.a(net.norm(x)) + net.norm.eps + (lambda y: net.b(y) + y)(net.norm(x)), "norm", "add reads it"),
     "GELU": (lambda net, x: (lambda y: net.b(y) * net.c(nn.functional.gelu(y)))(net.a(x)), "a", "gelu reads it"),
     "ReLU6": (lambda net, x: (lambda y: net.b(y) * net.c(nn.functional.relu6(y)))(net.a(x)), "a", "relu6 reads it"),
+    "its own gate": (lambda net, x: (lambda y: net.b(torch.relu(y) * y))(net.a(x)), "a", "mul reads it"),
+    "its square": (lambda net, x: (lambda y: net.b(y * y) + net.c(y))(net.a(x)), "a", "mul reads it"),
+    "a product that spreads": (lambda net, x: (lambda y: net.b(y[:, :1] * x) + net.c(y))(net.a(x)), "a", "mul reads it"),
     "another order": (lambda net, x: net.b(net.a(x)[..., [1, 0, 2, 3]]), "a", "b reads its channels in another order"),
     "positions as channels": (
         lambda net, x: net.b(net.a(x[:, [0, 1, 2, 0]]).transpose(1, 2)),

@@ -18,25 +18,24 @@ from torch import Tensor, nn
 
 from compress.artifact import Artifact
 from compress.data import preprocessor
+from compress.distilled import Distilled, soft_target_loss
 from compress.errors import InputError
 from compress.int8 import (
     SMALLEST_SCALE,
     Int8Linear,
     LayerScales,
-    apply_quantization,
     int8_linear,
     levels,
     on_grid,
     quantize,
-    save_quantization,
     weight_scale,
 )
 from compress.model import forward, linears, load, save
+from compress.quantization import apply_quantization, save_quantization
 from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch, TrainConfig, parameter_groups, train
 from quantize.qat import (
-    Distilled,
     Int8Function,
     Qat,
     QatLinear,
@@ -46,7 +45,6 @@ from quantize.qat import (
     insert,
     learn,
     only_inside,
-    soft_target_loss,
 )
 
 LOW, HIGH = -128, 127
@@ -304,7 +302,7 @@ def test_an_input_that_is_no_number_names_the_layer(value: float, training: bool
     model, _ = inserted(a_linear(4, 3), LayerScales(torch.ones(3), torch.tensor(1.0), 8))
     x = torch.ones(5, 4)
     x[2, 1] = value
-    with pytest.raises(InputError, match="0: the input of this int8 layer holds NaN or infinity"):
+    with pytest.raises(InputError, match="0: the input of this quantized layer holds NaN or infinity"):
         model.train(training)(x)
 
 
@@ -501,7 +499,7 @@ def test_the_teacher_is_asked_once_a_row() -> None:
 
 
 def test_logits_that_do_not_fit_are_computed_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantize.qat.CACHE_BYTES", 6 * 2 * 4 - 1)
+    monkeypatch.setattr("compress.distilled.CACHE_BYTES", 6 * 2 * 4 - 1)
     teacher, student, labels = Answers(torch.randn(6, 2)), Answers(torch.randn(6, 2)), torch.zeros(6, dtype=torch.int64)
     objective = Distilled(teacher, "text-classification", 6, 2, 2.0, 0.5)
     for asked in (1, 2):

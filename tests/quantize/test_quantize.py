@@ -18,8 +18,9 @@ from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.errors import InputError
 from compress.evaluate import predict
-from compress.int8 import Int8Linear, load_quantization, weight_bits
+from compress.int8 import Int8Linear, weight_bits
 from compress.model import load, save
+from compress.quantization import load_quantization
 from compress.splits import Data, Split
 from compress.stage import Context, Target
 from quantize.calibration import METHODS

@@ -19,11 +19,12 @@ from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.errors import InputError
 from compress.evaluate import predict
-from compress.int8 import Int8Linear, load_quantization
+from compress.int8 import Int8Linear
 from compress.model import forward, linears, load
+from compress.quantization import load_quantization
 from compress.stage import Context
 from quantize.calibration import Observed, collect
-from quantize.folding import Fold, find_folds
+from quantize.folding import UNFOLDED, Fold, find_folds, groups
 from quantize.ptq import choose_layers, feature_batches
 from quantize.quantize import Quantize
 from quantize.smoothquant import (
@@ -32,10 +33,8 @@ from quantize.smoothquant import (
     PRESCALE_GAIN,
     SAMPLE_ROWS,
     SMALLEST,
-    UNFOLDED,
     Channels,
     describe,
-    groups,
     output_error,
     smooth,
     smoothing_factor,

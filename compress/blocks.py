@@ -1,18 +1,48 @@
 """The repeated blocks of a Transformer, found by structure: the largest `nn.ModuleList` whose entries are all of one class.
 
 Nothing is looked up by the name of a model. Depth is written through `num_hidden_layers`, the name under which every Transformers
-config answers; a list of layer types, where a config has one, is cut along with it.
+config answers; whatever a config says for each layer (a list of layer types, the sizes of `compress.architecture`) is cut along with it.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 
+from compress.conv1d import with_linears
 from compress.errors import InputError
+from compress.model_config import quiet
+from compress.model_files import SHAPE_KEY
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A class of models and a config: what is found on the meta device depends on nothing else, and is remembered by it."""
+
+    model_class: Any
+    text: str
+    """The config as JSON: what it is compared by."""
+    config: Any = field(compare=False)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Kind:
+        """Returns the kind of a model."""
+        config: Any = model.config
+        return cls(type(model), config.to_json_string(), config)
+
+    def make(self, config: Any) -> Any:
+        """Returns a model of this class and another config on the meta device, its `Conv1D` as linear layers.
+
+        Raises:
+            ValueError, TypeError, ...: What Transformers raises for a config that makes no model.
+        """
+        with torch.device("meta"), quiet():
+            return with_linears(self.model_class(config))
 
 
 def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
@@ -42,4 +72,8 @@ def with_layers(config: Any, layers: Sequence[int]) -> Any:
     changed.num_hidden_layers = len(layers)
     if getattr(config, "layer_types", None):
         changed.layer_types = [config.layer_types[layer] for layer in layers]
+    own = getattr(config, SHAPE_KEY, None)
+    if own:
+        cut = {name: [value[layer] for layer in layers] for name, value in own.items() if isinstance(value, list)}
+        setattr(changed, SHAPE_KEY, {**own, **cut})
     return changed

@@ -1,0 +1,77 @@
+"""What each way of rounding weights costs a small language model in perplexity: int4 and int8, nearest, AWQ, GPTQ and AdaRound.
+
+    python benchmarks/weight_rounding.py [--recipe NAME] [--data PATH] [--out FOLDER]
+
+Trains the GPT of recipes/NAME.yaml once (tinyshakespeare-gpt where absent), then quantizes that one model every way, and measures
+perplexity in torch over the whole evaluation split, with the 95 % paired bootstrap interval of the increase over fp32 (blocks are drawn).
+A finished stage is never computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from compress.environment import fingerprint
+from compress.evaluate import load_predictions
+from compress.generation import perplexity
+from compress.pipeline import run
+from compress.progress import ConsoleProgress
+from compress.recipe import read
+from compress.run_folder import open_run
+from compress.statistics import paired_bootstrap
+
+ROOT = Path(__file__).resolve().parent.parent
+METHODS = {
+    "w4a16, nearest": "{scheme: w4a16}",
+    "w4a16, AWQ": "{scheme: w4a16, awq: true}",
+    "w4a16, GPTQ": "{scheme: w4a16, rounding: gptq}",
+    "w4a16, AWQ and GPTQ": "{scheme: w4a16, awq: true, rounding: gptq}",
+    "w4a16, AdaRound": "{scheme: w4a16, rounding: adaround}",
+    "w4a16, groups of 32, nearest": "{scheme: w4a16, group_size: 32}",
+    "w4a16, groups of 32, GPTQ": "{scheme: w4a16, group_size: 32, rounding: gptq}",
+    "w8a8, nearest": "{scheme: w8a8}",
+    "w8a8, GPTQ": "{scheme: w8a8, rounding: gptq}",
+    "w8a8-dynamic, nearest": "{scheme: w8a8-dynamic}",
+    "fp8": "{scheme: fp8}",
+}
+
+
+def main() -> None:
+    """Trains, quantizes every way, prints a Markdown table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", default="tinyshakespeare-gpt", help="name of a shipped recipe for text-generation")
+    parser.add_argument("--data", type=Path, help="text file or folder; the recipe's Hub id where absent")
+    parser.add_argument("--out", type=Path, default=Path("runs/weight-rounding"), help="where to work")
+    arguments = parser.parse_args()
+    settings = [f"data.path={arguments.data}"] if arguments.data else []
+    rows = []
+    for name, method in METHODS.items():
+        stages = [json.dumps({"finetune": _training(arguments.recipe)}), f"{{quantize: {method}}}"]
+        recipe = read(ROOT / "recipes" / f"{arguments.recipe}.yaml", [*settings, f"stages=[{', '.join(stages)}]", "goals={}"])
+        finished = open_run(run(recipe, arguments.out / arguments.recipe, progress=ConsoleProgress()).folder)
+        answers = {}
+        for variant in ("finetune", "quantize"):
+            evaluated = finished.artifacts[f"evaluate-{variant}"]
+            answers[variant], labels = load_predictions(evaluated.path / evaluated.metrics["predictions"])
+        before, after = (perplexity(answers[variant], labels) for variant in ("finetune", "quantize"))
+        low, high = paired_bootstrap(perplexity, answers["quantize"], answers["finetune"], labels, resamples=1000)
+        if not rows:
+            rows.append({"name": "fp32", "perplexity": before, "increase": 0.0, "low": 0.0, "high": 0.0, "n": int((labels >= 0).sum())})
+        rows.append({"name": name, "perplexity": after, "increase": after - before, "low": low, "high": high, "n": rows[0]["n"]})
+    document = {"environment": fingerprint(), "rows": rows}
+    (arguments.out / f"{arguments.recipe}.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    print(f"n = {rows[0]['n']} tokens\n\n| weights | perplexity | increase over fp32, 95 % |\n| --- | --- | --- |")
+    for row in rows:
+        print(f"| {row['name']} | {row['perplexity']:.3f} | {row['increase']:+.4f} ({row['low']:+.4f} to {row['high']:+.4f}) |")
+
+
+def _training(recipe: str) -> dict[str, object]:
+    """Returns the settings of the stage `finetune` of a shipped recipe."""
+    stage = read(ROOT / "recipes" / f"{recipe}.yaml").stage("finetune")
+    return stage.model_dump(mode="json", exclude={"id"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""Shapes that a stock config cannot express: other heads or another FFN in each layer, heads that keep their size while others go.
+
+Where all layers are alike and the class of Transformers can build them, a shape is written into the stock keys, and the checkpoint loads
+with `AutoModel`. Otherwise config.json gets
+
+    "compress_architecture": {"model_type": "bert", "head_dim": 64, "heads": [8, 12, ...], "key_value_heads": [8, 12, ...],
+                              "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
+
+with one entry a layer, and the stock keys hold the nearest shape that the class can build. A model of such a config is the stock class,
+built from those keys, whose layers are then given their sizes; where they are is found by structure (`compress.structure`), so there is one
+mechanism for all architectures and no code comes with a checkpoint. Attention needs nothing else but its counts: it divides what its layers
+give into heads of `head_dim`.
+
+`model_type` is written as a sentence: Transformers does not know it and says so in an error that names `compress.model.load`. Left out: a
+layer without attention or without FFN, sizes of a head that differ.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import PositiveFloat, PositiveInt, ValidationError
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from compress.artifact import write_json
+from compress.attention_layers import Attention, find_attentions, is_layer, out_axis
+from compress.axes import Axis, axes_of, key_of
+from compress.blocks import repeated_blocks
+from compress.conv1d import with_linears
+from compress.errors import InputError
+from compress.model_config import REFUSED, auto_class, one_line, quiet, task_of, with_class
+from compress.model_files import SHAPE_KEY
+from compress.stage import Config
+from compress.structure import Sizes, Structure, head_axes
+
+COUNTS: Mapping[str, tuple[str, ...]] = {
+    "heads": ("num_attention_heads", "num_heads", "n_heads"),
+    "key_value_heads": ("num_key_value_heads",),
+    "group": ("num_key_value_groups",),
+    "head_dim": ("head_dim", "attention_head_size"),
+    "inner": ("all_head_size", "split_size"),
+    "scaling": ("scaling",),
+}
+"""Names under which modules of attention keep their counts."""
+EXPERT_COUNTS = ("num_experts", "n_routed_experts")
+FFN_COUNTS = ("intermediate_dim", "intermediate_size")
+MARKED = "{}, in a shape of its own: load it with compress.model.load(folder)"
+
+
+class OwnShape(Config):
+    """What a config says of a shape of its own."""
+
+    model_type: str
+    """That of the stock class."""
+    head_dim: PositiveInt
+    """Numbers of a head."""
+    heads: tuple[PositiveInt, ...]
+    """Query heads of each layer."""
+    key_value_heads: tuple[PositiveInt, ...]
+    """Heads of keys and values of each layer."""
+    scaling: tuple[PositiveFloat, ...]
+    """Factor of the scores Q K^T in each layer."""
+    ffn: tuple[PositiveInt, ...]
+    """Neurons of the FFN of each layer, of each expert where there are several."""
+    experts: tuple[PositiveInt, ...] = ()
+    """Experts of each layer; absent where it has one FFN."""
+
+
+def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
+    """Returns a copy of a Transformers config with other sizes: a stock one where that can express them.
+
+    Args:
+        config: A config, in a shape of its own or not.
+        sizes: What its models are to have; their number of layers is that of the config.
+        key: Key path in the recipe, for messages.
+
+    Raises:
+        InputError: No model of such a shape can be made.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+
+    axes = axes_of(on_meta(config), key)
+    nearest: tuple[Any, bool] | None = None
+    problem: Exception = ValueError("no such sizes")
+    for heads in dict.fromkeys((max(sizes.heads), _dividing(sizes.hidden, max(sizes.heads)))):
+        for head_dim in (False, True):
+            candidate = _stock(config, sizes, heads, head_dim)
+            try:
+                type(candidate).from_dict(candidate.to_dict())  # a config checks itself where it is made
+                built = Structure.of(on_meta(candidate), key, axes).sizes
+            except (InputError, StrictDataclassError, *REFUSED) as error:
+                problem = error
+                continue
+            if built.same(sizes):
+                return candidate
+            if nearest is None or (built.head_dim == sizes.head_dim) > nearest[1]:
+                nearest = candidate, built.head_dim == sizes.head_dim
+    if nearest is None:
+        raise InputError(f"{key}: no {config.model_type} of such a shape can be made ({one_line(problem)})") from problem
+    changed = nearest[0]
+    own = OwnShape(
+        model_type=config.model_type,
+        head_dim=sizes.head_dim,
+        heads=sizes.heads,
+        key_value_heads=sizes.key_value_heads,
+        scaling=sizes.scaling,
+        ffn=sizes.ffn,
+        experts=sizes.experts if any(sizes.experts) else (),
+    )
+    setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
+    return changed
+
+
+def sizes_of(config: Any, key: str) -> Sizes:
+    """Returns the sizes of the models that a config makes; they are built on the meta device and looked at.
+
+    Raises:
+        InputError: There is no such model, or it is no stack of blocks whose attention can be told.
+    """
+    return Structure.of(on_meta(config), key).sizes
+
+
+def on_meta(config: Any) -> nn.Module:
+    """Returns the model of a config on the meta device, its `Conv1D` as linear layers."""
+    task = task_of(config)
+    with torch.device("meta"), quiet():
+        made: nn.Module = with_linears(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
+    return made
+
+
+@functools.cache
+def own_class(stock: Any) -> Any:
+    """Returns a class of models that takes configs with sizes for each layer, made of a stock class, whose name it keeps.
+
+    A class, because Transformers makes the model itself where it loads weights: it calls the constructor.
+    """
+
+    class Resized(stock):  # type: ignore[misc]
+        STOCK = stock
+
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            if getattr(config, SHAPE_KEY, None):
+                _resize(self, getattr(config, SHAPE_KEY))
+
+        @classmethod
+        def from_config(cls, config: Any, **kwargs: Any) -> Any:
+            return cls._from_config(config, **kwargs)
+
+    Resized.__name__, Resized.__qualname__, Resized.__module__ = stock.__name__, stock.__qualname__, stock.__module__
+    return Resized
+
+
+def remade(model: nn.Module, config: Any) -> nn.Module:
+    """Returns a model of the class of another one, from another config, with new weights, its `Conv1D` as linear layers."""
+    stock: Any = getattr(type(model), "STOCK", type(model))
+    with torch.random.fork_rng(devices=[]), quiet():
+        made: nn.Module = with_linears((own_class(stock) if getattr(config, SHAPE_KEY, None) else stock)(config))
+    return made
+
+
+def mark(folder: Path) -> None:
+    """Writes into the config.json of a shape of its own that Transformers alone cannot load it."""
+    file = folder / "config.json"
+    raw = json.loads(file.read_text(encoding="utf-8"))
+    if raw.get(SHAPE_KEY):
+        write_json(file, {**raw, "model_type": MARKED.format(raw[SHAPE_KEY]["model_type"])})
+
+
+def read_own(own: Any, depth: int, key: str) -> OwnShape:
+    """Reads what a config says of a shape of its own.
+
+    Args:
+        own: What stands in the config.
+        depth: Its number of layers.
+        key: What the message is about.
+
+    Raises:
+        InputError: It is damaged.
+    """
+    try:
+        shape = OwnShape.model_validate(own)
+        lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), len(shape.ffn), len(shape.experts) or depth}
+        if lengths == {depth}:
+            return shape
+        problem = f"lists of {depth} entries, one a layer, are needed"
+    except ValidationError as error:
+        problem = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()[:3])
+    raise InputError(f"{key}: {SHAPE_KEY} in config.json is damaged ({problem}); write the checkpoint again")
+
+
+def _dividing(width: int, most: int) -> int:
+    """Returns the largest divisor of `width` that is not above `most`."""
+    return next(number for number in range(min(width, most), 0, -1) if width % number == 0)
+
+
+def _stock(config: Any, sizes: Sizes, heads: int, head_dim: bool) -> Any:
+    """Returns a stock config with these sizes, as far as its keys can say them."""
+    changed = copy.deepcopy(config)
+    if hasattr(changed, SHAPE_KEY):
+        delattr(changed, SHAPE_KEY)
+    changed.hidden_size, changed.num_attention_heads = sizes.hidden, heads
+    if hasattr(changed, "num_key_value_heads"):
+        changed.num_key_value_heads = max(1, heads * sizes.key_value_heads[0] // sizes.heads[0])
+    if head_dim:
+        changed.head_dim = sizes.head_dim
+    ffn, vocabulary, experts = key_of(changed, "ffn"), key_of(changed, "vocabulary"), key_of(changed, "experts")
+    for name, value in ((ffn, max(sizes.ffn)), (vocabulary, sizes.vocabulary), (experts, max(sizes.experts))):
+        if name is not None and value:
+            setattr(changed, name, value)
+    return changed
+
+
+def _resize(model: Any, own: Any) -> None:
+    """Gives the layers of a stock model their sizes, in place."""
+    shape = read_own(own, model.config.num_hidden_layers, "checkpoint")
+    stock = copy.copy(model)  # the same modules, under a config without sizes of its own
+    stock.config = copy.deepcopy(model.config)
+    delattr(stock.config, SHAPE_KEY)
+    axes, prefix = axes_of(stock, "checkpoint"), repeated_blocks(model, "checkpoint")[0]
+    for block, attention in find_attentions(stock, "checkpoint").items():
+        _resize_attention(model, attention, shape.heads[block], shape.key_value_heads[block], shape.head_dim, shape.scaling[block])
+    for found, sizes, counts in ((axes.ffn, shape.ffn, FFN_COUNTS), (axes.experts, shape.experts, EXPERT_COUNTS)):
+        for weight, axis in found if sizes else ():
+            size = sizes[int(weight.removeprefix(f"{prefix}.").partition(".")[0])]
+            owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
+            _set_counts(owner, dict.fromkeys(counts, size))
+
+
+def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_value_heads: int, head_dim: int, scaling: float) -> None:
+    inner = {"query": heads * head_dim, "key": key_value_heads * head_dim, "value": key_value_heads * head_dim}
+    for (weight, axis), parts in head_axes(model, attention).items():
+        turned = isinstance(model.get_submodule(weight.rpartition(".")[0]), Conv1D) and weight.endswith(".weight")
+        _set_axis(model, (weight, 1 - axis if turned else axis), sum(inner[what] for what, _ in parts))
+    values = {
+        "heads": heads,
+        "key_value_heads": key_value_heads,
+        "group": heads // key_value_heads,
+        "head_dim": head_dim,
+        "inner": heads * head_dim,
+        "scaling": scaling,
+    }
+    _set_counts(model.get_submodule(attention.module), {name: value for count, value in values.items() for name in COUNTS[count]})
+
+
+def _set_counts(module: nn.Module, values: Mapping[str, float]) -> None:
+    """Sets those counts that a module has."""
+    for name, value in values.items():
+        if isinstance(getattr(module, name, None), int | float):
+            setattr(module, name, value)
+
+
+def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
+    """Gives one axis of a weight, counted as in a linear layer, another size and new values; returns the module that it belongs to."""
+    path, _, name = axis[0].rpartition(".")
+    module: Any = model.get_submodule(path)
+    old = getattr(module, name)
+    number = 1 - axis[1] if isinstance(module, Conv1D) and name == "weight" else axis[1]  # axes are those of linear layers
+    new = torch.zeros([size if dim == number else length for dim, length in enumerate(old.shape)], dtype=old.dtype, device=old.device)
+    if new.ndim > 1:
+        new.normal_(std=getattr(model.config, "initializer_range", 0.02))
+    setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
+    if name == "weight" and is_layer(module):
+        inputs, outputs = (new.shape[1], new.shape[0]) if out_axis(module) == 0 else tuple(new.shape)
+        _set_counts(module, {"in_features": inputs, "out_features": outputs, "nx": inputs, "nf": outputs})
+    return module

@@ -1,0 +1,157 @@
+"""Sites: what is int8 beside the linear layers of a w8a8 model, how it gets into the model, and how a checkpoint keeps it.
+
+    <attention module>/qk    scores = Q K^T                        scales of Q and K          `compress.int8_products`
+    <attention module>/pv    output = P V                          scales of P and V          `compress.int8_products`
+    <layer>/residual         output of the layer + residual        scale of the residual      `compress.int8_residuals`
+
+Each is computed by a child that the attention module or the layer is given. Children take and return plain tensors, so that calibration
+puts observers in the very places where integers will be. Their scales are buffers that are not saved with the model.
+
+A checkpoint lists its sites in `quantization.json` under `products` and `residuals`; `quantization.safetensors` has `<site>.left_scale` and
+`<site>.right_scale` of a product, `<site>.scale` of a residual, float32 [] each.
+
+Left out: training through these roundings. QAT trains the linear layers; sites are calibrated after it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from compress.artifact import write_json
+from compress.errors import InputError
+from compress.int8 import positive
+from compress.int8_products import ATTENTION, Int8Attention, ProductScales, attention_modules, configs, use
+from compress.int8_residuals import RESIDUAL, Int8Residual, mark
+from compress.quantization import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, unusable
+
+KINDS = {"products": ("/qk", "/pv"), "residuals": ("/residual",)}
+"""How the names of sites end, by their key in quantization.json."""
+
+
+@dataclass(frozen=True)
+class Sites:
+    """Everything that is int8 beside the linear layers, with its scales."""
+
+    products: Mapping[str, ProductScales] = field(default_factory=dict)
+    """By `<attention module>/qk` and `<attention module>/pv`."""
+    residuals: Mapping[str, Tensor] = field(default_factory=dict)
+    """By `<layer>/residual`, float32 []."""
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all sites: products, then residuals."""
+        return [*self.products, *self.residuals]
+
+    def only(self, names: Collection[str]) -> Sites:
+        """Returns the sites of these names."""
+        products = {name: scales for name, scales in self.products.items() if name in names}
+        return Sites(products, {name: scale for name, scale in self.residuals.items() if name in names})
+
+    def forms(self) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+        """Returns the modules that compute them: by attention module, and by layer."""
+        modules = dict.fromkeys(owner(name) for name in self.products)
+        attention = {name: Int8Attention(name, self.products.get(f"{name}/qk"), self.products.get(f"{name}/pv")) for name in modules}
+        return dict(attention), {owner(name): Int8Residual(name, scale) for name, scale in self.residuals.items()}
+
+
+def owner(site: str) -> str:
+    """Returns the attention module or the layer that a site belongs to."""
+    return site.rpartition("/")[0]
+
+
+def put(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping[str, nn.Module]) -> list[Any]:
+    """Puts modules where attention and residuals are computed, in place.
+
+    Args:
+        model: The model.
+        attention: By attention module: takes query, key, value, mask and scaling, and returns what `compress.int8_products.attend` does.
+        residuals: By layer: takes the tensor that is added to the output of the layer, and returns what is added instead.
+
+    Returns:
+        The handles of the hooks.
+    """
+    if attention:
+        use(model)
+    for names, child in ((attention, ATTENTION), (residuals, RESIDUAL)):
+        for name, form in names.items():
+            model.get_submodule(name).add_module(child, form)
+    return [model.get_submodule(name).register_forward_hook(mark) for name in residuals]
+
+
+@contextmanager
+def placed(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Does what `put` does for as long as the block lasts; layers must not be replaced inside it."""
+    before = [(config, config._attn_implementation) for config in configs(model)]
+    handles = put(model, attention, residuals)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+        for names, child in ((attention, ATTENTION), (residuals, RESIDUAL)):
+            for name in names:
+                delattr(model.get_submodule(name), child)
+        for config, implementation in before:
+            config._attn_implementation = implementation
+
+
+def save_sites(folder: Path, sites: Sites) -> None:
+    """Adds sites to the files that `compress.quantization.save_quantization` wrote."""
+    document = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+    tensors = load_file(folder / QUANTIZATION_TENSORS)
+    for name, scales in sites.products.items():
+        tensors |= {f"{name}.left_scale": scales.left.clone(), f"{name}.right_scale": scales.right.clone()}
+    tensors |= {f"{name}.scale": scale.clone() for name, scale in sites.residuals.items()}
+    save_file(tensors, folder / QUANTIZATION_TENSORS)
+    write_json(folder / QUANTIZATION_JSON, document | {"products": list(sites.products), "residuals": list(sites.residuals)})
+
+
+def load_sites(folder: Path) -> Sites:
+    """Returns the sites of a quantized checkpoint; many have none.
+
+    Raises:
+        InputError: A file is missing or damaged, or a scale is no positive number.
+    """
+    try:
+        document = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+        tensors = load_file(folder / QUANTIZATION_TENSORS)
+        listed = {key: list(document.get(key, [])) for key in KINDS}
+        wrong = [name for key, ends in KINDS.items() for name in listed[key] if not name.endswith(ends)]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is not the name of a site")
+        sites = Sites(
+            {name: ProductScales(tensors[f"{name}.left_scale"], tensors[f"{name}.right_scale"]) for name in listed["products"]},
+            {name: tensors[f"{name}.scale"] for name in listed["residuals"]},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        raise unusable(folder, error) from error
+    given = {name: [scales.left, scales.right] for name, scales in sites.products.items()}
+    for name, scales in (given | {name: [scale] for name, scale in sites.residuals.items()}).items():
+        if not all(scale.shape == () and positive(scale) for scale in scales):
+            raise InputError(f"{folder}: {name}: its scales are no positive numbers, one for each tensor; quantize again")
+    return sites
+
+
+def apply_sites(model: nn.Module, folder: Path) -> None:
+    """Puts the sites of a quantized checkpoint into a model that has its quantized layers, in place.
+
+    Raises:
+        InputError: Files are damaged, or name what the model does not have.
+    """
+    attention, residuals = load_sites(folder).forms()
+    modules = attention_modules(model) if attention else {}
+    layers = load_quantization(folder)[0] if residuals else {}
+    for names, allowed, what in ((attention, modules, "attention"), (residuals, layers, "quantized layer")):
+        for name in names:
+            if name not in allowed:
+                raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is no {what} of the model; quantize again")
+    put(model, attention, residuals)

@@ -1,0 +1,56 @@
+"""Losses of next-token prediction in torch: by the text, and by the answers of another model.
+
+    nll_t = -log softmax(z_t)[x_{t+1}]                          z_t: logits at position t, x_{t+1}: the token behind it
+    kl_t  = T^2 KL(softmax(y_t / T) || softmax(z_t / T))        y_t: logits of the other model
+    loss_b = mean over the predicted tokens of block b
+
+Blocks that are trained on are all of one length (`compress.text_blocks`), so the mean of their means is the mean over all tokens of a
+batch, however it is split.
+
+Tensor names carry their shapes: b blocks, L positions, T = L - 1 predicted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from compress.generation import IGNORED
+
+
+def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    """Returns the cross entropy of every predicted token, float32 `[b]`: the mean of each block.
+
+    Args:
+        logits_bLV: float32.
+        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is nothing to predict.
+        label_smoothing: Share of the target that is spread over the vocabulary.
+    """
+    labels_bT = labels[:, : logits_bLV.shape[1] - 1].long()
+    losses = functional.cross_entropy(
+        logits_bLV[:, :-1].flatten(0, 1), labels_bT.flatten(), reduction="none", ignore_index=IGNORED, label_smoothing=label_smoothing
+    )
+    return block_mean(losses.view_as(labels_bT), labels_bT)
+
+
+def token_divergence(logits_bLV: Tensor, target_bLV: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Returns T^2 KL(softmax(target / T) || softmax(logits / T)) of every predicted token, float32 `[b]`: the mean of each block.
+
+    Args:
+        logits_bLV: float32.
+        target_bLV: float32; takes no gradient.
+        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is nothing to predict.
+        temperature: T > 0.
+    """
+    labels_bT = labels[:, : logits_bLV.shape[1] - 1]
+    ours, theirs = (functional.log_softmax(logits[:, :-1] / temperature, dim=-1) for logits in (logits_bLV, target_bLV))
+    divergence_bT = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
+    return temperature**2 * block_mean(divergence_bT, labels_bT)
+
+
+def block_mean(values_bT: Tensor, labels_bT: Tensor) -> Tensor:
+    """Returns the mean of each block over its predicted tokens, `[b]`."""
+    predicted_bT = labels_bT != IGNORED
+    kept_bT = torch.where(predicted_bT, values_bT, torch.zeros((), dtype=values_bT.dtype, device=values_bT.device))
+    return kept_bT.sum(dim=1) / predicted_bT.sum(dim=1)

@@ -1,0 +1,453 @@
+"""Streaming: causal language models that are run unit by unit, from the files that hold their weights.
+
+    unit        the embeddings; each decoder layer; the last norm and the head
+    hidden      float32 [b, L, H] for each batch: what the rows are between two units, kept for all rows
+
+Each unit sees all rows before the next one is looked at, so that what is needed of the weights at a time is one unit. Even that is not
+loaded: a linear layer is a view of its file, of which a few megabytes at a time become float32 (`compress.stored_linear`). Beside the
+hidden states and what one batch takes on its way through a layer, memory of the process does not grow with the model; the pages of the
+files are the kernel's, which drops them as it needs room.
+
+A model is taken apart by its structure: the one `nn.ModuleList` that is in no other one holds the decoder layers, everything else stands
+around them. It is built on the meta device; modules around the layers are filled from the files once, a layer when its turn comes. What a
+layer takes beside the hidden states (attention mask, positions) is what the model itself gives it: its own forward runs on the batch with
+stand-ins for all layers, and the one that is asked for keeps its arguments. The last stand-in hands out the hidden states that norm and
+head then go on with.
+
+A quantized checkpoint runs as its quantized layers do; its codes are made when the turn of a layer comes.
+
+Left out: int8 products of attention and residuals (`compress.int8_sites`); layers that give each other more than hidden states; mixtures
+of experts, whose three-dimensional weights would be copied; devices other than the CPU.
+
+Tensor names carry their shapes: b rows of a batch, L positions, H channels, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from compress.conv1d import with_linears
+from compress.errors import InputError
+from compress.int8_sites import load_sites
+from compress.model_config import auto_class, quiet, read_config, some, with_class
+from compress.preprocess import Preprocessor
+from compress.process import freed_memory_returned, trim_memory
+from compress.quantization import QUANTIZATION_JSON, load_quantization
+from compress.shards import StoredWeights, allocate, mapped
+from compress.stage import Progress, Task
+from compress.stored_linear import StoredEmbedding, StoredLinear, rows_of
+from compress.tasks import TASKS
+
+BATCH_TOKENS = 256
+"""Tokens of a batch, unless a single row has more."""
+BATCH_SIZE = 32
+HIDDEN_SHARE = 0.25
+"""Of the available memory: hidden states that need more are kept in a mapped file."""
+MODEL_SHARE = 0.5
+"""Of the available memory: a model whose float32 weights need more is streamed."""
+LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+TASK: Task = "text-generation"
+HIDDEN = "hidden_states"
+
+
+class _Reached(Exception):
+    """Ends a forward pass at the stand-in that was asked for."""
+
+
+class _StandIn(nn.Module):
+    """Stands where a decoder layer was; what the model asks of it beside a forward, the layer answers."""
+
+    def __init__(self, owner: StreamedModel, index: int, layer: nn.Module) -> None:
+        super().__init__()
+        self.__dict__ |= {"_owner": owner, "_layer": layer}  # neither is to become a child
+        self.index = index
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_layer"], name)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.__dict__["_owner"].stand_in(self.index, args, kwargs)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that go through the model together."""
+
+    indices: list[int]
+    """Of the rows."""
+    features: Mapping[str, Tensor]
+    """What the model takes: `input_ids`, int64 [b, L]."""
+    hidden: Tensor
+    """float32 [b, L, H], written by each unit."""
+
+    @property
+    def inputs(self) -> dict[str, Tensor]:
+        """The features and the hidden states, as `StreamedModel.run` takes them."""
+        return {**self.features, HIDDEN: self.hidden}
+
+
+class StreamedModel:
+    """A causal language model whose weights stay in their files.
+
+    Args:
+        folder: A checkpoint, float or quantized.
+        key: Key path of the folder, for messages.
+
+    Raises:
+        InputError: The folder holds no whole model, or one that cannot be run layer by layer; says why.
+    """
+
+    def __init__(self, folder: Path, key: str = "checkpoint") -> None:
+        self.config = read_config(folder, key)
+        self.config.use_cache = False
+        self.weights = StoredWeights(folder, key)
+        self.shape, self.turned = meta_model(self.config)
+        problem = structure_problem(self.shape)
+        if problem is not None:
+            raise InputError(f"{key}: {folder} cannot be streamed: {problem}")
+        self.place = decoder_layers(self.shape)
+        self._stored = stored_names(self.shape, self.turned, self.weights, f"{key}: {folder}")
+        self._shapes = list(self.shape.get_submodule(self.place).children())
+        self._outer = copy.deepcopy(self.shape)
+        stand_ins = nn.ModuleList(_StandIn(self, index, layer) for index, layer in enumerate(self._shapes))
+        owner, _, child = self.place.rpartition(".")
+        setattr(self._outer.get_submodule(owner), child, stand_ins)
+        self._fill(self._outer, "")
+        self._outer.eval()
+        self._wanted, self._given = -1, torch.zeros(0)
+        self._kept: tuple[Any, dict[str, Any]] = ((), {})
+        self._in_tuples = False
+        quantized = (folder / QUANTIZATION_JSON).exists()
+        self.scales: Mapping[str, Any] = load_quantization(folder)[0] if quantized else {}
+        for name in (name for name in self.scales if not name.startswith(f"{self.place}.")):
+            raise InputError(f"{key}: {folder} cannot be streamed: {name} is quantized, and in no decoder layer")
+        self._folder = folder
+
+    def __len__(self) -> int:
+        """The number of decoder layers."""
+        return len(self._shapes)
+
+    def layer_name(self, index: int) -> str:
+        """Returns the module path of a decoder layer."""
+        return f"{self.place}.{index}"
+
+    def parameters_around(self) -> list[str]:
+        """Returns the stored names of all that belongs to no decoder layer, each once, in the order of the model."""
+        names = [stored for name, stored in self._stored.items() if not name.startswith(f"{self.place}.")]
+        return list(dict.fromkeys(names))
+
+    def parameters_of(self, index: int) -> list[str]:
+        """Returns the names of the parameters and kept buffers of a decoder layer that are stored under their own names."""
+        return [name for name, stored in self._stored.items() if name == stored and name.startswith(f"{self.layer_name(index)}.")]
+
+    def unit_bytes(self) -> dict[str, int]:
+        """Returns the bytes of every unit as it is stored: each decoder layer, each parameter around them."""
+        sizes = {name: prod(self.weights.shape(name)) * self.weights.dtype(name).itemsize for name in dict.fromkeys(self._stored.values())}
+        layers = {self.layer_name(index): sum(sizes[name] for name in self.parameters_of(index)) for index in range(len(self))}
+        return layers | {name: sizes[name] for name in self.parameters_around()}
+
+    @contextmanager
+    def layer(self, index: int) -> Iterator[nn.Module]:
+        """Gives a decoder layer that can run; for as long as the block lasts, it stands at its path in `shape`."""
+        name, layers = self.layer_name(index), self.shape.get_submodule(self.place)
+        layer = copy.deepcopy(self._shapes[index])
+        self._fill(layer, f"{name}.")
+        setattr(layers, str(index), layer.eval())
+        try:
+            for path in [path for path in self.scales if path.startswith(f"{name}.")]:
+                self._quantize(layer, path, path.removeprefix(f"{name}."))
+            yield layer
+        finally:
+            setattr(layers, str(index), self._shapes[index])
+
+    def run(self, index: int, layer: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Returns the hidden states behind a decoder layer, float32 [b, L, H].
+
+        Args:
+            index: Which one; before the others, the first has to run.
+            layer: What `layer` gave.
+            inputs: Features of the batch, and `HIDDEN`: float32 [b, L, H].
+        """
+        features = {name: value for name, value in inputs.items() if name != HIDDEN}
+        args, kwargs = self.arguments(index, features)
+        output = layer(inputs[HIDDEN], *args, **kwargs)
+        trim_memory()  # what lies between blocks that are still in use is not given back by itself
+        self._in_tuples = isinstance(output, tuple)
+        hidden: Tensor = output[0] if self._in_tuples else output
+        return hidden
+
+    def arguments(self, index: int, features: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns what the model gives to a decoder layer beside the hidden states."""
+        (_, *args), kwargs = self._arguments(index, features)
+        return tuple(args), kwargs
+
+    def embed(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Returns the hidden states before the first decoder layer, float32 [b, L, H]."""
+        hidden: Tensor = self._arguments(0, features)[0][0]
+        return hidden
+
+    def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Returns the logits, float32 [b, L, V], of the hidden states behind the last decoder layer (`HIDDEN`)."""
+        self._wanted, self._given = -1, inputs[HIDDEN]
+        features = {name: value for name, value in inputs.items() if name != HIDDEN}
+        logits: Tensor = self._outer(**features, use_cache=False).logits
+        return logits.float()
+
+    def forward(self, features: Mapping[str, Tensor]) -> Tensor:
+        """Returns the logits, float32 [b, L, V], of one batch; reads all weights for it."""
+        hidden = self.embed(features)
+        for index in range(len(self)):
+            with self.layer(index) as layer:
+                hidden = self.run(index, layer, {**features, HIDDEN: hidden})
+        return self.logits({**features, HIDDEN: hidden})
+
+    def batches(
+        self, preprocessor: Preprocessor, rows: Sequence[Any], scratch: Path, batch_size: int = BATCH_SIZE
+    ) -> tuple[list[Batch], int]:
+        """Returns rows as batches with their first hidden states, and the bytes of all hidden states.
+
+        Args:
+            preprocessor: Prepares them.
+            rows: Blocks of token ids.
+            scratch: Folder for the hidden states that memory should not hold.
+            batch_size: Most rows of a batch.
+        """
+        size = max(1, min(batch_size, BATCH_TOKENS // preprocessor.max_length))
+        found = [
+            (indices, {name: torch.from_numpy(value) for name, value in features.items()})
+            for indices, features in preprocessor.batches(rows, size)
+        ]
+        width = self.shape.get_input_embeddings().embedding_dim  # type: ignore[operator]
+        counts = [features["input_ids"].numel() for _, features in found]
+        pool = hidden_pool(sum(counts) * width, scratch)
+        batches, used = [], 0
+        with torch.inference_mode():
+            for (indices, features), count in zip(found, counts, strict=True):
+                first = self.embed(features)
+                used += first.numel()
+                if first.numel() != count * width:  # an embedding that is projected: the layers have another width
+                    raise InputError(f"checkpoint: {self._folder} cannot be streamed: its embeddings are not as wide as its layers")
+                hidden = pool[used - first.numel() : used].view(first.shape)
+                batches.append(Batch(indices, features, hidden.copy_(first)))
+        return batches, pool.numel() * 4
+
+    def stand_in(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the stand-in of a decoder layer does when the model calls it."""
+        if not args:
+            kwargs = dict(kwargs)
+            args = (kwargs.pop(HIDDEN),)
+        if index == self._wanted:
+            self._kept = args, kwargs
+            raise _Reached
+        hidden = self._given if self._wanted < 0 and index == len(self) - 1 else args[0]
+        return (hidden,) if self._in_tuples else hidden
+
+    def _arguments(self, index: int, features: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
+        self._wanted = index
+        try:
+            self._outer(**features, use_cache=False)
+        except _Reached:
+            return self._kept
+        raise AssertionError(f"the forward of {type(self._outer).__name__} did not reach its decoder layer {index}")
+
+    def _fill(self, module: nn.Module, prefix: str) -> None:
+        """Gives a module on the meta device its weights: views of large ones, float32 copies of the others."""
+        for name, child in list(module.named_modules()):
+            if any(buffer.is_meta for buffer in child.buffers(recurse=False)):
+                self._fill_buffers(child, f"{prefix}{name}".rstrip("."))
+        for name, child in list(module.named_modules()):
+            path = f"{prefix}{name}".rstrip(".")
+            if type(child) is nn.Linear:
+                _place(module, name, self._linear(child, path))
+                continue
+            for key in list(child._parameters):
+                if child._parameters[key] is not None:
+                    stored = self.weights[self._stored[f"{path}.{key}" if path else key]]
+                    keeps = type(child) is nn.Embedding
+                    child._parameters[key] = nn.Parameter(stored if keeps else _copied(stored), requires_grad=False)
+            if type(child) is nn.Embedding:
+                child.__class__ = StoredEmbedding
+
+    def _fill_buffers(self, module: nn.Module, path: str) -> None:
+        """Buffers that are stored are read; the others are made by what Transformers makes them with after loading."""
+        for key, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[key] = torch.empty_like(buffer, device="cpu")
+        self.shape._init_weights(module)  # type: ignore[operator]  # its parameters are on the meta device still
+        for key in list(module._buffers):
+            if f"{path}.{key}" in self._stored:
+                module._buffers[key] = self.weights[self._stored[f"{path}.{key}"]].clone()
+
+    def _linear(self, linear: nn.Linear, path: str) -> StoredLinear:
+        weight = self.weights[self._stored[f"{path}.weight"]]
+        bias_O = None if linear.bias is None else _copied(self.weights[self._stored[f"{path}.bias"]])
+        return StoredLinear(weight.T if path in self.turned else weight, bias_O)
+
+    def _quantize(self, layer: nn.Module, path: str, name: str) -> None:
+        stored = layer.get_submodule(name)
+        if not isinstance(stored, StoredLinear):
+            raise InputError(f"{self._folder}: {QUANTIZATION_JSON} names {path}, which is no linear layer of the model; quantize again")
+        _place(layer, name, quantized_layer(path, stored, self.scales[path], self._folder))
+
+
+def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
+    """Returns the model of a config on the meta device, with linear layers for every `Conv1D`, and the paths of those."""
+    with torch.device("meta"), quiet():
+        model = auto_class(TASK, config).from_config(with_class(config, TASK), dtype=torch.float32)
+    turned = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    return with_linears(model), turned
+
+
+def structure_problem(model: nn.Module) -> str | None:
+    """Returns in one line why a model cannot be run layer by layer; None where it can."""
+    lists = _outermost_lists(model)
+    if len(lists) != 1:
+        return f"{len(lists)} lists of layers ({some(lists) or 'none'}); one list of decoder layers is what streaming takes apart"
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head is None:
+        return "it has no head that gives logits for tokens"
+    inside = [name for name, parameter in model.named_parameters() if name.startswith(f"{lists[0]}.") and parameter.dim() > 2]
+    if inside:
+        return f"{inside[0]} has {model.get_parameter(inside[0]).dim()} dimensions; layers of matrices are what streaming takes apart"
+    return None
+
+
+def decoder_layers(model: nn.Module) -> str:
+    """Returns the path of the list of decoder layers of a model without `structure_problem`."""
+    return _outermost_lists(model)[0]
+
+
+def _outermost_lists(model: nn.Module) -> list[str]:
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    return [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+
+
+def stored_names(model: nn.Module, turned: Collection[str], weights: StoredWeights, what: str) -> dict[str, str]:
+    """Returns for every parameter and kept buffer the name under which it is stored: its own, or that of one that it is tied to.
+
+    Args:
+        model: On the meta device, its tied parameters being one object.
+        turned: Paths of its linear layers whose weights are stored the other way round.
+        weights: The stored tensors.
+        what: Their folder and its key, for messages.
+
+    Raises:
+        InputError: Some are missing, or of another shape.
+    """
+    named = model.state_dict(keep_vars=True)
+    tied: dict[int, list[str]] = {}
+    for name, value in named.items():
+        tied.setdefault(id(value), []).append(name)
+    stored, wrong = {}, []
+    for name, value in named.items():
+        found = name if name in weights else next((other for other in tied[id(value)] if other in weights), None)
+        expected = tuple(value.shape)[:: -1 if name.removesuffix(".weight") in turned else 1]
+        if found is None or weights.shape(found) != expected:
+            wrong.append(name)
+        else:
+            stored[name] = found
+    if wrong:
+        raise InputError(f"{what} lacks weights, or has them in another shape: {some(wrong)}; write it again with save_pretrained")
+    return stored
+
+
+def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) -> Any:
+    """Returns the quantized form of a layer with grid weights, its codes made a part at a time.
+
+    Raises:
+        InputError: The scales do not belong to the weights.
+    """
+    parts = []
+    for start, stop in stored.parts():
+        part, found = stored.part(start, stop), rows_of(scales, start, stop)
+        as_stored = nn.Linear(part.in_features, part.out_features, False, device="meta")
+        as_stored.weight = nn.Parameter(part.weight.to(stored.weight.dtype), requires_grad=False)
+        problem = found.problem(as_stored)
+        if problem is not None:
+            raise InputError(f"{folder}: {name}: {problem}; quantize again")
+        parts.append(found.module(name, part))
+    whole: Any = parts[0]
+    whole.weight = torch.cat([cast(Tensor, part.weight) for part in parts])
+    whole.weight_scale, whole.bias = scales.weight_scale, None if stored.bias is None else stored.bias.detach()
+    whole.out_features = stored.out_features
+    return whole
+
+
+def hidden_pool(count: int, scratch: Path) -> Tensor:
+    """Returns room for so many float32 values: in memory, or in a file of `scratch` where they need more than `HIDDEN_SHARE` of it."""
+    if 4 * count <= HIDDEN_SHARE * available_bytes():
+        return torch.empty(count)
+    scratch.mkdir(parents=True, exist_ok=True)
+    path = scratch / "hidden_states"
+    path.unlink(missing_ok=True)
+    allocate(path, 0, 4 * count)
+    pool = mapped(path, 0, (count,), torch.float32, writable=True)
+    path.unlink()  # the map keeps it; it is gone with the last tensor, however the process ends
+    return pool
+
+
+def available_bytes() -> int:
+    """Returns the memory that this process may take: what the machine has left, or the limit of its control group where that is less."""
+    limits = [psutil.virtual_memory().available]
+    for file in LIMIT_FILES:
+        if file.is_file() and (text := file.read_text(encoding="ascii").strip()).isdecimal():
+            limits.append(int(text))
+    return min(limits)
+
+
+def is_large(folder: Path) -> bool:
+    """Whether the float32 weights of a model folder would take more than `MODEL_SHARE` of the available memory."""
+    weights = StoredWeights(folder, "checkpoint")
+    return 4 * sum(prod(weights.shape(name)) for name in weights.names) > MODEL_SHARE * available_bytes()
+
+
+def predicts_streamed(folder: Path, task: Task) -> bool:
+    """Whether `predict` takes the place of a model in memory: for a language model that is large and can be streamed."""
+    if TASKS[task].answer != "tokens" or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
+        return False
+    return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
+
+
+def _copied(stored: Tensor) -> Tensor:
+    """Returns a small tensor in float32, in memory."""
+    return stored.to(torch.float32, copy=True)
+
+
+def _place(module: nn.Module, name: str, child: nn.Module) -> None:
+    owner, _, key = name.rpartition(".")
+    setattr(module.get_submodule(owner), key, child)
+
+
+def predict(
+    folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
+) -> NDArray[Any]:
+    """Does what `compress.evaluate.predict` does, for a checkpoint in its files; see there."""
+    from compress.evaluate import gathered, kept
+
+    model = StreamedModel(folder)
+    with freed_memory_returned(), torch.inference_mode():
+        batches, _ = model.batches(preprocessor, rows, scratch, batch_size)
+        order = range(len(model))
+        for index in progress.track(order, "predict", len(model)) if progress else order:
+            with model.layer(index) as layer:
+                for batch in batches:
+                    batch.hidden.copy_(model.run(index, layer, batch.inputs))
+        answers = (
+            (batch.indices, kept(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy())) for batch in batches
+        )
+        return gathered(answers, len(rows))

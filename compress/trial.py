@@ -1,0 +1,140 @@
+"""Trials: how close a compressed model is to the one before, measured on rows that no final figure is made on.
+
+What changes is put in place in memory and taken out again. Closeness is
+
+    classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c),   p = softmax of the logits before, p' after
+    regression      mean over rows of (y - y')^2
+    generation      mean over tokens of that KL; on as many blocks of full length as `LOGIT_BYTES` hold the logits of, one at least
+
+The rows are selection rows, spread evenly over the split. Where there are none, calibration rows take their place; evaluation rows never
+do. Left out: the primary metric as a measure. It needs labels, and on some hundred rows it cannot tell apart what KL can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from compress.errors import InputError
+from compress.preprocess import Row
+from compress.stage import Context, Task
+from compress.tasks import TASKS
+
+TRIAL_ROWS = 500
+BATCH_SIZE = 32
+LOGIT_BYTES = 2**26
+Array = NDArray[Any]
+T = TypeVar("T")
+
+
+@contextmanager
+def replaced(model: nn.Module, forms: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Puts other modules in the place of those at some paths for as long as the block lasts; the modules themselves stay as they are."""
+    kept = {name: model.get_submodule(name) for name in forms}
+    for name, form in forms.items():
+        place(model, name, form)
+    try:
+        yield
+    finally:
+        for name, module in kept.items():
+            place(model, name, module)
+
+
+def place(model: nn.Module, name: str, layer: nn.Module) -> None:
+    """Puts a layer into a model at a module path."""
+    owner, _, child = name.rpartition(".")
+    setattr(model.get_submodule(owner), child, layer)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A model's answers to the trial rows, to compare those of its compressed forms with."""
+
+    model: nn.Module
+    checkpoint: Path
+    rows: Sequence[Row]
+    context: Context
+    logits: Array
+    """Of the model as it was, float32 [n, C], or [n, L, V] for generation."""
+
+    @classmethod
+    def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
+        """Asks the model as it is; calibration rows stand in where there is no selection row, which the log says."""
+        rows = context.data.selection.rows
+        if not rows:
+            context.progress.log("  no selection rows: choices are made on calibration rows")
+            rows = list(calibration)
+        if TASKS[context.task].answer == "tokens":
+            longest = max(len(row) for row in rows)
+            whole = [row for row in rows if len(row) == longest]
+            config: Any = model.config
+            rows = spread(whole, max(1, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size))))
+        rows = spread(rows, TRIAL_ROWS)
+        batches = sorted(_logits(model, checkpoint, rows, context), key=lambda batch: batch[0])
+        order = np.concatenate([indices for indices, _ in batches])
+        return cls(model, checkpoint, rows, context, np.concatenate([logits for _, logits in batches])[np.argsort(order)])
+
+    @property
+    def measure(self) -> str:
+        """What `distance` returns: kl or mse."""
+        return "mse" if self.context.task == "text-regression" else "kl"
+
+    def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
+        """Returns how far the model with other modules in the place of some, by path, is from what it was; it is left as it is."""
+        with replaced(self.model, forms):
+            return self.distance_now()
+
+    def distance_now(self) -> float:
+        """Returns how far the model as it is now is from what it was."""
+        found = _logits(self.model, self.checkpoint, self.rows, self.context)
+        return sum(len(rows) * distance(self.context.task, self.logits[rows], logits) for rows, logits in found) / len(self.rows)
+
+    def fewer(self, count: int) -> Self:
+        """Returns the trial on at most `count` of its rows, spread evenly."""
+        chosen = spread(range(len(self.rows)), count)
+        return replace(self, rows=[self.rows[index] for index in chosen], logits=self.logits[chosen])
+
+
+def distance(task: Task, reference: Array, logits: Array) -> float:
+    """Returns the mean KL divergence from the reference, in nats; for regression the mean squared error.
+
+    Args:
+        task: The task.
+        reference: Logits `[n, C]`, or `[n, L, V]` for generation, whose mean is over tokens.
+        logits: Of the same shape.
+    """
+    if task == "text-regression":
+        return float(np.mean((reference.astype(np.float64) - logits) ** 2))
+    expected, found = _log_softmax(reference), _log_softmax(logits)
+    return float(np.mean(np.sum(np.exp(expected) * (expected - found), axis=-1)))
+
+
+def spread(rows: Sequence[T], count: int) -> list[T]:
+    """Returns `count` of the rows at equal distances, all of them where there are no more."""
+    return [rows[index * len(rows) // count] for index in range(count)] if len(rows) > count else list(rows)
+
+
+def _log_softmax(logits: Array) -> Array:
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    normalized: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return normalized
+
+
+def _logits(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Iterator[tuple[list[int], Array]]:
+    """Yields the indices of the rows of a batch and their logits; raises where the model answers NaN or infinity."""
+    from compress.data import preprocessor
+    from compress.evaluate import logits_of, not_finite
+
+    prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
+    for indices, logits in logits_of(model, prepared, rows, BATCH_SIZE):
+        bad = not_finite(logits)
+        if len(bad):
+            raise InputError(f"model: the answer to {len(bad)} of {len(indices)} rows is NaN or infinite; check its weights")
+        yield indices, logits

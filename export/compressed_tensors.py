@@ -1,0 +1,168 @@
+"""A quantized decoder in the format `compressed-tensors`: packed codes that Transformers, vLLM and SGLang load.
+
+    scheme         format           weight                                   activations
+    w4a16          pack-quantized   `weight_packed` int32, 8 codes each      float
+    w8a8           int-quantized    `weight` int8                            `input_scale`, static
+    w8a8-dynamic   int-quantized    `weight` int8                            a scale for each token, at run time
+    fp8            float-quantized  `weight` float8_e4m3fn                   `input_scale`, static
+
+with `weight_scale` float32 [O, 1], or [O, G] for groups. The codes are those of the checkpoint, exactly; every other tensor is copied as it
+is, file by file, so that a model needs no more memory than its largest file. config.json says what is what (`quantization_config`).
+
+Those programs multiply the same numbers with one exception: their int8 scale of a token is max |x| / 127.5 where ours is max |x| / 127.
+
+Left out: what the format has no word for (`obstacle`): smoothing vectors, int8 attention and residuals, groups of unequal width, Conv1D.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from compress.artifact import write_json
+from compress.fp8 import Fp8Scales, to_e4m3
+from compress.int4 import HIGH, LOW, Int4Scales
+from compress.int8 import DynamicScales, LayerScales, levels, quantize
+from compress.model_config import quiet
+from compress.quantization import QUANTIZATION_JSON, QUANTIZATION_TENSORS, Scales, load_quantization, scheme_of
+
+INDEX = "model.safetensors.index.json"
+NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})
+
+
+def is_decoder(checkpoint: Path) -> bool:
+    """Whether a checkpoint generates text."""
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    return any("ForCausalLM" in name or "LMHead" in name for name in config.get("architectures") or [])
+
+
+def obstacle(checkpoint: Path) -> str | None:
+    """Returns in one line why the format cannot hold a quantized decoder; None where it can."""
+    layers, _ = load_quantization(checkpoint)
+    document = json.loads((checkpoint / QUANTIZATION_JSON).read_text(encoding="utf-8"))
+    if document.get("products") or document.get("residuals"):
+        return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
+    modules, stored = _modules(checkpoint), _stored(checkpoint)
+    for name, scales in layers.items():
+        if not isinstance(modules.get(name), nn.Linear):
+            return f"{name} is {type(modules.get(name)).__name__} in Transformers, and only Linear is held"
+        if f"{name}.weight" not in stored:
+            return f"{name} has another name in the files of the checkpoint"
+        if isinstance(scales, LayerScales | DynamicScales) and scales.input_smooth is not None:
+            return f"{name} has a smoothing vector; quantize with smoothquant: {{prescale: false}}"
+        if isinstance(scales, Int4Scales) and modules[name].in_features % scales.group_size:
+            return (
+                f"{name} has {modules[name].in_features} inputs, no multiple of group_size {scales.group_size}; give one that divides them"
+            )
+    return None
+
+
+def write(checkpoint: Path, out: Path) -> None:
+    """Writes the folder.
+
+    Args:
+        checkpoint: A quantized decoder without `obstacle`.
+        out: Folder to write; made, with its parents.
+    """
+    assert obstacle(checkpoint) is None, obstacle(checkpoint)
+    layers, floating = load_quantization(checkpoint)
+    out.mkdir(parents=True)
+    places: dict[str, str] = {}
+    for file in sorted(checkpoint.glob("model*.safetensors")):
+        tensors = converted(load_file(file), layers)
+        save_file(tensors, out / file.name, metadata={"format": "pt"})
+        places |= dict.fromkeys(tensors, file.name)
+    if (checkpoint / INDEX).exists():
+        size = sum(file.stat().st_size for file in out.glob("*.safetensors"))
+        write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    write_json(out / "config.json", {**config, "quantization_config": described(layers, list(floating), str(scheme_of(checkpoint)))})
+    for file in checkpoint.iterdir():
+        if file.is_file() and file.suffix != ".safetensors" and file.name not in NOT_COPIED:
+            shutil.copyfile(file, out / file.name)
+
+
+def converted(tensors: Mapping[str, Tensor], layers: Mapping[str, Scales]) -> dict[str, Tensor]:
+    """Returns the tensors of one file with those of quantized layers in the format; a bias stays what it is."""
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        layer, _, parameter = name.rpartition(".")
+        if parameter == "weight" and layer in layers:
+            found |= {f"{layer}.{key}": value for key, value in _weight(tensor.float(), layers[layer]).items()}
+        else:
+            found[name] = tensor
+    return found
+
+
+def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) -> dict[str, Any]:
+    """Returns the `quantization_config` of config.json.
+
+    Args:
+        layers: The quantized layers.
+        floating: Names of the linear layers that stay float.
+        scheme: The scheme.
+    """
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+
+    kind = {"num_bits": 8, "type": "float" if scheme == "fp8" else "int", "symmetric": True}
+    weights = {**kind, "strategy": "channel"}
+    static, token = {**kind, "strategy": "tensor", "dynamic": False}, {**kind, "strategy": "token", "dynamic": True}
+    form, inputs = {
+        "w8a8": ("int-quantized", static),
+        "w8a8-dynamic": ("int-quantized", token),
+        "w4a16": ("pack-quantized", None),
+        "fp8": ("float-quantized", static),
+    }[scheme]
+    if scheme == "w4a16":
+        (size,) = {scales.group_size for scales in layers.values() if isinstance(scales, Int4Scales)}
+        weights = {**kind, "num_bits": 4, "strategy": "group", "group_size": size}
+    group = QuantizationScheme(
+        targets=["Linear"], weights=QuantizationArgs(**weights), input_activations=None if inputs is None else QuantizationArgs(**inputs)
+    )
+    config = QuantizationConfig(config_groups={"group_0": group}, format=form, quantization_status="compressed", ignore=floating)
+    document: dict[str, Any] = json.loads(config.model_dump_json())
+    return document
+
+
+def _weight(weight_OI: Tensor, scales: Scales) -> dict[str, Tensor]:
+    """Returns the tensors of one layer by name: codes, scale of the weight, scale of the input."""
+    match scales:
+        case Int4Scales():
+            from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+            codes_OI = quantize(weight_OI, scales.expanded(weight_OI.shape[1]), LOW, HIGH)
+            shape = torch.tensor(weight_OI.shape, dtype=torch.int64)
+            return {"weight_packed": pack_to_int32(codes_OI, 4), "weight_scale": scales.weight_scale, "weight_shape": shape}
+        case LayerScales() | DynamicScales():
+            largest, scale_O1 = levels(scales.weight_bits), scales.weight_scale[:, None]
+            found = {"weight": quantize(weight_OI, scale_O1, -largest, largest), "weight_scale": scale_O1.contiguous()}
+            return found | ({"input_scale": scales.input_scale.reshape(1)} if isinstance(scales, LayerScales) else {})
+        case Fp8Scales():
+            scale_O1 = scales.weight_scale[:, None].contiguous()
+            return {"weight": to_e4m3(weight_OI, scale_O1), "weight_scale": scale_O1, "input_scale": scales.input_scale.reshape(1)}
+    raise TypeError(f"no such scales: {type(scales).__name__}")
+
+
+def _stored(checkpoint: Path) -> set[str]:
+    """Returns the names of all tensors of a checkpoint."""
+    found: set[str] = set()
+    for file in checkpoint.glob("model*.safetensors"):
+        with safe_open(file, "pt") as tensors:
+            found |= set(tensors.offset_keys())
+    return found
+
+
+def _modules(checkpoint: Path) -> dict[str, Any]:
+    """Returns the modules of the stock model by name, without weights."""
+    with torch.device("meta"), quiet():
+        config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
+        return dict(AutoModelForCausalLM.from_config(config).named_modules())

@@ -1,0 +1,117 @@
+"""Least squares: the columns that are left make up for those that go, as well as they can on real rows.
+
+A layer y = W x + b reads attention or the neurons of an FFN. Of its inputs only those in K stay. With G = sum x x^T over the tokens of the
+calibration rows, [I, I], and R what goes,
+
+    W'_K = W_K + W_R G_RK (G_KK + lambda I)^-1,       lambda = damping * mean of the diagonal of G_KK
+
+minimizes sum ||W x - W'_K x_K||^2 + lambda ||W'_K - W_K||^2: the update of Optimal Brain Surgeon for whole columns (Hassibi and Stork 1993;
+for structures Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.1). A bias is the column of an input that is always 1; it
+stays and is not damped. Left out: that layers before it have changed as well, the inputs are those of the model before surgery; experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.structure import Structure
+from compress.train import Batch
+from prune.places import Places, token_mask
+from prune.surgery import Kept, head_numbers
+
+DAMPING = 0.01
+
+
+def surviving(weight_OI: Tensor, gram_II: Tensor, kept: Tensor, damping: float = DAMPING, constant: bool = False) -> Tensor:
+    """Returns the columns that are left, updated, float32 `[O, K]`.
+
+    Args:
+        weight_OI: The layer, float `[O, I]`.
+        gram_II: Sum of x x^T over tokens, float64 `[I, I]`.
+        kept: What stays of the I inputs, int64 `[K]`, ascending.
+        damping: Keeps the update small where inputs say little, as a fraction of the mean square of those that stay.
+        constant: Whether the last input is the constant of a bias, which is not damped.
+    """
+    gone = torch.tensor(sorted(set(range(weight_OI.shape[1])) - set(kept.tolist())), dtype=torch.int64)
+    if not len(gone):
+        return weight_OI[:, kept]
+    weight_OI = weight_OI.double()
+    gram_KK, gram_RK = gram_II[kept][:, kept].clone(), gram_II[gone][:, kept]
+    diagonal_K = gram_KK.diagonal()  # a view: what is added to it is added to the matrix
+    damped = slice(None, -1) if constant else slice(None)
+    diagonal_K[damped] += damping * diagonal_K[damped].mean() + 1e-12
+    if constant:
+        diagonal_K[-1] += 1e-12
+    update_OK = torch.linalg.solve(gram_KK, (weight_OI[:, gone] @ gram_RK).T).T
+    updated_OK: Tensor = (weight_OI[:, kept] + update_OK).float()
+    return updated_OK
+
+
+def update(model: nn.Module, structure: Structure, kept: Kept, batches: Iterable[Batch]) -> None:
+    """Updates the layers that read attention and neurons, in place; surgery has to follow.
+
+    Args:
+        model: The model before surgery, in evaluation mode.
+        structure: Its structure.
+        kept: What surgery keeps.
+        batches: Calibration rows.
+    """
+    wanted = readers(model, structure, kept)
+    grams = gram_matrices(model, list(wanted), batches, structure.attentions[0].tokens)
+    for name, numbers in wanted.items():
+        layer: Any = model.get_submodule(name)
+        weight_OI, bias_O = layer.weight.detach(), layer.bias
+        if bias_O is not None:
+            weight_OI, numbers = (
+                torch.cat([weight_OI, bias_O.detach()[:, None]], dim=1),
+                torch.cat([numbers, torch.tensor([layer.in_features])]),
+            )
+        updated_OK = surviving(weight_OI.cpu(), grams[name], numbers, constant=bias_O is not None)
+        if bias_O is not None:
+            layer.bias.data = updated_OK[:, -1].to(bias_O)
+            updated_OK, numbers = updated_OK[:, :-1], numbers[:-1]
+        layer.weight.data[:, numbers] = updated_OK.to(layer.weight)
+
+
+def readers(model: nn.Module, structure: Structure, kept: Kept) -> dict[str, Tensor]:
+    """Returns the layers that lose inputs, by name, and the inputs that stay, int64."""
+    places, found = Places.of(model, structure), {}
+    for block in kept.layers:
+        attention = structure.attentions[block]
+        if len(kept.heads[block]) < attention.key_value_heads:
+            found[places.heads[block]] = head_numbers(kept.heads[block], attention.group, attention.head_dim)["query"]
+        neurons = places.ffn[block]
+        if neurons is not None and len(kept.ffn[block]) < structure.sizes.ffn[block]:
+            found[neurons] = torch.tensor(kept.ffn[block])
+    return found
+
+
+def gram_matrices(model: nn.Module, layers: Sequence[str], batches: Iterable[Batch], image_tokens: int) -> Mapping[str, Tensor]:
+    """Returns the sum of x x^T over all tokens that are no padding, float64 `[I, I]`; with a last input of 1 where a layer has a bias."""
+    sums: dict[str, Tensor] = {}
+    mask_bL = torch.zeros(0, 0, dtype=torch.bool)
+
+    def keep(name: str) -> Any:
+        def hook(module: Any, args: tuple[Any, ...]) -> None:
+            x_NI = args[0].reshape(*mask_bL.shape, -1)[mask_bL.to(args[0].device)]
+            if module.bias is not None:
+                x_NI = torch.cat([x_NI, torch.ones_like(x_NI[:, :1])], dim=1)
+            product = (x_NI.T @ x_NI).double().cpu()
+            sums[name] = sums[name] + product if name in sums else product
+
+        return hook
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(keep(name)) for name in layers]
+    try:
+        with torch.inference_mode():
+            for batch in batches:
+                mask_bL = token_mask(batch.features, image_tokens)
+                model(**batch.features)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sums

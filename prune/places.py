@@ -1,0 +1,71 @@
+"""Places: the modules whose inputs or outputs hold one number, or one head, for every structure that may be taken out.
+
+    heads     the input of the layer that reads attention: heads side by side
+    ffn       the input of the layer that reads the neurons
+    experts   the weights that the router gives to the experts of a token
+    hidden    the outputs of all norms over the residual stream
+    layers    what goes into a block and what comes out of it
+
+A factor there (`prune.gates`) is a factor on the structure; what flows there (`prune.activation`) is what the structure says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from compress.attention_layers import is_layer
+from compress.structure import Structure
+
+
+@dataclass(frozen=True)
+class Places:
+    """Module paths, by block."""
+
+    heads: tuple[str, ...]
+    """Layers that read attention."""
+    ffn: tuple[str | None, ...]
+    """Layers that read the neurons; None where there are experts."""
+    experts: tuple[str | None, ...]
+    """Modules that hold the experts: called with (states `[N, D]`, experts of each token `[N, k]`, their weights `[N, k]`)."""
+    norms: tuple[str, ...]
+    """Norms over the residual stream, of the whole model."""
+    blocks: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: nn.Module, structure: Structure) -> Places:
+        """Finds the places of a model."""
+        matrices = {name for name, value in model.state_dict().items() if value.ndim == 2}
+        vectors = {name for name, value in model.state_dict().items() if value.ndim == 1}
+        modules = dict(model.named_modules())
+        readers: list[str | None] = []
+        holders: list[str | None] = []
+        for ffn, experts in zip(structure.ffn, structure.experts, strict=True):
+            found = [_owner(name) for name, axis in sorted(ffn) if axis == 1 and name in matrices]
+            readers.append(found[0] if len(found) == 1 else None)
+            both = {name for name, _ in experts} & {name for name, _ in ffn}
+            stacked = sorted({_owner(name) for name in both})
+            holders.append(stacked[0] if len(stacked) == 1 else None)
+        norms = {_owner(name) for name, _ in structure.residual if name in vectors and name.endswith(".weight")}
+        return cls(
+            tuple(attention.output for attention in structure.attentions),
+            tuple(readers),
+            tuple(holders),
+            tuple(name for name in modules if name in norms and not is_layer(modules[name])),
+            tuple(f"{structure.prefix}.{block}" for block in range(structure.depth)),
+        )
+
+
+def token_mask(features: Mapping[str, Tensor], image_tokens: int) -> Tensor:
+    """Returns which tokens of a batch are no padding, bool `[b, L]`; an image has `image_tokens` of them."""
+    if "attention_mask" in features:
+        return features["attention_mask"].bool()
+    given = next(iter(features.values()))
+    return torch.ones(len(given), given.shape[1] if "input_ids" in features else image_tokens, dtype=torch.bool)
+
+
+def _owner(weight: str) -> str:
+    return weight.rpartition(".")[0]

@@ -1,0 +1,392 @@
+"""The stage `prune`: a smaller model of the same weights, with real changes of shape, that every later stage takes.
+
+A run is a list of steps, each in a file of its own: cut the vocabulary (`vocabulary`), score what may go (`scores`), divide the budget
+between blocks (`allocation`, `sensitivity`), choose (`selection`), let what stays make up for what goes (`least_squares`), take it out
+(`surgery`), and train again (`recovery`). With `schedule: cubic` everything after the vocabulary is done n times, for the sparsities
+
+    s_i = s (1 - (1 - i / n)^3),   i = 1 ... n        (Zhu and Gupta 2017, https://arxiv.org/abs/1710.01878, eq. 1)
+
+Scores come from calibration rows of the train split, `sensitivity` and the guard of the vocabulary from selection rows. Left out: masks
+that are learned during training; single weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from compress.artifact import Artifact, write_json, writing
+from compress.blocks import with_layers
+from compress.errors import InputError
+from compress.finetune import supervised
+from compress.stage import Context, Stage, is_model
+from compress.structure import Sizes, Structure
+from compress.tasks import TASKS
+from prune.allocation import Counts, Part, by_distance, by_score, uniform
+from prune.cost import Cost, Measure, count_of
+from prune.recovery import Origin, Recover, check_hidden, recover
+from prune.scores import RELATIVE, Method, scores_of
+from prune.selection import COMPONENTS, Granularity, Limits, Scores, Whole, protected_parts, select
+from prune.sensitivity import SCAN_ROWS, SHARES, scan
+from prune.surgery import Kept, shrink
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from compress.data import Data
+    from compress.train import Batch
+
+BATCH_SIZE = 32
+STEP, FIGURES = "step-{}", "step.json"
+TOLERANCE = 1e-3
+
+
+class Prune(Stage):
+    """Takes heads, neurons, channels, layers, experts and tokens out of the model, and trains what is left."""
+
+    NAME: ClassVar[str] = "prune"
+
+    method: Method = "taylor"
+    """How importance is measured. magnitude: size of the weights; taylor, fisher: first- and second-order change of the loss; activation:
+    size of what is said on real rows, without labels."""
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """Share of the blocks that is taken away, counted by `measure`."""
+    measure: Measure = "macs"
+    """macs: multiply-accumulates of the linear layers in the blocks; parameters: their weights."""
+    granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
+    """What is taken away: heads (groups that share keys and values whole), ffn (neurons), hidden (channels of the residual stream), layers,
+    experts; vocabulary: tokens that the train rows do not use, whatever the sparsity."""
+    multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
+    """Neurons and channels are kept in multiples of it: what the kernels of the engines like."""
+    protect: tuple[str, ...] = ()
+    """Modules that keep their size, as patterns of names with `*`, such as *.layer.0 or *.layer.0.attention.*; a pattern has to match."""
+    allocation: Literal["uniform", "global", "sensitivity"] = "global"
+    """uniform: the same share of every layer; global: the least important of all layers first; sensitivity: by the distance from the
+    incoming model that cuts of each layer cost, measured on selection rows."""
+    schedule: Literal["one_shot", "cubic"] = "one_shot"
+    """one_shot: all at once; cubic: in iterations, the first ones the largest, each followed by its part of the training."""
+    iterations: Annotated[int, Field(ge=2, le=100)] = 4
+    """How many iterations `cubic` has."""
+    rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
+    """Training rows that importance is measured on."""
+    least_squares: bool = True
+    """Whether the columns that are left are updated to give what the layer gave before, as well as they can on those rows."""
+    max_unknown: Annotated[float, Field(ge=0, le=1)] = 0.001
+    """Share of the tokens of the selection rows that may become unknown with a smaller vocabulary."""
+    recover: Recover | None = Recover()
+    """How the pruned model is trained again; null: not at all."""
+    teacher: Annotated[str, Field(min_length=1)] = "baseline"
+    """Who teaches it: baseline, input (the incoming model), or the id of an earlier stage."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Prune:
+        if len(set(self.granularity)) < len(self.granularity):
+            raise ValueError("granularity: something is given twice; give each once")
+        if self.sparsity and set(self.granularity) == {"vocabulary"}:
+            raise ValueError(
+                f"sparsity: {self.sparsity:g} given; the vocabulary is no part of the blocks: give sparsity: 0, or add heads, ffn"
+            )
+        if "experts" in self.granularity and self.measure != "parameters":
+            raise ValueError("measure: macs given; a token goes to as many experts as before, whatever their number: give parameters")
+        if is_model(self.teacher):
+            raise ValueError(f"teacher: {self.teacher!r} given; baseline, input or the id of an earlier stage is allowed")
+        if self.schedule == "cubic" and self.recover is None:
+            raise ValueError("schedule: cubic trains between its iterations; give recover, or one_shot")
+        return self
+
+    @property
+    def key(self) -> str:
+        """Key path of this stage in the recipe."""
+        return f"stages.{self.id or self.NAME}"
+
+    @property
+    def shares(self) -> list[float]:
+        """Shares of the cost that are left after every iteration."""
+        count = self.iterations if self.schedule == "cubic" else 1
+        return [1 - self.sparsity * (1 - (1 - number / count) ** 3) for number in range(1, count + 1)]
+
+    def work(self, macs: int, data: Data) -> float:
+        """Forward and backward over calibration rows, a dozen passes over selection rows for each layer of a scan, and the training."""
+        rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
+        trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
+        return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained)
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Finds out before the first stage runs whether this model can be pruned like that.
+
+        Raises:
+            InputError: It cannot.
+        """
+        key, answer = self.key, TASKS[context.task].answer
+        if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
+            raise InputError(f"{key}.granularity: vocabulary given; {context.task} has no texts to split into fewer tokens: leave it out")
+        if self.recover is not None:
+            check_hidden(self.recover, config, teacher, f"{key}.recover")
+        self.planned(config)
+
+    def config_after(self, config: Any) -> Any:
+        """The config of the pruned model; of an allocation that depends on data, that of a uniform one. The vocabulary is kept."""
+        from compress.architecture import with_sizes
+
+        kept, sizes = self.planned(config)
+        return with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key)
+
+    def planned(self, config: Any) -> tuple[Kept, Sizes]:
+        """Returns what a uniform allocation keeps, by number rather than by importance, and the sizes before."""
+        import torch
+
+        from compress.architecture import on_meta
+
+        model = on_meta(config)
+        structure = Structure.of(model, self.key)
+        sizes = structure.sizes
+        parts = {(block, what): torch.zeros(count_of(sizes, block, what)) for block in range(structure.depth) for what in COMPONENTS}
+        nothing = Scores(parts, torch.zeros(structure.depth), torch.zeros(sizes.hidden))
+        cost = Cost.of(model, structure, self.measure)
+        return select(cost, Whole.of(cost), self.shares[-1], self.limits(structure), nothing, uniform, self.key), sizes
+
+    def limits(self, structure: Structure) -> Limits:
+        """Returns what may be taken away of a model.
+
+        Raises:
+            InputError: It has no experts, or nothing but experts; or a pattern of `protect` matches nothing.
+        """
+        experts = any(structure.sizes.experts)
+        if "experts" in self.granularity and not experts:
+            raise InputError(f"{self.key}.granularity: experts given; this model has none: leave it out")
+        if "ffn" in self.granularity and experts:
+            raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which go whole: give experts")
+        return Limits(self.granularity, self.multiple_of, *protected_parts(structure, self.protect, f"{self.key}.protect"))
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes the pruned checkpoint.
+
+        Returns:
+            `method`, `measure`, `sparsity` (what was taken away), `cost` (of the blocks), `before` and `after` (the sizes), `layers` (those
+            that are left, from 0), `steps` (for each iteration its share, its losses and looks at the selection split), and where asked for
+            `vocabulary` and `sensitivity` (distances by layer and share).
+
+        Raises:
+            InputError: Not so much can be taken away, the tokenizer cannot be cut, or training failed.
+        """
+        from compress.model import load, save
+
+        source, cut = self._cut_vocabulary(parent, context)
+        model = load(source)
+        structure = Structure.of(model, self.key)
+        first = Cost.of(model, structure, self.measure)
+        whole, origin = Whole.of(first), Origin(range(structure.depth), range(structure.sizes.hidden))
+        steps: list[dict[str, Any]] = []
+        for number, share in enumerate(self.shares, 1):
+            model, origin, figures = self._step(number, share, model, whole, origin, source, context)
+            steps.append(figures)
+        last = Structure.of(model, self.key)
+        cost = Cost.of(model, last, self.measure).total()
+        taken = 1 - cost / whole.cost
+        context.progress.log(f"  {taken:.1%} of the {self.measure} of the blocks taken away: {_words(structure.sizes, last.sizes)}")
+        save(model, source, out, f"Pruned by {self.method}: {taken:.1%} of the {self.measure} of its blocks")
+        scans = [step.pop("sensitivity") for step in steps if "sensitivity" in step]
+        return {
+            "method": self.method,
+            "measure": self.measure,
+            "sparsity": taken,
+            "cost": {"before": whole.cost, "after": cost},
+            "before": asdict(structure.sizes),
+            "after": asdict(last.sizes),
+            "layers": list(origin.layers),
+            "steps": steps,
+            **({"vocabulary": cut} if cut else {}),
+            **({"sensitivity": scans[0]} if scans else {}),
+        }
+
+    def _step(
+        self, number: int, share: float, model: nn.Module, whole: Whole, origin: Origin, source: Path, context: Context
+    ) -> tuple[nn.Module, Origin, dict[str, Any]]:
+        """One iteration; a finished one is taken from the scratch folder.
+
+        Args:
+            number: Of the iteration, from 1.
+            share: What is left of the cost after it.
+            model: As the iteration before left it.
+            whole: The model that came in.
+            origin: Where the layers and channels of the model come from.
+            source: Checkpoint with the tokenizer or image processor.
+            context: That of the stage.
+        """
+        from compress.model import load, save
+
+        folder, last = context.scratch / STEP.format(number), number == len(self.shares)
+        if (folder / FIGURES).is_file():
+            found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
+            context.progress.log(f"  {self.id or self.NAME}: iteration {number} is finished already")
+            return load(folder), Origin(found["layers"], found["hidden"]), found["figures"]
+        small, kept, figures = self._cut(model, whole.after(origin.layers), share, source, context)
+        origin = origin.after(kept.layers, kept.hidden)
+        if self.recover is not None:
+            assert context.teacher is not None, "the pipeline hands over the teacher"
+            history = recover(
+                small,
+                self.recover,
+                self.recover.epochs / len(self.shares),
+                origin,
+                source,
+                context.teacher.path,
+                context,
+                context.scratch / f"training-{number}",
+                self.id or self.NAME,
+                {"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
+            )
+            figures |= {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
+        if not last:
+            with writing(folder) as temporary:
+                save(small, source, temporary, f"Iteration {number}")
+                write_json(temporary / FIGURES, {"figures": figures, "layers": list(origin.layers), "hidden": list(origin.hidden)})
+        return small, origin, figures
+
+    def _cut(self, model: nn.Module, whole: Whole, share: float, source: Path, context: Context) -> tuple[nn.Module, Kept, dict[str, Any]]:
+        """Takes away what is least important until the share is left; returns the small model, what it keeps, and the figures."""
+        from compress.train import training_device
+        from prune.least_squares import update
+
+        name = self.id or self.NAME
+        model.to(training_device())
+        structure = Structure.of(model, self.key)
+        cost, limits = Cost.of(model, structure, self.measure), self.limits(structure)
+        batches = partial(self._batches, model, source, context)
+        hidden = "hidden" in self.granularity
+        scores = scores_of(self.method, model, structure, partial(batches, f"{name}: scoring"), supervised(context.task), hidden)
+        figures: dict[str, Any] = {"share": share}
+
+        def allocate(parts: Sequence[Part], budget: float) -> Counts:
+            if self.allocation == "uniform":
+                return uniform(parts, budget)
+            of_parts = {part: scores.components[part.block, part.what] for part in parts}
+            if self.method in RELATIVE:  # so that what a unit of cost is worth is the same in every component, on average
+                of_parts = {part: score * part.cost for part, score in of_parts.items()}
+            if self.allocation == "global":
+                return by_score(parts, of_parts, budget)
+            found, figures["sensitivity"] = self._scan(model, structure, parts, of_parts, source, context)
+            return by_distance(parts, found, budget)
+
+        kept = select(cost, whole, share, limits, scores, allocate, self.key)
+        self._prove(model, structure, kept, next(iter(batches(""))))
+        if self.least_squares:
+            update(model, structure, kept, batches(f"{name}: least squares"))
+        return shrink(model, structure, kept, self.key), kept, figures
+
+    def _batches(self, model: nn.Module, source: Path, context: Context, label: str) -> Iterator[Batch]:
+        """Yields the calibration rows, the longest first, and shows a bar of that label; none for an empty one."""
+        from contextlib import nullcontext
+
+        import numpy as np
+        import torch
+
+        from compress.data import preprocessor
+        from compress.model import device_of
+        from compress.train import Batch
+        from compress.training_rows import Rows
+
+        chosen, device = context.data.calibration(self.rows, context.seed), device_of(model)
+        rows = Rows.prepare(chosen.rows, preprocessor(source, context.task, context.max_length, context.target))
+        order = np.argsort(-rows.lengths, kind="stable")
+        with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
+            for start in range(0, len(order), BATCH_SIZE):
+                indices = order[start : start + BATCH_SIZE]
+                features = {name: value.to(device) for name, value in rows.batch(indices).items()}
+                yield Batch(features, torch.from_numpy(chosen.labels[indices]).to(device), indices, 0, 1)
+                advance(len(indices))
+
+    def _scan(
+        self,
+        model: nn.Module,
+        structure: Structure,
+        parts: Sequence[Part],
+        scores: Mapping[Part, Any],
+        source: Path,
+        context: Context,
+    ) -> tuple[Any, dict[str, Any]]:
+        """Returns the distance that a count of a component costs, as a function, and the figures."""
+        from compress.trial import Trial
+
+        trial = Trial.prepare(model, source, context.data.calibration(self.rows, context.seed).rows, context).fewer(SCAN_ROWS)
+        with context.progress.bar(f"{self.id or self.NAME}: sensitivity", len(parts) * len(SHARES)) as advance:
+            found = scan(model, structure, parts, scores, trial.distance_now, advance)
+        steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
+        context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
+        at = {entry.part: entry.at for entry in found}
+        figures = {"measure": trial.measure, "rows": len(trial.rows), "layers": [entry.as_row() for entry in found]}
+        return lambda part, count: at[part](count), figures
+
+    def _prove(self, model: nn.Module, structure: Structure, kept: Kept, batch: Batch) -> None:
+        """Sees to it that surgery on heads and neurons is exact: a kind of model may do something to all heads at once.
+
+        Raises:
+            InputError: It is not.
+        """
+        import torch
+
+        from compress.model import device_of, forward
+        from prune.places import Places
+        from prune.sensitivity import silenced_all
+
+        everything = Kept.everything(structure.sizes)
+        some = replace(everything, heads=kept.heads, ffn=kept.ffn)
+        few = {name: value[:2] for name, value in batch.features.items()}
+        with torch.inference_mode():
+            small = shrink(model, structure, some, self.key).to(device_of(model))
+            with silenced_all(model, structure, Places.of(model, structure), some):
+                expected = forward(model, few)
+            difference = float((forward(small, few) - expected).abs().max() / expected.abs().max().clamp(min=1))
+        if difference > TOLERANCE:
+            kind = model.config.model_type  # type: ignore[union-attr]
+            raise InputError(
+                f"{self.key}: a {kind} without some of its heads or neurons answers other than with them silent; it cannot be pruned"
+            )
+
+    def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, Any]]:
+        """Returns the checkpoint to go on with, and the figures of the vocabulary where it was cut.
+
+        Raises:
+            InputError: Too many tokens would become unknown.
+        """
+        if "vocabulary" not in self.granularity:
+            return parent.path, {}
+        from compress.data import preprocessor
+        from compress.model import load, save
+        from prune.vocabulary import cut_vocabulary, write_tokenizer
+
+        model, data = load(parent.path), context.data
+        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        cut = cut_vocabulary(parent.path, model.config, prepared, data.train.rows, data.selection.rows, self.key)
+        if cut.unknown > self.max_unknown:
+            raise InputError(
+                f"{self.key}.max_unknown: {self.max_unknown:g} given; {cut.unknown:.2%} of the tokens of the selection rows would become "
+                "unknown: raise it, or leave vocabulary out of granularity"
+            )
+        context.progress.log(f"  vocabulary: {len(cut.kept)} tokens are left, {cut.changed:.1%} of the selection rows are split otherwise")
+        structure = Structure.of(model, self.key)
+        small = shrink(model, structure, replace(Kept.everything(structure.sizes), vocabulary=cut.kept), self.key)
+        folder = context.scratch / "vocabulary"
+        with writing(folder) as temporary:
+            save(small, parent.path, temporary, f"Vocabulary cut to {len(cut.kept)} tokens")
+            write_tokenizer(parent.path, cut, temporary)
+        return folder, cut.figures()
+
+
+def _words(before: Sizes, after: Sizes) -> str:
+    """Returns in words what is left."""
+    counts = {
+        "layers": (len(before.heads), len(after.heads)),
+        "heads": (sum(before.heads), sum(after.heads)),
+        "neurons": (sum(before.ffn), sum(after.ffn)),
+        "channels": (before.hidden, after.hidden),
+        "experts": (sum(before.experts), sum(after.experts)),
+        "tokens": (before.vocabulary, after.vocabulary),
+    }
+    return ", ".join(f"{new} of {old} {name}" for name, (old, new) in counts.items() if new != old) or "nothing"

@@ -1,0 +1,221 @@
+"""Recovery: the pruned model is trained again, on the labels and on the answers of a teacher.
+
+    loss_b = that of `compress.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
+
+l(m) is the layer of the teacher that the layer m came from, k(c) the channel that c came from: a pruned model is a part of the model that
+came in, so no projection has to be learned (Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1, has one). The teacher gets the
+rows in its own tokens where the vocabulary was cut. Left out: teachers from outside of the run; the stage `distill` has those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from compress.distilled import Distilled
+from compress.errors import InputError
+from compress.finetune import EVALUATION_BATCH, selection_metric, supervised, trained_here
+from compress.stage import Config, Context
+from compress.tasks import TASKS
+from compress.train import Batch, History, TrainConfig, train, training_device
+from compress.training_rows import Rows
+
+if TYPE_CHECKING:
+    from compress.preprocess import Preprocessor
+
+
+class Recover(Config):
+    """How the pruned model is trained."""
+
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 1
+    """Passes over the train split in all, divided evenly between the iterations; 0.5 is half a pass."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
+    """Peak learning rate, in every iteration."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Rows per step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows in memory at once, where a whole batch does not fit."""
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the steps over which the learning rate rises from 0."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Decoupled weight decay of matrices; biases and norms have none."""
+    distill: bool = True
+    """Learn from the answers of the teacher too."""
+    temperature: Annotated[float, Field(gt=0, le=100)] = 2.0
+    """Softens these answers; unused for regression."""
+    soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of these answers in the loss; the labels have the rest."""
+    hidden_weight: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the hidden states of the teacher, which has to have the layers and channels of the incoming model; 0: not looked at."""
+    evaluate_every: Annotated[int, Field(ge=1)] | None = None
+    """Steps between two looks at the selection split; absent: once an epoch."""
+    keep: Literal["best", "last"] = "best"
+    """Weights that are kept: the best on the selection split, or the last."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the layers and channels of a pruned model come from: places in the model that came in."""
+
+    layers: Sequence[int]
+    hidden: Sequence[int]
+
+    def after(self, layers: Sequence[int], hidden: Sequence[int]) -> Origin:
+        """Returns the origin of what is kept of a model of this one."""
+        return Origin([self.layers[layer] for layer in layers], [self.hidden[channel] for channel in hidden])
+
+
+class Recovery(nn.Module):
+    """The objective of recovery with hidden states.
+
+    Args:
+        answers: The objective of labels and answers; holds the teacher.
+        origin: Where the layers and channels of the model come from.
+        weight: Of the hidden states in the loss.
+    """
+
+    def __init__(self, answers: Distilled, origin: Origin, weight: float) -> None:
+        super().__init__()
+        self.answers, self.origin, self.weight = answers, origin, weight
+
+    def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the parts of the loss, float32 `[b]` each."""
+        student = model(**batch.features, output_hidden_states=True)
+        with torch.no_grad():
+            teacher = self.answers.teacher[0](**self.answers.features(batch), output_hidden_states=True)
+        parts = self.answers.parts(student.logits.float(), teacher.logits.float(), batch.labels)
+        theirs = [teacher.hidden_states[layer] for layer in (0, *(layer + 1 for layer in self.origin.layers))]
+        mask = batch.features.get("attention_mask")
+        return {**parts, "hidden": self.weight * hidden_loss(student.hidden_states, theirs, self.origin.hidden, mask)}
+
+
+def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], channels: Sequence[int], mask_bL: Tensor | None) -> Tensor:
+    """Returns the mean squared difference of hidden states of each row, over layers, tokens and channels, float32 `[b]`.
+
+    Args:
+        ours: Float `[b, L, c]` for each layer.
+        theirs: Float `[b, L, D]` for each, the teacher's.
+        channels: Which of the D channels are ours.
+        mask_bL: 1 where there is no padding; None for no padding at all.
+    """
+    chosen = torch.tensor(channels, device=ours[0].device)
+    squares_bL = torch.stack(
+        [(mine.float() - its.float().index_select(2, chosen)).square().mean(dim=2) for mine, its in zip(ours, theirs, strict=True)]
+    ).mean(dim=0)
+    mask_bL = torch.ones_like(squares_bL) if mask_bL is None else mask_bL.float()
+    return (squares_bL * mask_bL).sum(dim=1) / mask_bL.sum(dim=1)
+
+
+def recover(
+    model: nn.Module,
+    settings: Recover,
+    epochs: float,
+    origin: Origin,
+    source: Path,
+    teacher: Path,
+    context: Context,
+    scratch: Path,
+    label: str,
+    depends: Mapping[str, Any],
+) -> History:
+    """Trains a pruned model in place; leaves it on the CPU in evaluation mode.
+
+    Args:
+        model: The pruned model.
+        settings: How to train.
+        epochs: Passes over the train split.
+        origin: Where its layers and channels come from.
+        source: Checkpoint with its tokenizer or image processor.
+        teacher: Checkpoint of the teacher.
+        context: Data, seed, progress.
+        scratch: Folder for checkpoints inside the stage.
+        label: Name of the bar and of messages.
+        depends: Whatever else the training depends on (JSON types).
+
+    Raises:
+        InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
+    """
+    from compress.data import preprocessor
+    from compress.model import load
+
+    device = training_device()
+    model.to(device)
+    prepared, theirs = (preprocessor(folder, context.task, context.max_length, context.target) for folder in (source, teacher))
+    judged, objective = context, supervised(context.task)
+    outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
+    if settings.distill or outside:
+        taught_by = load(teacher, device).requires_grad_(False)
+        judged = _by_teacher(context, taught_by, theirs) if outside else context
+        objective = _taught(taught_by, settings, origin, theirs, context, source, teacher).to(device) if settings.distill else objective
+    config = settings.model_dump(include=set(TrainConfig.model_fields) & set(Recover.model_fields))
+    history = train(
+        model,
+        objective,
+        context.data.train.rows,
+        context.data.train.labels,
+        prepared,
+        TrainConfig(**{**config, "epochs": epochs}),
+        context.seed,
+        scratch,
+        context.progress,
+        selection_metric(judged, prepared),
+        label,
+        depends=depends,
+        higher_is_better=TASKS[context.task].higher_is_better,
+    )
+    model.cpu()
+    return history
+
+
+def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None:
+    """Finds out whether the teacher's hidden states can be learned.
+
+    Raises:
+        InputError: Its layers or channels are not those of the incoming model.
+    """
+    if not settings.hidden_weight:
+        return
+    shapes = [(one.num_hidden_layers, one.hidden_size) for one in (config, teacher)]
+    if shapes[0] != shapes[1] or not settings.distill:
+        raise InputError(
+            f"{key}.hidden_weight: {settings.hidden_weight:g} given; that takes distill: true and a teacher with the {shapes[0][0]} layers "
+            f"and {shapes[0][1]} channels of the incoming model (this one has {shapes[1][0]} and {shapes[1][1]}): give teacher: input"
+        )
+
+
+def _taught(
+    teacher: nn.Module, settings: Recover, origin: Origin, theirs: Preprocessor, context: Context, source: Path, folder: Path
+) -> nn.Module:
+    """Returns the objective of learning from the teacher."""
+    train_rows = context.data.train.rows
+    own_tokens = _tokenizer_of(source) != _tokenizer_of(folder)
+    num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
+    rows = Rows.prepare(train_rows, theirs) if own_tokens else None
+    answers = Distilled(teacher, context.task, len(train_rows), num_logits, settings.temperature, settings.soft_weight, rows)
+    return Recovery(answers, origin, settings.hidden_weight) if settings.hidden_weight else answers
+
+
+def _tokenizer_of(folder: Path) -> bytes | None:
+    file = folder / "tokenizer.json"
+    return file.read_bytes() if file.is_file() else None
+
+
+def _by_teacher(context: Context, teacher: nn.Module, theirs: Preprocessor) -> Context:
+    """Returns the context with the teacher's answers in place of the labels of the selection split."""
+    from compress.evaluate import predict
+    from compress.splits import Split
+
+    selection = context.data.selection
+    if not len(selection):
+        return context
+    logits = predict(teacher, theirs, selection.rows, EVALUATION_BATCH)
+    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
+    return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))

@@ -1,0 +1,48 @@
+"""Slices: the weights that each structure of a model consists of, laid out as rows of matrices.
+
+A group of heads consists of its rows of W_q, W_k, W_v (and their biases) and its columns of W_o, a neuron of its rows of W_up (and W_gate)
+and its column of W_down, an expert of its part of the weights of all, a channel of its place along every axis over the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from compress.axes import Axis
+from compress.structure import Structure
+from prune.cost import Component, count_of
+
+
+def component_slices(structure: Structure, weights: Mapping[str, Tensor], block: int, what: Component) -> list[Tensor]:
+    """Returns the slices of the groups of heads, the neurons or the experts of one block, `[S, n]` each.
+
+    Args:
+        structure: Of the model.
+        weights: Its weights, or something of their shapes, by name.
+        block: Number of the block.
+        what: The component.
+    """
+    number = count_of(structure.sizes, block, what)
+    if what == "experts":
+        return [_rows(weights[axis[0]], axis, number) for axis in sorted(structure.experts[block])]
+    if what == "ffn":
+        pieces = [(axis, structure.repeated.get(axis, 1)) for axis in sorted(structure.ffn[block])]
+    else:
+        pieces = [(axis, len(parts)) for axis, parts in sorted(structure.heads[block].items())]
+    return [
+        _rows(piece, axis, number)
+        for axis, times in pieces
+        for piece in torch.split(weights[axis[0]], weights[axis[0]].shape[axis[1]] // times, dim=axis[1])
+    ]
+
+
+def channel_slices(structure: Structure, weights: Mapping[str, Tensor]) -> list[Tensor]:
+    """Returns the slices of the channels of the residual stream, `[D, n]` each."""
+    return [_rows(weights[axis[0]], axis, structure.sizes.hidden) for axis in sorted(structure.residual)]
+
+
+def _rows(weight: Tensor, axis: Axis, number: int) -> Tensor:
+    return weight.movedim(axis[1], 0).reshape(number, -1)

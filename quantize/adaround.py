@@ -1,0 +1,79 @@
+"""AdaRound: whether each weight goes down or up is learned, by the error of the layer's outputs (Nagel et al. 2020,
+https://arxiv.org/abs/2004.10568, section 3).
+
+    q = clamp(floor(w / s) + h),     h = clamp(sigmoid(v) (zeta - gamma) + gamma, 0, 1),   zeta = 1.1, gamma = -0.1
+    min over v   d H d^T + lambda sum (1 - |2 h - 1|^beta),       d = w - s q,   H = mean of x x^T
+
+v starts where q is w / s itself. beta falls from 20 to 2 (cosine), which lets most h move freely at first and pushes all of them to 0 or 1
+at the end; in the first fifth of the steps there is no push. Then h is rounded. Adam, with the gradient written out: that of the first
+term by q is -2 s (d H).
+
+The error of the outputs over all calibration rows is a function of H (`moments`), so that every step sees all of them and nothing is
+drawn. Errors are divided by the mean of diag H and by the mean square of the scales of an output, so that lambda means the same for
+every layer. An output that ends with a larger error than by rounding to nearest keeps the nearest (`rounding.better_rows`).
+
+Left out: inputs from quantized layers before, and the activation after the layer in the loss (section 3.3).
+
+Tensor names carry their shapes: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+ZETA, GAMMA = 1.1, -0.1
+STEPS = 1000
+LEARNING_RATE = 1e-2
+PUSH = 1.0  # lambda: in these units 0.1 leaves a tenth of the weights undecided at the end, 1 none
+WARM_UP = 0.2
+BETA_START, BETA_END = 20.0, 2.0
+
+
+def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, *, steps: int = STEPS) -> Tensor:
+    """Returns the codes of a weight, int8 [O, I]: each is the integer below or above w / s, within the range.
+
+    Args:
+        weight_OI: float32.
+        hessian_II: Mean of x x^T over the inputs, float32.
+        scale_OI: Scale of every weight, float32, positive.
+        low: Smallest code.
+        high: Largest code.
+        steps: Steps of Adam.
+    """
+    exact_OI = weight_OI / scale_OI
+    below_OI = exact_OI.floor()
+    # in units of the scales of an output, and of what a typical input does
+    unit_OI = scale_OI / scale_OI.square().mean(dim=1, keepdim=True).sqrt()
+    hessian_II = hessian_II / hessian_II.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
+    start_OI = ((exact_OI - below_OI - GAMMA) / (ZETA - GAMMA)).logit()
+    choice_OI = start_OI.detach().clone().requires_grad_(True)
+    optimizer = torch.optim.Adam([choice_OI], lr=LEARNING_RATE)
+    for step in range(steps):
+        up_OI = rectified_sigmoid(choice_OI)
+        with torch.no_grad():
+            code_OI = (below_OI + up_OI).clamp(low, high)
+            inside_OI = code_OI == below_OI + up_OI
+            gradient_OI = 2 * ((code_OI - exact_OI) * unit_OI @ hessian_II) * unit_OI * inside_OI
+            gradient_OI += push(up_OI, step / steps)
+        optimizer.zero_grad()
+        up_OI.backward(gradient_OI)  # type: ignore[no-untyped-call]
+        optimizer.step()
+    chosen_OI = below_OI + (rectified_sigmoid(choice_OI.detach()) >= 0.5)
+    return chosen_OI.clamp(low, high).to(torch.int8)
+
+
+def rectified_sigmoid(choice_OI: Tensor) -> Tensor:
+    """Returns h, in [0, 1]; it reaches both ends, where its gradient is 0."""
+    return (choice_OI.sigmoid() * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
+
+
+def push(up_OI: Tensor, progress: float) -> Tensor:
+    """Returns the gradient by h of lambda sum (1 - |2 h - 1|^beta); `progress` goes from 0 to 1."""
+    if progress < WARM_UP:
+        return torch.zeros_like(up_OI)
+    beta = BETA_END + 0.5 * (BETA_START - BETA_END) * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))
+    centred_OI = 2 * up_OI - 1
+    return -2 * PUSH * beta * centred_OI.abs().pow(beta - 1) * centred_OI.sign()

@@ -1,0 +1,150 @@
+"""AWQ: input channels that carry large activations get finer int4 weights (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
+
+For the linear layers that read one tensor X [N, I], with m_i = mean |X_i| and a factor s for each channel:
+
+    s_i = m_i^a / sqrt(max m^a * min m^a)           X_i / s_i,   W_i * s_i
+    a   = argmin over 0, 0.05, ... 1 of  sum over W  || X W^T - (X / s) Q(W s)^T ||^2
+
+The product stays the same, and the error of a weight counts 1 / s of what it did. The division goes into what produces X, where `folding`
+finds that exact: a norm, the value layer before the attention output, the layer that a gate multiplies. Elsewhere s = 1. Then the scales
+of W s are clipped (`group_scales`, by the error of the outputs), and a group that ends with a larger error than by rounding to nearest
+without any of this keeps s = 1.
+
+The errors are those over all calibration rows (`moments`). The paper clips all but the query and key layers; here an output is clipped
+only where that lowers its error.
+
+Left out: a multiplication in the engine where nothing can absorb the division.
+
+Tensor names carry their shapes: I inputs, O outputs, G groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from compress.int4 import Int4Scales, group_scale
+from quantize.folding import Group, rescale
+from quantize.group_scales import best_scale, clipped_scale
+from quantize.moments import Moments, observe, output_errors
+
+ALPHAS = tuple(step / 20 for step in range(21))
+SMALLEST = 1e-4  # of a factor
+
+
+def awq(
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    groups: Sequence[Group],
+    batches: Callable[[], Iterable[Mapping[str, Tensor]]],
+    forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
+    group_size: int,
+) -> tuple[dict[str, Int4Scales], list[dict[str, Any]]]:
+    """Folds factors into a float model, in place, and chooses the scales of its weights.
+
+    Args:
+        model: The float model; it computes the same afterwards, up to rounding.
+        layers: The layers that will be quantized.
+        groups: Those layers by the tensor that they read.
+        batches: Starts a pass over the calibration rows.
+        forward: Sends a batch through the model.
+        group_size: Inputs that share a scale.
+
+    Returns:
+        The scales by layer, and for the report, of each group: `layers`, `into` (where the division went, or None), `reason` (why nothing
+        could take it, or None), `alpha` (None: s = 1), `error_before` (rounding to nearest) and `error` of the outputs, relative to their
+        squares.
+    """
+    scales: dict[str, Int4Scales] = {}
+    figures = []
+    of = {name: group for group in groups for name in group.layers}
+    for names, observed in observe(model, layers, [group.layers for group in groups], batches, forward):
+        for group in dict.fromkeys(of[name] for name in names):
+            moments = observed.of(group.layers[0])
+            weights = [layers[name].weight.detach() for name in group.layers]
+            alpha, factor_I, chosen, errors = choose(weights, moments, group_size, ALPHAS if group.fold else (0.0,))
+            if group.fold and alpha:
+                rescale(model, group.fold, factor_I)
+                if group.fold.producer in scales:  # its outputs were divided, and with them its scales
+                    earlier = scales[group.fold.producer]
+                    scales[group.fold.producer] = Int4Scales(earlier.weight_scale / factor_I[:, None], group_size)
+            scales |= {name: Int4Scales(scale_OG, group_size) for name, scale_OG in zip(group.layers, chosen, strict=True)}
+            figures.append(
+                {
+                    "layers": list(group.layers),
+                    "into": group.fold.producer if group.fold and alpha else None,
+                    "reason": group.reason,
+                    "alpha": alpha or None,
+                    **errors,
+                }
+            )
+    return scales, figures
+
+
+def choose(
+    weights: Sequence[Tensor], moments: Moments, group_size: int, alphas: Sequence[float] = ALPHAS
+) -> tuple[float, Tensor, list[Tensor], dict[str, float]]:
+    """Chooses factor and scales for the weights that read one tensor.
+
+    Args:
+        weights: float32 [O, I] each.
+        moments: Of the tensor.
+        group_size: Inputs that share a scale.
+        alphas: Exponents to try, 0 (no factor) among them.
+
+    Returns:
+        The exponent, the factor float32 [I], the scales of each weight times the factor float32 [O, G], and `error_before` (rounding to
+        nearest, no factor) and `error`, relative to the squares of the float outputs.
+    """
+    hessian_II = moments.hessian_II
+    factors = {alpha: activation_factor(moments.mean_I, alpha) for alpha in alphas}
+
+    def searched(alpha: float) -> float:
+        return sum(
+            _error(weight_OI, hessian_II, factors[alpha], group_scale(weight_OI * factors[alpha], group_size), group_size)
+            for weight_OI in weights
+        )
+
+    def finished(alpha: float) -> tuple[float, float, list[Tensor]]:
+        factor_I = factors[alpha]
+        divided_II = moments.divided(factor_I).hessian_II
+        scales = [best_scale(weight_OI * factor_I, group_size, divided_II) for weight_OI in weights]
+        error = sum(_error(w_OI, hessian_II, factor_I, scale_OG, group_size) for w_OI, scale_OG in zip(weights, scales, strict=True))
+        return error, alpha, scales
+
+    best = min(alphas, key=searched)
+    error, alpha, scales = min((finished(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
+    nearest = sum(_error(w_OI, hessian_II, factors[0.0], clipped_scale(w_OI, group_size), group_size) for w_OI in weights)
+    power = sum(float(output_errors(weight_OI, torch.zeros_like(weight_OI), hessian_II).sum()) for weight_OI in weights)
+    relative = {"error_before": nearest / power if power else 0.0, "error": error / power if power else 0.0}
+    return alpha, factors[alpha], scales, relative
+
+
+def activation_factor(mean_I: Tensor, alpha: float) -> Tensor:
+    """Returns s, float32 [I]; 1 where the exponent is 0.
+
+    Args:
+        mean_I: Mean |x| of each channel, float32 [I].
+        alpha: The exponent, 0 to 1.
+    """
+    if alpha == 0:
+        return torch.ones_like(mean_I)
+    power_I = mean_I.pow(alpha).clamp(min=SMALLEST)
+    return power_I / (power_I.max() * power_I.min()).sqrt()
+
+
+def describe(figures: Sequence[Mapping[str, Any]]) -> str:
+    """Returns in one line what `awq` did with how many groups, from its figures."""
+    folded = [figure for figure in figures if figure["into"] is not None]
+    left = [figure["reason"] for figure in figures if figure["into"] is None and figure["reason"]]
+    blocked = f", {len(left)} that nothing can absorb ({left[0]})" if left else ""
+    return f"{len(folded)} groups folded, {len(figures) - len(folded)} with clipped scales alone{blocked}"
+
+
+def _error(weight_OI: Tensor, hessian_II: Tensor, factor_I: Tensor, scale_OG: Tensor, group_size: int) -> float:
+    """Returns the error of the outputs with weights that were multiplied by the factor, rounded, and divided again."""
+    rounded_OI = Int4Scales(scale_OG, group_size).on_grid(weight_OI * factor_I) / factor_I
+    return float(output_errors(weight_OI, rounded_OI, hessian_II).sum())

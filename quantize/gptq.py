@@ -1,0 +1,102 @@
+"""GPTQ: weights are rounded one input at a time, and those not rounded yet make up for the error (Frantar et al. 2022,
+https://arxiv.org/abs/2210.17323, algorithm 1).
+
+Every output o has its own problem min_q (w - s q) H (w - s q)^T with one H = mean of x x^T. With U the upper Cholesky factor of the
+inverse, H^-1 = U^T U, the inputs j = 1, 2, ... are rounded in turn:
+
+    q_j = clamp(rint(w_j / s_j)),    e = (w_j - s_j q_j) / U_jj,    w_k <- w_k - e U_jk   for k > j
+
+Row j of U is what the inverse of H without the inputs before j gives for input j, so that this is Optimal Brain Surgeon with one
+factorization for all outputs. The update goes on at once inside a block of 128 inputs, and for all later inputs together at its end.
+
+    H <- H + 0.01 mean(diag H) I      so that the inverse exists; an input that was always 0 gets H_jj = 1 first, and so rounds to nearest
+    act_order                         the inputs of largest H_jj first: they leave most to make up with
+
+Scales are given (static groups): those of a channel, or of groups of inputs, and act_order does not change which group an input is in.
+The factor 2 of the paper's H changes nothing. An output that ends with a larger error than by rounding to nearest keeps the nearest
+(`rounding.better_rows`), which the paper has not.
+
+Left out: scales of groups found on the way, from the weights as changed by then.
+
+Tensor names carry their shapes: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+DAMPING = 0.01
+BLOCK = 128
+
+
+@dataclass(frozen=True)
+class Elimination:
+    """What is the same for all outputs."""
+
+    order_I: Tensor
+    """int64: the inputs in the order in which they are rounded."""
+    factor_II: Tensor
+    """float64: U, its inputs in that order."""
+
+
+def gptq(
+    weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, *, act_order: bool = True, damping: float = DAMPING
+) -> Tensor:
+    """Returns the codes of a weight, int8 [O, I].
+
+    Args:
+        weight_OI: float32.
+        hessian_II: Mean of x x^T over the inputs, float32; any positive multiple of it gives the same codes.
+        scale_OI: Scale of every weight, float32, positive.
+        low: Smallest code.
+        high: Largest code.
+        act_order: Whether the inputs of largest H_jj come first.
+        damping: What is added to the diagonal, as a fraction of its mean.
+    """
+    return eliminate(weight_OI, elimination(hessian_II, act_order=act_order, damping=damping), scale_OI, low, high)
+
+
+def elimination(hessian_II: Tensor, *, act_order: bool = True, damping: float = DAMPING) -> Elimination:
+    """Returns order and factor for a H, see `gptq`; takes the memory of one float64 matrix beside it."""
+    inputs = len(hessian_II)
+    diagonal_I = hessian_II.diagonal()
+    order_I = diagonal_I.argsort(descending=True, stable=True) if act_order else torch.arange(inputs, device=hessian_II.device)
+    ordered_II = hessian_II.new_empty(inputs, inputs, dtype=torch.float64)
+    for start in range(0, inputs, BLOCK):
+        ordered_II[start : start + BLOCK] = hessian_II[order_I[start : start + BLOCK]][:, order_I]
+    return Elimination(order_I, inverse_factor(ordered_II, damping))
+
+
+def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: int, high: int) -> Tensor:
+    """Returns the codes of some outputs of a weight, int8 [O, I]; outputs do not depend on each other. See `gptq`."""
+    inputs, order_I = weight_OI.shape[1], given.order_I
+    left_OI, scale_OI = weight_OI[:, order_I], scale_OI[:, order_I]  # copies
+    codes_OI = torch.zeros(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
+    for start in range(0, inputs, BLOCK):
+        stop = min(start + BLOCK, inputs)
+        factor_BI = given.factor_II[start:stop].to(weight_OI.dtype)
+        error_OB = torch.zeros_like(left_OI[:, start:stop])
+        for j in range(start, stop):
+            factor_I = factor_BI[j - start]
+            rounded_O = (left_OI[:, j] / scale_OI[:, j]).round().clamp(low, high)
+            codes_OI[:, j] = rounded_O.to(torch.int8)
+            error_O = (left_OI[:, j] - rounded_O * scale_OI[:, j]) / factor_I[j]
+            left_OI[:, j + 1 : stop] -= torch.outer(error_O, factor_I[j + 1 : stop])
+            error_OB[:, j - start] = error_O
+        left_OI[:, stop:] -= error_OB @ factor_BI[:, stop:]
+    return codes_OI[:, order_I.argsort()]
+
+
+def inverse_factor(hessian_II: Tensor, damping: float) -> Tensor:
+    """Returns the upper Cholesky factor of the inverse of the damped H, float64 [I, I]; a float64 H is overwritten by it."""
+    factor_II = hessian_II.double().mT  # symmetric; LAPACK works in place on columns that lie one after the other
+    diagonal_I = factor_II.diagonal()  # a view
+    diagonal_I[diagonal_I == 0] = 1
+    diagonal_I += damping * diagonal_I.mean()
+    torch.linalg.cholesky(factor_II, out=factor_II)
+    torch.cholesky_inverse(factor_II, out=factor_II)
+    torch.linalg.cholesky(factor_II, upper=True, out=factor_II)
+    return factor_II

@@ -1,0 +1,125 @@
+"""Moments: what rounding needs to know of the inputs of a layer, in memory that does not depend on the number of rows.
+
+    H = 1/N sum_n x_n x_n^T  [I, I]        m = 1/N sum_n |x_n|  [I]
+
+With d = W - Q(W) the squared error of the outputs over the calibration rows is exact in H, and the rows o of W are independent in it:
+
+    1/N sum_n ||x_n W^T - x_n Q(W)^T||^2 = sum_o d_o H d_o^T
+
+so that `gptq`, `adaround` and `awq` all work on H alone. Both sums are kept in float32 and grow as the rows run through the model. All
+layers share one pass where their moments fit into `MOST_BYTES`; otherwise there is a pass for each group of layers that does, and the
+moments of one group are dropped before the next one starts.
+
+Left out: inputs as the quantized layers before would give them. They need a pass for every layer (`bias_correction` does that for means).
+
+Tensor names carry their shapes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from quantize.calibration import Observed, collect
+
+MOST_BYTES = 4 * 2**30
+
+
+@dataclass
+class Moments:
+    """The sums over the rows seen so far."""
+
+    product_II: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    """Sum of x x^T, float32 [I, I]; empty before the first row."""
+    magnitude_I: Tensor = field(default_factory=lambda: torch.zeros(0))
+    """Sum of |x|, float32 [I]."""
+    total: int = 0
+    """Rows seen."""
+
+    def add(self, x_NI: Tensor) -> None:
+        """Takes rows, float [N, I]; raises ValueError where a value is NaN or infinite."""
+        if not len(x_NI):
+            return
+        x_NI = x_NI.detach().float()
+        magnitude_I = x_NI.abs().sum(dim=0)
+        if not bool(magnitude_I.isfinite().all()):
+            raise ValueError("a value is NaN or infinite")
+        if not self.total:
+            self.product_II, self.magnitude_I = torch.zeros(x_NI.shape[1], x_NI.shape[1]), torch.zeros(x_NI.shape[1])
+        self.product_II += (x_NI.T @ x_NI).cpu()
+        self.magnitude_I += magnitude_I.cpu()
+        self.total += len(x_NI)
+
+    @property
+    def hessian_II(self) -> Tensor:
+        """H, float32 [I, I]."""
+        return self.product_II / max(1, self.total)
+
+    @property
+    def mean_I(self) -> Tensor:
+        """m, float32 [I]."""
+        return self.magnitude_I / max(1, self.total)
+
+    def divided(self, factor_I: Tensor) -> Moments:
+        """Returns the moments of x / factor, for a positive factor float32 [I]."""
+        return Moments(self.product_II / factor_I / factor_I[:, None], self.magnitude_I / factor_I, self.total)
+
+
+def output_errors(weight_OI: Tensor, rounded_OI: Tensor, hessian_II: Tensor) -> Tensor:
+    """Returns the mean squared error of each output, float64 [O]: d H d^T for each row d of the difference.
+
+    Args:
+        weight_OI: float32.
+        rounded_OI: float32.
+        hessian_II: float32.
+    """
+    difference_OI = (weight_OI - rounded_OI).double()
+    return ((difference_OI @ hessian_II.double()) * difference_OI).sum(dim=1)
+
+
+def in_groups(units: Sequence[Sequence[str]], layers: Mapping[str, nn.Linear], most_bytes: int) -> list[list[str]]:
+    """Divides layers, in order, into groups whose moments fit into memory together.
+
+    Args:
+        units: Layers that have to be looked at together; they count as one tensor.
+        layers: The layers by name.
+        most_bytes: Limit; a unit that exceeds it alone is a group of its own.
+
+    Returns:
+        Names of layers.
+    """
+    groups: list[list[str]] = []
+    used = most_bytes
+    for unit in units:
+        size = 4 * max(layers[name].in_features for name in unit) ** 2
+        if used + size > most_bytes:
+            groups.append([])
+            used = 0
+        groups[-1] += unit
+        used += size
+    return groups
+
+
+def observe(
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    units: Sequence[Sequence[str]],
+    batches: Callable[[], Iterable[Mapping[str, Tensor]]],
+    forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
+    smooth: Mapping[str, Tensor] | None = None,
+) -> Iterator[tuple[list[str], Observed[Moments]]]:
+    """Yields the layers group by group with the moments of their inputs; a pass over the rows for each group.
+
+    Args:
+        model: The float model; may be changed between two groups as long as it computes the same.
+        layers: The layers by name.
+        units: Layers that have to be looked at together; every layer is in one.
+        batches: Starts a pass over the calibration rows.
+        forward: Sends a batch through the model.
+        smooth: By layer, what its input is divided by first, float32 [I].
+    """
+    for names in in_groups(units, layers, MOST_BYTES):
+        yield names, collect(model, {name: layers[name] for name in names}, batches(), forward, Moments, smooth)

@@ -1,0 +1,250 @@
+"""Products of attention and residual additions in int8: their scales, and which of them are worth it.
+
+Queries, keys, values and residuals are observed in histograms on the calibration rows, in the float model, and get the scale of the
+calibrator that the linear layers have; padding is left out. The scale of the probabilities is a constant (`compress.int8_products`).
+
+Whether a site is int8 is a setting, or under `auto` the choice of `quantize.site_choice`.
+
+Left out: smoothing of queries and keys; equalizing the scale of a residual with that of a layer that reads the same tensor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from compress.int8_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
+from compress.int8_sites import Sites, placed
+from compress.quantization import Scales
+from compress.stage import Progress
+from quantize.calibration import Histogram, clipped_share, input_scale, noise, real_rows, signal
+from quantize.sensitivity import SCAN_ROWS, Sensitivity
+from quantize.site_choice import Choice, distance_with, floor_of, passes, sensitivities, switch_on
+from quantize.trial import Trial
+
+Switch = bool | Literal["auto"]
+Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
+Feed = Callable[[str], Iterator[dict[str, Tensor]]]
+"""Starts a pass over the calibration rows and shows a bar of that label; none for an empty one."""
+TRACED_ROWS = 4
+SAME = 1e-3
+"""Largest difference, relative to the largest logit, of two ways to compute the same attention in float."""
+
+
+@dataclass(frozen=True)
+class Ranges:
+    """What was observed at the sites."""
+
+    products: Mapping[str, tuple[Histogram, Histogram]]
+    """By site: of the left and the right tensor."""
+    residuals: Mapping[str, Histogram]
+    """By site."""
+
+    def of(self, site: str) -> tuple[Histogram, ...]:
+        """Returns the histograms of the tensors of a site."""
+        return self.products[site] if site in self.products else (self.residuals[site],)
+
+
+def add_sites(
+    model: nn.Module,
+    scales: Mapping[str, Scales],
+    *,
+    attention: Switch,
+    residual: Switch,
+    limit: Callable[[Histogram], float],
+    feed: Feed,
+    forward: Forward,
+    trial: Trial | None,
+    scan: bool,
+    progress: Progress,
+    name: str,
+) -> tuple[Sites, dict[str, Any], list[Sensitivity]]:
+    """Finds the sites of a model whose linear layers have their scales, and chooses which of them are int8.
+
+    Args:
+        model: The float model; left as it is.
+        scales: Of its int8 layers, by module path.
+        attention: Whether products become int8.
+        residual: Whether residuals do; one of both is not False.
+        limit: Returns the clipping threshold of a histogram: the calibrator.
+        feed: Starts a pass over the calibration rows.
+        forward: Sends a batch through the model.
+        trial: The float model's answers; needed for `auto` and for a scan.
+        scan: Whether to measure what every site costs by itself.
+        progress: Where to tell.
+        name: Of the stage, for messages.
+
+    Returns:
+        The sites that are on, the figures of all, and rows for the sensitivity scan.
+
+    Raises:
+        InputError: The model has no such sites, its attention cannot be int8, or a tensor holds NaN or infinity.
+    """
+    if attention:
+        check_attention(model, {key: value[:TRACED_ROWS] for key, value in next(feed("")).items()}, forward, f"stages.{name}.attention")
+    ranges = observe(model, list(scales), feed(f"{name}: observing attention"), forward, attention=bool(attention), residual=bool(residual))
+    if residual and not ranges.residuals:
+        raise InputError(f"stages.{name}.residual: no addition follows an int8 layer of this {type(model).__name__}; give false")
+    sites = sites_of(ranges, limit)
+    always = [site for found, switch in ((sites.products, attention), (sites.residuals, residual)) if switch is True for site in found]
+    choice, rows = None, list[Sensitivity]()
+    if scan or "auto" in (attention, residual):
+        assert trial is not None
+        few, floats = trial.fewer(SCAN_ROWS), {layer: cast(nn.Linear, model.get_submodule(layer)) for layer in scales}
+        with progress.bar(f"{name}: attention and residuals", passes(sites.names, always)) as advance:
+            choice = switch_on(sites.names, always, distance_with(few, floats, scales, sites, advance), floor_of(few))
+        rows = sensitivities(choice, distance_with(few, {}, {}, sites, lambda _: None)) if scan else rows
+    chosen = sites if choice is None else sites.only(choice.on)
+    figures: dict[str, Any] = {
+        "int8_products": f"{len(chosen.products)} of {len(sites.products)}",
+        "int8_residuals": f"{len(chosen.residuals)} of {len(sites.residuals)}",
+        "sites": site_figures(sites, ranges, choice, chosen.names),
+    }
+    if choice is not None:
+        costs = {"layers": choice.layers, "before": choice.before, "after": choice.after, "bound": choice.bound}
+        figures["sites_choice"] = {"measure": few.measure, "rows": len(few.rows), **costs}
+    progress.log(f"  in int8 too: {figures['int8_products']} products of attention, {figures['int8_residuals']} residuals")
+    return chosen, figures, rows
+
+
+def observe(
+    model: nn.Module, layers: Sequence[str], batches: Iterable[Mapping[str, Tensor]], forward: Forward, *, attention: bool, residual: bool
+) -> Ranges:
+    """Observes what the sites would round while batches go through the model.
+
+    Args:
+        model: The float model.
+        layers: The layers that are int8: residuals are looked for behind these.
+        batches: Features of each batch; `attention_mask`, where there is one, is [n, L].
+        forward: Sends the features of a batch through the model.
+        attention: Whether to observe products.
+        residual: Whether to observe residuals.
+
+    Returns:
+        Histograms of the sites that a batch reached.
+
+    Raises:
+        InputError: A tensor holds NaN or infinity; names the site.
+    """
+    batch: dict[str, Tensor] = {}
+    products = {name: _AttentionObserver(name, batch) for name in attention_modules(model)} if attention else {}
+    residuals = {name: _ResidualObserver(f"{name}/residual", batch) for name in layers} if residual else {}
+    with torch.inference_mode(), placed(model, products, residuals):
+        for features in batches:
+            batch.clear()
+            batch.update(features)
+            forward(model, features)
+    pairs = {f"{name}/{kind}": pair for name, observer in products.items() for kind, pair in observer.histograms.items()}
+    return Ranges(
+        {site: pair for site, pair in pairs.items() if pair[0].total},
+        {observer.name: observer.histogram for observer in residuals.values() if observer.histogram.total},
+    )
+
+
+class _AttentionObserver(nn.Module):
+    """Attention in float that counts what its products multiply."""
+
+    def __init__(self, name: str, batch: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.name, self.batch = name, batch
+        self.histograms: dict[Kind, tuple[Histogram, Histogram]] = {"qk": (Histogram(), Histogram()), "pv": (Histogram(), Histogram())}
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float) -> Tensor:
+        """Returns the output [B, S, H, D]."""
+        return attend(query, key, value, mask, scaling, self._multiply)
+
+    def _multiply(self, kind: Kind, a: Tensor, b: Tensor) -> Tensor:
+        right = b if kind == "qk" else b.mT  # [B, H, S, D] either way
+        for histogram, x in zip(self.histograms[kind], (a, right), strict=True):
+            _add(f"{self.name}/{kind}", histogram, x.transpose(1, 2).flatten(2), self.batch)
+        return a @ b.mT
+
+
+class _ResidualObserver(nn.Module):
+    """Counts residuals and leaves them as they are."""
+
+    def __init__(self, name: str, batch: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.name, self.batch, self.histogram = name, batch, Histogram()
+
+    def forward(self, residual: Tensor) -> Tensor:
+        """Returns the residual."""
+        _add(self.name, self.histogram, residual, self.batch)
+        return residual
+
+
+def _add(site: str, histogram: Histogram, x: Tensor, features: Mapping[str, Tensor]) -> None:
+    try:
+        histogram.add(real_rows(x, features))
+    except ValueError as error:
+        raise InputError(f"{site}: the calibration rows give this site a tensor of which {error}; check the model") from error
+
+
+def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: Forward, key: str) -> None:
+    """Finds out whether the attention of a model is what its products in int8 are part of.
+
+    Args:
+        model: The float model.
+        features: A few rows.
+        forward: Sends them through the model.
+        key: Key path of the setting, for messages.
+
+    Raises:
+        InputError: The model does not call attention through Transformers' registry, or answers otherwise when that calls ours, in float.
+    """
+    kind, modules = type(model).__name__, attention_modules(model)
+    if not modules:
+        raise InputError(
+            f"{key}: {kind} does not call attention through Transformers' registry, where its products could be int8; give false"
+        )
+    with torch.inference_mode():
+        expected = real_rows(forward(model, features), features)
+        with placed(model, {name: Int8Attention(name, None, None) for name in modules}, {}):
+            found = real_rows(forward(model, features), features)
+    if not torch.allclose(found, expected, atol=SAME * float(expected.abs().max()), rtol=0):
+        raise InputError(
+            f"{key}: the attention of {kind} is more than softmax(Q K^T * scaling + mask) V, which is what int8 has; give false"
+        )
+
+
+def sites_of(ranges: Ranges, limit: Callable[[Histogram], float]) -> Sites:
+    """Returns the scales of all sites that were reached.
+
+    Args:
+        ranges: What `observe` returned.
+        limit: Returns the clipping threshold of a histogram: the calibrator.
+    """
+    products = {
+        site: ProductScales(
+            torch.tensor(PROBABILITY_SCALE) if site.endswith("/pv") else input_scale(limit(left)), input_scale(limit(right))
+        )
+        for site, (left, right) in ranges.products.items()
+    }
+    return Sites(products, {site: input_scale(limit(histogram)) for site, histogram in ranges.residuals.items()})
+
+
+def site_figures(sites: Sites, ranges: Ranges, choice: Choice | None, on: Collection[str]) -> list[dict[str, Any]]:
+    """Returns what int8 does to every site, for the report: whether it is on, what it adds, and its tensors."""
+    scales: dict[str, tuple[Tensor, ...]] = {site: (found.left, found.right) for site, found in sites.products.items()}
+    scales |= {site: (scale,) for site, scale in sites.residuals.items()}
+    return [
+        {
+            "name": site,
+            "int8": site in on,
+            "added": None if choice is None else choice.added[site],
+            "tensors": [_figures(histogram, float(scale)) for histogram, scale in zip(ranges.of(site), scales[site], strict=True)],
+        }
+        for site in sites.names
+    ]
+
+
+def _figures(histogram: Histogram, scale: float) -> dict[str, Any]:
+    power, error = signal(histogram), noise(histogram, scale)
+    decibels = None if power <= 0 or error <= 0 else round(10 * math.log10(power / error), 2)
+    return {"scale": scale, "max_abs": histogram.largest, "clipped": clipped_share(histogram, scale), "sqnr_db": decibels}

@@ -1,0 +1,123 @@
+"""Rounding: which integer each weight becomes, once the scales are chosen.
+
+    nearest     q = clamp(rint(w / s))
+    gptq        the weights of an output make up for each other (`gptq`)
+    adaround    down or up is learned for each weight (`adaround`)
+
+The last two keep the error of the outputs small instead of that of the weights, for the price of moments of the inputs (`moments`), which
+take a pass over the calibration rows. They give grid weights to float layers that stand beside the float model; that itself stays as it is.
+
+Left out: E4M3, whose steps are not all alike.
+
+Tensor names carry their shapes: I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from compress.int4 import HIGH, LOW, Int4Scales
+from compress.int8 import DynamicScales, LayerScales, levels, quantize
+from quantize.adaround import adaround
+from quantize.gptq import gptq
+from quantize.moments import observe, output_errors
+
+Method = Literal["nearest", "gptq", "adaround"]
+IntegerScales = LayerScales | DynamicScales | Int4Scales
+
+
+def round_layers(
+    model: nn.Module,
+    layers: Mapping[str, nn.Linear],
+    scales: Mapping[str, IntegerScales],
+    method: Method,
+    units: Sequence[Sequence[str]],
+    batches: Callable[[], Iterable[Mapping[str, Tensor]]],
+    forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
+    each: Callable[[Iterable[str]], Iterable[str]] = iter,
+) -> tuple[dict[str, nn.Linear], list[dict[str, Any]]]:
+    """Returns float layers with the weights of `layers` on their grids, and for the report the errors of each.
+
+    Args:
+        model: The float model.
+        layers: The layers that will be quantized; they stay as they are.
+        scales: Their scales.
+        method: How to round.
+        units: The layers that read one tensor together.
+        batches: Starts a pass over the calibration rows.
+        forward: Sends a batch through the model.
+        each: Goes through the layers, showing progress.
+
+    Returns:
+        By name, a layer with the bias (the same object) of the float one; and `name`, `error_nearest` and `error` of each, of the outputs
+        and relative to their squares.
+    """
+    rounded: dict[str, nn.Linear] = {}
+    figures = []
+    smooth = {
+        name: found.input_smooth for name, found in scales.items() if not isinstance(found, Int4Scales) and found.input_smooth is not None
+    }
+    for names, observed in observe(model, layers, units, batches, forward, smooth):
+        for name in each(names):
+            weight_OI, errors = round_weight(layers[name].weight.detach(), scales[name], observed.of(name).hessian_II, method)
+            rounded[name] = with_weight(layers[name], weight_OI)
+            figures.append({"name": name, **errors})
+    return rounded, figures
+
+
+def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Method) -> tuple[Tensor, dict[str, float]]:
+    """Rounds one weight.
+
+    Args:
+        weight_OI: float32.
+        scales: Of the layer.
+        hessian_II: Mean of x x^T over its inputs, after any smoothing, float32.
+        method: How to round.
+
+    Returns:
+        The weight on its grid, float32 [O, I], any smoothing taken out again; and the errors of the outputs, relative to their squares:
+        `error_nearest`, `error`.
+    """
+    smooth_I, scale_OI, low, high = grid_of(weight_OI, scales)
+    smoothed_OI = weight_OI * smooth_I
+    nearest_OI = quantize(smoothed_OI, scale_OI, low, high)
+    match method:
+        case "nearest":
+            codes_OI = nearest_OI
+        case "gptq":
+            codes_OI = gptq(smoothed_OI, hessian_II, scale_OI, low, high)
+        case "adaround":
+            codes_OI = adaround(smoothed_OI, hessian_II, scale_OI, low, high)
+    codes_OI, before, after = better_rows(smoothed_OI, nearest_OI, codes_OI, scale_OI, hessian_II)
+    power = float(output_errors(smoothed_OI, torch.zeros_like(smoothed_OI), hessian_II).sum())
+    relative = {"error_nearest": before / power if power else 0.0, "error": after / power if power else 0.0}
+    return codes_OI.float() * scale_OI / smooth_I, relative
+
+
+def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, int, int]:
+    """Returns what the weights are multiplied by first, the scale of every weight, the smallest and the largest code."""
+    if isinstance(scales, Int4Scales):
+        return torch.ones(()), scales.expanded(weight_OI.shape[1]), LOW, HIGH
+    largest, smooth_I = levels(scales.weight_bits), scales.input_smooth
+    return torch.ones(()) if smooth_I is None else smooth_I, scales.weight_scale[:, None].expand(weight_OI.shape), -largest, largest
+
+
+def better_rows(
+    weight_OI: Tensor, nearest_OI: Tensor, codes_OI: Tensor, scale_OI: Tensor, hessian_II: Tensor
+) -> tuple[Tensor, float, float]:
+    """Returns for each output whichever codes give the smaller error, and the errors of all outputs by the nearest codes and by those."""
+    nearest_O, error_O = (output_errors(weight_OI, codes.float() * scale_OI, hessian_II) for codes in (nearest_OI, codes_OI))
+    better_O = error_O < nearest_O
+    chosen_OI = torch.where(better_O[:, None], codes_OI, nearest_OI)
+    return chosen_OI, float(nearest_O.sum()), float(torch.where(better_O, error_O, nearest_O).sum())
+
+
+def with_weight(linear: nn.Linear, weight_OI: Tensor) -> nn.Linear:
+    """Returns a layer with another weight and the very bias of a layer."""
+    layer = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
+    layer.weight, layer.bias = nn.Parameter(weight_OI, requires_grad=False), linear.bias
+    return layer

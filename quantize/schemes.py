@@ -1,0 +1,141 @@
+"""Schemes: the scales of every layer, by what weights and activations become (`compress.quantization`).
+
+    scheme         weights                                          activations
+    w8a8           per output, least squared error (`ptq`)          one scale, threshold of a calibrator / 127
+    w8a8-dynamic   per output, least squared error (`ptq`)          none: each token finds its own
+    w4a16          per group, least squared error (`group_scales`)  none: float
+    fp8            per output, largest |w| / 448                    one scale, threshold of a calibrator / 448
+
+E4M3 has relative steps: clipping gains it nothing, so that its default calibrator is minmax, and those that count equal steps (mse,
+entropy) are not for it.
+
+Left out: two schemes in one checkpoint.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from compress.fp8 import LARGEST, Fp8Scales
+from compress.int4 import Int4Scales
+from compress.int8 import ACTIVATION_HIGH, DynamicScales, LayerScales, levels, weight_scale
+from compress.quantization import Scales, Scheme
+from quantize.calibration import METHODS, Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
+from quantize.group_scales import clipped_scale
+from quantize.ptq import mse_weight_scale
+
+NUMBERS: Mapping[Scheme, str] = {"w8a8": "int8", "w8a8-dynamic": "int8", "w4a16": "int4", "fp8": "fp8"}
+"""What the weights are, in words."""
+HIGHEST: Mapping[Scheme, int] = {"w8a8": ACTIVATION_HIGH, "fp8": LARGEST}
+"""Largest code of an activation, of the schemes whose input scale comes from calibration."""
+CALIBRATORS: Mapping[Scheme, tuple[Method, ...]] = {"w8a8": METHODS, "fp8": ("minmax", "moving_average", "percentile")}
+"""What those can be calibrated by."""
+DEFAULT_CALIBRATOR: Mapping[Scheme, Method] = {"w8a8": "percentile", "fp8": "minmax"}
+SMOOTHED: tuple[Scheme, ...] = ("w8a8", "w8a8-dynamic")
+"""Schemes that gain by smaller channels of the activations."""
+INTEGER: tuple[Scheme, ...] = ("w8a8", "w8a8-dynamic", "w4a16")
+"""Schemes whose weights are integers."""
+
+
+def weight_scales(
+    scheme: Scheme, layers: Mapping[str, nn.Linear], bits: int, group_size: int, smooth: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Returns the weight scales of every layer, float32 [O] or [O, G].
+
+    Args:
+        scheme: The scheme.
+        layers: The layers by name.
+        bits: Bits of an int8 weight, 8 or 7.
+        group_size: Inputs that share a scale, in w4a16.
+        smooth: What the inputs of some layers are divided by, float32 [I].
+    """
+    weights = {name: layer.weight.detach() * smooth.get(name, 1) for name, layer in layers.items()}
+    match scheme:
+        case "w8a8" | "w8a8-dynamic":
+            return {name: mse_weight_scale(weight_OI, levels(bits)) for name, weight_OI in weights.items()}
+        case "w4a16":
+            return {name: clipped_scale(weight_OI, group_size) for name, weight_OI in weights.items()}
+        case "fp8":
+            return {name: weight_scale(weight_OI, LARGEST) for name, weight_OI in weights.items()}
+
+
+def choose_scales(
+    scheme: Scheme,
+    weights: Mapping[str, Tensor],
+    smooth: Mapping[str, Tensor],
+    observed: Observed[Histogram],
+    bits: int,
+    group_size: int,
+    percentile: float,
+    method: Method | None,
+) -> dict[str, Scales]:
+    """Returns the scales of every layer: those of its weights as given, that of its input, where it has one, by the named calibrator."""
+
+    def of_input(name: str) -> Tensor:
+        assert method is not None, scheme
+        return input_scale(threshold(observed.of(name), method, percentile), HIGHEST[scheme])
+
+    match scheme:
+        case "w8a8":
+            return {name: LayerScales(scale_O, of_input(name), bits, smooth.get(name)) for name, scale_O in weights.items()}
+        case "w8a8-dynamic":
+            return {name: DynamicScales(scale_O, bits, smooth.get(name)) for name, scale_O in weights.items()}
+        case "w4a16":
+            return {name: Int4Scales(scale_OG, group_size) for name, scale_OG in weights.items()}
+        case "fp8":
+            return {name: Fp8Scales(scale_O, of_input(name)) for name, scale_O in weights.items()}
+
+
+def round_weights(layers: Mapping[str, nn.Linear], rounded: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> None:
+    """Puts weights on the grids of their scales, in place; `rounded` holds for each layer the weight to start from."""
+    for name, layer in layers.items():
+        layer.weight.data = scales[name].on_grid(rounded[name].weight.detach())
+
+
+def layer_figures(name: str, layer: nn.Linear, rounded: nn.Linear, scales: Scales, observed: Observed[Histogram]) -> dict[str, Any]:
+    """Returns what quantization does to one layer, for the report; of a smoothed layer, to its smoothed inputs and weights.
+
+    Args:
+        name: Its module path.
+        layer: The float layer.
+        rounded: It with the weights that will be quantized.
+        scales: Its scales.
+        observed: Its inputs.
+    """
+    histogram, (power, error) = observed.of(name), powers(layer.weight.detach(), scales.on_grid(rounded.weight.detach()), scales)
+    return {"name": name, "max_abs": histogram.largest, "weight_sqnr_db": decibels(power, error), **input_figures(scales, histogram)}
+
+
+def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, float]:
+    """Returns the sums of squares of weights and of what rounding changes them by, any smoothing put in.
+
+    Args:
+        weight_OI: float32.
+        grid_OI: The weights that a checkpoint keeps, float32.
+        scales: Of the layer.
+    """
+    smooth_I = scales.input_smooth if isinstance(scales, LayerScales | DynamicScales) else None
+    error_OI = grid_OI - weight_OI
+    if smooth_I is not None:
+        weight_OI, error_OI = weight_OI * smooth_I, error_OI * smooth_I
+    return float(weight_OI.double().square().sum()), float(error_OI.double().square().sum())
+
+
+def input_figures(scales: Scales, histogram: Histogram) -> dict[str, Any]:
+    """Returns what quantization does to the inputs of a layer; nothing where it leaves them in float, or each token finds its scale."""
+    figures: dict[str, Any] = {}
+    if isinstance(scales, LayerScales | Fp8Scales):
+        scale, highest = float(scales.input_scale), ACTIVATION_HIGH if isinstance(scales, LayerScales) else LARGEST
+        figures |= {"input_scale": scale, "clipped": clipped_share(histogram, scale, highest)}
+    if isinstance(scales, LayerScales):
+        figures["input_sqnr_db"] = decibels(signal(histogram), noise(histogram, float(scales.input_scale)))
+    return figures
+
+
+def decibels(power: float, error: float) -> float | None:
+    """Returns a ratio of powers in dB; None where one of them is 0."""
+    return None if power <= 0 or error <= 0 else round(10 * math.log10(power / error), 2)

@@ -1,0 +1,234 @@
+"""The steps of quantizing a model in memory: each calls the file of its method, tells the log, and returns figures for the report.
+
+    shift       equalize and smooth the float model               `equalization`, `smoothquant`
+    weights     the scales of the weights                         `schemes`, `awq`
+    calibrator  how activations get theirs                        `calibration`, compared by `trial`
+    rounded     which integer each weight becomes                 `rounding`
+    correct     the mean error of the outputs into the biases     `bias_correction`
+    scan        what each layer costs                             `sensitivity`
+    mix         layers that go back to float                      `mixed_precision`
+    sites       attention and residuals in int8                   `products`
+
+`quantize.quantize` puts them in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from torch import Tensor, nn
+
+from compress.errors import InputError
+from compress.int8 import LayerScales
+from compress.int8_sites import Sites
+from compress.quantization import Scales
+from compress.stage import Context
+from quantize.awq import awq
+from quantize.awq import describe as describe_awq
+from quantize.bias_correction import correct_biases
+from quantize.budget import Budget
+from quantize.calibration import Histogram, Method, Observed, collect, threshold
+from quantize.equalization import equalize
+from quantize.folding import Fold, find_folds, groups
+from quantize.mixed_precision import choose as choose_floats
+from quantize.products import add_sites
+from quantize.rounding import IntegerScales, round_layers
+from quantize.schemes import CALIBRATORS, DEFAULT_CALIBRATOR, weight_scales
+from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
+from quantize.sensitivity import scan as scan_layers
+from quantize.smoothquant import Channels, describe, smooth
+from quantize.trial import Trial, in_int8
+
+if TYPE_CHECKING:
+    from quantize.quantize import Quantize
+
+TRACED_ROWS = 4
+Feed = Callable[[str], Iterator[dict[str, Tensor]]]
+"""Starts a pass over the calibration rows and shows a bar of that label; none for an empty one."""
+Layers = Mapping[str, nn.Linear]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the steps share."""
+
+    stage: Quantize
+    name: str
+    """Of the stage, for messages and bars."""
+    model: nn.Module
+    """The float model."""
+    feed: Feed
+    bits: int
+    """Of a weight."""
+    context: Context
+    trial: Trial | None
+    """Where a step has to compare."""
+    budget: Budget | None
+    """Where layers may go back to float."""
+
+    def shift(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Equalizes and smooths the float model; returns what inputs have to be divided by, and the figures of both."""
+        from compress.model import forward
+
+        smoothing = self.stage.smoothing
+        if not self.stage.equalization and smoothing is None:
+            return {}, {}
+        vectors: dict[str, Tensor] = {}
+        figures: dict[str, Any] = {}
+        folds = self._folds()
+        if self.stage.equalization:
+            figures["equalization"] = equalize(self.model, layers, folds)
+            self.context.progress.log(f"  equalization: {len(figures['equalization'])} pairs of layers")
+        if smoothing is not None:
+            seen = collect(self.model, layers, self.feed(f"{self.name}: smoothing"), forward, Channels)
+            how = smoothing.alpha, smoothing.prescale, self.stage.scheme == "w8a8-dynamic"
+            vectors, figures["smoothquant"] = smooth(self.model, layers, folds, seen, self.bits, *how)
+            self.context.progress.log(f"  smoothquant: {describe(figures['smoothquant'])}")
+        return vectors, figures
+
+    def weights(
+        self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Returns the scales of the weights, and the figures of AWQ, which folds factors into the float model."""
+        from compress.model import forward
+
+        if not self.stage.awq:
+            return weight_scales(self.stage.scheme, layers, self.bits, self.stage.group_size, smoothed), {}
+        found = groups(layers, self._folds(), observed)
+        scales, figures = awq(self.model, layers, found, partial(self.feed, f"{self.name}: awq"), forward, self.stage.group_size)
+        self.context.progress.log(f"  awq: {describe_awq(figures)}")
+        return {name: scales[name].weight_scale for name in layers}, {"awq": figures}
+
+    def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
+        """Returns the calibrator to use, None for a scheme without, and what `auto` tried."""
+        scheme = self.stage.scheme
+        if scheme not in CALIBRATORS:
+            return None, {}
+        methods, method = CALIBRATORS[scheme], self.stage.calibration.method or DEFAULT_CALIBRATOR[scheme]
+        if method != "auto":
+            return method, {}
+        assert self.trial is not None
+        distances = {
+            tried: self.trial.distance(layers, choose(tried)) for tried in self.context.progress.track(methods, f"{self.name}: calibrators")
+        }
+        best = min(methods, key=distances.__getitem__)
+        rows = len(self.trial.rows)
+        self.context.progress.log(f"  calibrator: {best}, with {self.trial.measure} {distances[best]:.2g} to float on {rows} rows")
+        return best, {"calibrators": {"measure": self.trial.measure, "rows": rows, "distances": distances}}
+
+    def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
+        """Returns the layers with their weights rounded, or as they are where the nearest integer will do; and the figures."""
+        from compress.model import forward
+
+        method = self.stage.rounding
+        if method == "nearest":
+            return layers, {}
+        units = [group.layers for group in groups(layers, [], observed)]
+        each, batches = partial(self.context.progress.track, label=f"{self.name}: {method}"), partial(self.feed, f"{self.name}: moments")
+        given = cast("Mapping[str, IntegerScales]", scales)
+        rounded, figures = round_layers(self.model, layers, given, method, units, batches, forward, each)
+        before, after = (sum(layer[key] for layer in figures) / len(figures) for key in ("error_nearest", "error"))
+        self.context.progress.log(f"  {method}: error of a layer's outputs {after:.2e}, {before:.2e} by rounding to nearest")
+        return rounded, {"rounding": {"method": method, "layers": figures}}
+
+    def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, Any]:
+        """Corrects the biases where asked to, and undoes it where that was no good; returns the figures."""
+        from compress.model import forward
+
+        if not self.stage.bias_correction:
+            return {}
+        assert self.trial is not None
+        trial = self.trial
+        biases = {layer: layers[layer].bias.data for layer in layers if layers[layer].bias is not None}
+        before = trial.distance(rounded, scales)
+        each = partial(self.context.progress.track, label=f"{self.name}: correcting biases")
+        moved = correct_biases(self.model, layers, scales, observed.group, partial(self.feed, ""), forward, each, rounded)
+        after = trial.distance(rounded, scales)
+        if after > before:
+            told = f"bias correction takes {trial.measure} to float from {before:.2g} to {after:.2g}; undone"
+            self.context.progress.warn(f"{self.name}: {told}")
+            for layer, bias_O in biases.items():
+                layers[layer].bias.data = bias_O
+        figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
+        return {"bias_correction": {**figures, "shifts": moved}}
+
+    def scan(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales]) -> dict[str, Any]:
+        """Returns what every layer costs when it is quantized, the costliest first."""
+        if not (self.stage.sensitivity or self.stage.mixed_precision):
+            return {}
+        assert self.trial is not None
+        few = self.trial.fewer(SCAN_ROWS)
+
+        def measure(names: Collection[str], part: Part) -> float:
+            taken = layers if part == "inputs" else rounded
+            return few.distance_of({name: quantized_part(name, taken[name], scales[name], part) for name in names})
+
+        with self.context.progress.bar(f"{self.name}: sensitivity", passes(list(layers))) as advance:
+            found = scan_layers(list(layers), measure, advance)
+        self.context.progress.log(f"  most sensitive: {', '.join(layer.name for layer in found[:3])}")
+        return {"sensitivity": summary(found, few.measure, len(few.rows))}
+
+    def mix(
+        self, layers: dict[str, nn.Linear], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]
+    ) -> tuple[dict[str, nn.Linear], dict[str, str], dict[str, Any]]:
+        """Returns the layers that stay quantized, the others with the reason, and the figures of the choice."""
+        if self.stage.mixed_precision is None:
+            return layers, {}, {}
+        assert self.budget is not None
+        budget, ranking = self.budget, [layer["name"] for layer in scan["sensitivity"]["layers"]]
+
+        def loss(names: Collection[str]) -> float:
+            with in_int8(self.model, {name: rounded[name] for name in names}, scales):
+                return budget.loss(self.model)
+
+        limit = self.stage.mixed_precision.max_drop
+        choice = choose_floats(ranking, loss, limit, int(self.stage.mixed_precision.max_float * len(ranking)))
+        kept = [name for name in ranking if name not in choice.floating]
+        if not kept:
+            raise InputError(f"stages.{self.name}.mixed_precision: no layer is left in int8; raise max_drop ({limit:g} given)")
+        self.context.progress.log(
+            f"  mixed precision: {len(choice.floating)} layers back in float; {choice.before:.4f} lost without, {choice.loss:.4f} with"
+        )
+        reasons = dict.fromkeys(choice.floating, f"mixed precision: {budget.measure} has to stay within {limit:g}")
+        figures = {
+            "measure": budget.measure,
+            "before": choice.before,
+            "after": choice.loss,
+            "met": choice.met,
+            "floating": list(choice.floating),
+        }
+        return {name: layer for name, layer in layers.items() if name in kept}, reasons, {"mixed_precision": figures}
+
+    def sites(self, scales: Mapping[str, Scales], calibrator: Method | None, scan: Mapping[str, Any]) -> tuple[Sites, dict[str, Any]]:
+        """Returns what is int8 beside the linear layers, and the figures; a scan of the layers gets the sites among its rows."""
+        from compress.model import forward
+
+        if not (self.stage.attention or self.stage.residual):
+            return Sites(), {}
+        assert calibrator is not None, self.stage.scheme
+        sites, figures, found = add_sites(
+            self.model,
+            cast("Mapping[str, LayerScales]", scales),
+            attention=self.stage.attention,
+            residual=self.stage.residual,
+            limit=partial(threshold, method=calibrator, percentile=self.stage.calibration.percentile),
+            feed=self.feed,
+            forward=forward,
+            trial=self.trial,
+            scan=bool(scan),
+            progress=self.context.progress,
+            name=self.name,
+        )
+        if scan:
+            rows = [*scan["sensitivity"]["layers"], *(site.as_row() for site in found)]
+            rows.sort(key=lambda row: (-row["gain"], -row["alone"]))
+            figures["sensitivity"] = {**scan["sensitivity"], "layers": rows}
+        return sites, figures
+
+    def _folds(self) -> list[Fold]:
+        from compress.model import forward
+
+        return find_folds(self.model, {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}, forward)

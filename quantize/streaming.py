@@ -1,0 +1,158 @@
+"""Post-training quantization of large language models, a decoder layer at a time, from file to file.
+
+    embeddings, last norm, head       copied as they are stored
+    each decoder layer                `stored_layer`: observe, shift, round, write, move the hidden states on
+
+Memory beside the hidden states of the calibration rows does not grow with the model (`compress.streaming`), so that a model may be larger
+than memory. What comes out has the form that quantizing in memory gives; to the nearest without ranges the bytes are the same, but for the
+type of the weights, which is that in which they were stored. Rounding to nearest without ranges or smoothing needs no rows at all, and
+then the figures have no largest inputs.
+
+Left out: training, equalization, bias correction, int8 attention and residuals, sensitivity and what is chosen by it, calibration by trial,
+ranges on selection rows: they go through the whole model many times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from compress.errors import InputError
+from compress.model_config import read_config
+from compress.model_files import TEXT_FILES, copy_files
+from compress.process import freed_memory_returned
+from compress.quantization import QUANTIZATION_TENSORS, save_settings
+from compress.shards import ShardWriter
+from compress.stage import Context
+from compress.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
+from compress.tasks import TASKS
+from quantize.awq import describe as describe_awq
+from quantize.ptq import UNREACHED, choose_layers, range_warnings
+from quantize.schemes import DEFAULT_CALIBRATOR, NUMBERS
+from quantize.smoothquant import describe
+from quantize.stored_layer import Settings, Written, quantize_layer
+
+if TYPE_CHECKING:
+    from quantize.calibration import Method
+    from quantize.quantize import Quantize
+
+FILES = (*TEXT_FILES, "config.json", "generation_config.json")
+WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "attention", "residual")
+"""Keys of the stage whose values cannot be had from a model that is streamed."""
+
+
+def needs_whole(stage: Quantize) -> str | None:
+    """Returns in one line why a stage needs the whole model in memory; None where it does not."""
+    given = [f"mode: {stage.mode}"] * (stage.mode != "ptq") + [key for key in WHOLE if getattr(stage, key)]
+    given += ["calibration.method: auto"] * (stage.calibration.method == "auto")
+    return f"{', '.join(given)} needs the whole model in memory" if given else None
+
+
+def check_streamed(stage: Quantize, config: Any, context: Context) -> None:
+    """Raises an `InputError` where a stage cannot quantize a model a layer at a time, by the recipe and the model's config alone."""
+    key = f"stages.{stage.id or stage.NAME}.stream: true"
+    if TASKS[context.task].answer != "tokens":
+        raise InputError(f"{key}: language models are streamed, task text-generation; {context.task} is quantized in memory")
+    problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
+    if problem is not None:
+        raise InputError(f"{key}: {problem}; give stream: false")
+
+
+def worth_streaming(stage: Quantize, checkpoint: Path, context: Context) -> bool:
+    """Whether a checkpoint is too large for memory and can be streamed; where it is and cannot, the log says why."""
+    if TASKS[context.task].answer != "tokens" or not is_large(checkpoint):
+        return False
+    reason = needs_whole(stage) or structure_problem(meta_model(read_config(checkpoint, "checkpoint"))[0])
+    if reason is not None:
+        told = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
+        context.progress.warn(f"{stage.id or stage.NAME}: {told}")
+    return reason is None
+
+
+def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context) -> tuple[Mapping[str, Any], Mapping[str, str], list[str]]:
+    """Writes the quantized form of a float checkpoint, whose weights are never in memory.
+
+    Args:
+        stage: How to quantize.
+        source: The float checkpoint of a causal language model.
+        out: Existing empty folder.
+        context: Data, task, target, scratch folder, progress.
+
+    Returns:
+        The figures, as `Quantize.run` has them, with `streamed`: bytes of the largest unit and of all hidden states; the float layers with
+        their reasons; warnings.
+
+    Raises:
+        InputError: The model cannot be streamed, `exclude` matches nothing, no layer is left, or an input holds NaN or infinity.
+    """
+    from compress.data import preprocessor
+    from compress.model import linears
+
+    name, settings = stage.id or stage.NAME, settings_of(stage, context)
+    with freed_memory_returned():
+        model = StreamedModel(source)
+        chosen, kept = choose_layers(model.shape, linears(model.shape), stage.exclude, f"stages.{name}.exclude")
+        batches: list[Batch] = []
+        rows, hidden_bytes = [], 0
+        if settings.observes:
+            rows = context.data.calibration(stage.calibration.rows, context.seed).rows
+            processor = preprocessor(source, context.task, context.max_length, context.target)
+            batches, hidden_bytes = model.batches(processor, rows, context.scratch)
+        stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
+        tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
+        written = Written(ShardWriter(out, stored), ShardWriter(out, tensors, Path(QUANTIZATION_TENSORS).stem, None))
+        for path in model.parameters_around():
+            written.weights.copy(path, model.weights[path])
+        for index in context.progress.track(range(len(model)), f"{name}: decoder layers", len(model)):
+            inside = [path for path in chosen if path.startswith(f"{model.layer_name(index)}.")]
+            with model.layer(index) as layer:
+                quantize_layer(model, index, layer, inside, batches, settings, written)
+        written.weights.close()
+        written.scales.close()
+    kept |= dict.fromkeys(written.unreached, UNREACHED)
+    save_settings(out, stage.scheme, written.entries, kept)
+    count, number = len(written.entries), NUMBERS[stage.scheme]
+    _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
+    context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
+    figures = _figures(written, settings, len(rows), context.progress.log)
+    figures["streamed"] = {"unit_bytes": max(model.unit_bytes().values()), "hidden_bytes": hidden_bytes}
+    return figures, kept, range_warnings(rows, written.unreached) if batches else []
+
+
+def settings_of(stage: Quantize, context: Context) -> Settings:
+    """Returns what a decoder layer has to know of the stage."""
+    smoothing, given = stage.smoothing, cast("Method | None", stage.calibration.method)
+    return Settings(
+        scheme=stage.scheme,
+        bits=stage.bits(context),
+        group_size=stage.group_size,
+        rounding=stage.rounding,
+        awq=stage.awq,
+        calibrator=given or DEFAULT_CALIBRATOR.get(stage.scheme),
+        percentile=stage.calibration.percentile,
+        alpha=smoothing.alpha if smoothing else None,
+        prescale=bool(smoothing and smoothing.prescale),
+    )
+
+
+def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str], None]) -> dict[str, Any]:
+    figures: dict[str, Any] = {"calibrator": settings.calibrator if settings.ranges else None, "rows": rows}
+    if settings.alpha is not None:
+        figures["smoothquant"] = written.smoothed
+        log(f"  smoothquant: {describe(written.smoothed)}")
+    if settings.awq:
+        figures["awq"] = written.awq
+        log(f"  awq: {describe_awq(written.awq)}")
+    if written.rounding:
+        figures["rounding"] = {"method": settings.rounding, "layers": written.rounding}
+        before, after = (sum(layer[key] for layer in written.rounding) / len(written.rounding) for key in ("error_nearest", "error"))
+        log(f"  {settings.rounding}: error of a layer's outputs {after:.2e}, {before:.2e} by rounding to nearest")
+    return {**figures, "layers": written.layers}
+
+
+def _copy_rest(source: Path, out: Path, summary: str) -> None:
+    """Copies config and tokenizer, and writes the model card."""
+    copy_files(source, out, FILES)
+    card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
+    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with compress.model.load\n", encoding="utf-8")

@@ -1,0 +1,164 @@
+"""Blocks, attention and axes of every kind of model are found without a name: checked against the names that Transformers gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import nn
+
+from compress.attention_layers import find_attentions
+from compress.axes import axes_of
+from compress.blocks import repeated_blocks, with_layers
+from compress.conv1d import with_linears
+from compress.errors import InputError
+from compress.structure import Structure
+
+SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
+TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0}
+ENDS = {"bos_token_id": 2, "eos_token_id": 3}
+KEY = "stages.prune"
+MODELS: dict[str, Callable[[], Any]] = {
+    "bert": lambda: transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **TEXT)),
+    "electra": lambda: transformers.ElectraForSequenceClassification(transformers.ElectraConfig(**SIZES, **TEXT, embedding_size=12)),
+    "distilbert": lambda: transformers.DistilBertForSequenceClassification(
+        transformers.DistilBertConfig(vocab_size=20, n_layers=2, dim=16, n_heads=4, hidden_dim=24)
+    ),
+    "gpt2": lambda: transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(n_layer=2, n_embd=16, n_head=4, n_inner=24, vocab_size=20, **ENDS)
+    ),
+    "vit": lambda: transformers.ViTForImageClassification(transformers.ViTConfig(**SIZES, image_size=8, patch_size=4, num_channels=1)),
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, **TEXT, **ENDS, num_key_value_heads=2)),
+    "opt": lambda: transformers.OPTForCausalLM(
+        transformers.OPTConfig(
+            hidden_size=16, num_hidden_layers=2, ffn_dim=24, num_attention_heads=4, word_embed_proj_dim=16, **TEXT, **ENDS
+        )
+    ),
+    "mixtral": lambda: transformers.MixtralForCausalLM(
+        transformers.MixtralConfig(**SIZES, **TEXT, **ENDS, num_key_value_heads=2, num_local_experts=4)
+    ),
+}
+ATTENTION = {  # query, key, value and output of block 1, and whether queries and keys are turned
+    "bert": ("bert.encoder.layer.1.attention.self.{}", ("query", "key", "value"), "bert.encoder.layer.1.attention.output.dense", False),
+    "electra": (
+        "electra.encoder.layer.1.attention.self.{}",
+        ("query", "key", "value"),
+        "electra.encoder.layer.1.attention.output.dense",
+        False,
+    ),
+    "distilbert": (
+        "distilbert.transformer.layer.1.attention.{}",
+        ("q_lin", "k_lin", "v_lin"),
+        "distilbert.transformer.layer.1.attention.out_lin",
+        False,
+    ),
+    "gpt2": ("transformer.h.1.attn.{}", ("c_attn", "c_attn", "c_attn"), "transformer.h.1.attn.c_proj", False),
+    "vit": ("vit.layers.1.attention.{}", ("q_proj", "k_proj", "v_proj"), "vit.layers.1.attention.o_proj", False),
+    "llama": ("model.layers.1.self_attn.{}", ("q_proj", "k_proj", "v_proj"), "model.layers.1.self_attn.o_proj", True),
+    "opt": ("model.decoder.layers.1.self_attn.{}", ("q_proj", "k_proj", "v_proj"), "model.decoder.layers.1.self_attn.out_proj", True),
+    "mixtral": ("model.layers.1.self_attn.{}", ("q_proj", "k_proj", "v_proj"), "model.layers.1.self_attn.o_proj", True),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_layers_around_attention_are_found(kind: str) -> None:
+    found = find_attentions(with_linears(MODELS[kind]()), KEY)
+    pattern, names, output, turned = ATTENTION[kind]
+    places = range(3) if len(set(names)) == 1 else (0, 0, 0)
+    expected = {what: (pattern.format(name), place) for what, name, place in zip(("query", "key", "value"), names, places, strict=True)}
+    assert list(found) == [0, 1]
+    assert (found[1].parts, found[1].output, found[1].turned) == (expected, output, turned)
+    grouped = 2 if kind in ("llama", "mixtral") else 4
+    assert (found[1].heads, found[1].key_value_heads, found[1].head_dim) == (4, grouped, 4)
+    assert found[1].scaling == (1.0 if kind == "opt" else 0.5)  # OPT scales its queries itself
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_every_axis_is_explained_by_its_size(kind: str) -> None:
+    """Every axis that has the length of a size, where no two sizes are alike, follows that size."""
+    model = with_linears(MODELS[kind]())
+    structure, axes = Structure.of(model, KEY), axes_of(model, KEY)
+    ffn = 24
+    for name, value in model.state_dict().items():
+        for axis, length in enumerate(value.shape):
+            where = name, axis
+            if length in (ffn, 2 * ffn) and not (kind == "gpt2" and "c_attn" in name):
+                assert where in axes.ffn, where
+                assert axes.repeated.get(where, 1) == length // ffn
+            if where in axes.ffn:
+                assert length in (ffn, 2 * ffn)
+            if where in axes.vocabulary:
+                assert length == 20
+            if where in structure.residual:
+                assert length == 16
+    assert bool(axes.experts) == (kind == "mixtral")
+    assert structure.sizes.ffn == (ffn, ffn)
+    assert structure.sizes.experts == ((4, 4) if kind == "mixtral" else (0, 0))
+
+
+def test_channels_of_the_stream_and_numbers_of_heads_are_told_apart() -> None:
+    structure = Structure.of(MODELS["bert"](), KEY)
+    assert ("bert.encoder.layer.0.attention.self.query.weight", 0) not in structure.residual
+    assert ("bert.encoder.layer.0.attention.self.query.weight", 1) in structure.residual
+    assert structure.heads[0]["bert.encoder.layer.0.attention.output.dense.weight", 1] == (("query", 0),)
+    assert ("bert.encoder.layer.0.attention.output.dense.weight", 0) in structure.residual
+
+
+def test_a_factored_embedding_is_no_channel_of_the_stream() -> None:
+    structure = Structure.of(MODELS["electra"](), KEY)
+    assert ("electra.embeddings.word_embeddings.weight", 1) not in structure.residual
+    assert ("electra.embeddings_project.weight", 0) in structure.residual
+
+
+def test_looking_changes_nothing() -> None:
+    model = MODELS["llama"]()
+    before, config = {name: value.clone() for name, value in model.state_dict().items()}, model.config.to_dict()
+    with torch.random.fork_rng():
+        state = torch.random.get_rng_state()
+        Structure.of(model, KEY)
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert model.config.to_dict() == config
+    assert model.config._attn_implementation == "sdpa"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def modernbert() -> Any:
+    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
+    return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(**SIZES, vocab_size=20, **tokens))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (
+            lambda: transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(**SIZES, **TEXT)),
+            "attention of this deberta-v2",
+        ),
+        (
+            lambda: transformers.AlbertForSequenceClassification(transformers.AlbertConfig(**SIZES, **TEXT)),
+            "albert has 1 blocks for 2 layers",
+        ),
+        (modernbert, "the layer that makes the query of attention in this modernbert cannot be told"),
+    ],
+)
+def test_what_cannot_be_told_is_said(model: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        Structure.of(model(), KEY)
+
+
+def test_blocks_are_the_largest_list_of_modules_of_one_class() -> None:
+    model = MODELS["bert"]()
+    model.small = nn.ModuleList([nn.Linear(2, 2) for _ in range(9)])
+    assert repeated_blocks(model, KEY)[0] == "bert.encoder.layer"
+
+
+def test_what_a_config_says_of_each_layer_is_cut_with_them() -> None:
+    config = transformers.BertConfig(**SIZES)
+    config.compress_architecture = {"model_type": "bert", "head_dim": 4, "heads": [1, 2, 3], "ffn": [4, 5, 6]}
+    config.layer_types = ["a", "b", "c"]
+    cut = with_layers(config, (2, 0))
+    assert cut.compress_architecture == {"model_type": "bert", "head_dim": 4, "heads": [3, 1], "ffn": [6, 4]}
+    assert (cut.num_hidden_layers, cut.layer_types, config.compress_architecture["heads"]) == (2, ["c", "a"], [1, 2, 3])

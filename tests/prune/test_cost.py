@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from compress.model import count
+from compress.structure import Structure
+from prune.cost import Cost, count_of, with_count
+from prune.surgery import Kept, shrink
+
+KEY = "stages.prune"
+LENGTH = 8
+
+
+def products(sizes: Any, tokens: int) -> int:
+    """Multiply-accumulates of Q K^T and P V for one row."""
+    return sum(2 * tokens * tokens * heads * sizes.head_dim for heads in sizes.heads)
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral"])
+@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 99))
+def test_the_difference_is_that_of_the_counted_models(kind: str, seed: int, make_model: Callable[..., Any]) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    sizes = structure.sizes
+    everything = Kept.everything(sizes)
+    kept = Kept(
+        range(structure.depth),
+        [range(1 + (seed + block) % count) for block, count in enumerate(sizes.key_value_heads)],
+        [range(24) if kind == "mixtral" else range(4 + (seed * block) % 20) for block in range(structure.depth)],
+        [range(2 + seed % 3) if count else () for count in sizes.experts],
+        everything.hidden,
+        everything.vocabulary,
+    )
+    small = shrink(model, structure, kept, KEY)
+    task: Any = (
+        "image-classification" if kind == "vit" else "text-generation" if kind in ("gpt2", "llama", "mixtral") else "text-classification"
+    )
+    before, after = (count(each, task, LENGTH) for each in (model, small))
+    tokens = structure.attentions[0].tokens if kind == "vit" else LENGTH
+    for measure, difference in (("macs", before.macs - after.macs), ("parameters", before.parameters - after.parameters)):
+        cost: Any = Cost.of(model, structure, measure)  # type: ignore[arg-type]
+        left = Cost.of(small, Structure.of(small, KEY), measure).total()  # type: ignore[arg-type]
+        assert cost.total(kept.sizes(sizes)) == pytest.approx(left)
+        expected = tokens * (cost.total() - left) + products(sizes, tokens) - products(kept.sizes(sizes), tokens)
+        assert difference == (expected if measure == "macs" else cost.total() - left)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama", "mixtral"])
+def test_units_cost_alike(kind: str, make_model: Callable[..., Any]) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    cost = Cost.of(model, structure, "parameters")
+    for what in ("heads", "ffn", "experts"):
+        number = count_of(structure.sizes, 1, what)  # type: ignore[arg-type]
+        if not number:
+            continue
+        unit = cost.unit(1, what, structure.sizes)  # type: ignore[arg-type]
+        for left in range(number):
+            fewer = with_count(structure.sizes, 1, what, left)  # type: ignore[arg-type]
+            assert cost.block(1, structure.sizes) - cost.block(1, fewer) == pytest.approx(unit * (number - left))

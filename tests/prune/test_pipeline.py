@@ -1,0 +1,145 @@
+"""Everything that comes after takes a pruned model: a recipe from distillation to the Triton repository, on a tiny BERT."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from compress.errors import InputError
+from compress.model import count, load
+from compress.pipeline import Outcome, prepare, run
+from compress.plan import describe, steps_of
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, check
+from compress.run_folder import open_run
+from tests.export import sentiment
+
+PRUNE: dict[str, Any] = {
+    "sparsity": 0.4,
+    "granularity": ["heads", "ffn", "vocabulary"],
+    "multiple_of": 8,
+    "rows": 64,
+    "max_unknown": 1,
+    "recover": {"epochs": 0.5},
+}
+
+
+def recipe(folder: Path, stages: list[dict[str, Any]]) -> Recipe:
+    """Writes sentences with labels; the last words of the vocabulary never occur in the train split."""
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    rows = [" ".join(word for word in text.split() if word not in ("this", "very", "was")) or "film" for text in sentiment.rows(300)]
+    for split, texts in {"train": rows[:240], "validation": rows[240:270], "test": rows[270:]}.items():
+        with (data / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "label"])
+            writer.writerows([text + " good" * (row % 2), ("negative", "positive")[row % 2]] for row, text in enumerate(texts))
+    return check(
+        {
+            "name": "pruned",
+            "model": {"path": str(sentiment.checkpoint()), "task": "text-classification"},
+            "data": {"path": str(data), "max_length": 16},
+            "target": {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1},
+            "stages": stages,
+        }
+    )
+
+
+STAGES: list[dict[str, Any]] = [
+    {"prune": PRUNE},
+    {"distill": {"epochs": 0.5, "student": {"layers": 1}}},
+    {"quantize": {"calibration": {"rows": 64}}},
+    {"export": {}},
+    {"triton_repo": {"serve": False}},
+]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
+        patch.setattr("compress.latency.MAX_SAMPLES", 30)
+        folder = tmp_path_factory.mktemp("pruned")
+        return run(recipe(folder, STAGES), folder / "run", progress=ConsoleProgress("quiet"))
+
+
+def test_every_stage_takes_it(finished: Outcome) -> None:
+    variants = {variant["id"]: variant for variant in finished.report["variants"]}
+    assert list(variants) == ["baseline", "prune", "distill", "quantize"]
+    for hop in ("torch", "openvino", "onnxruntime"):
+        assert variants["quantize"]["accuracy"][hop]["n"] == 30
+    assert (finished.folder / "model_repository").exists()
+    made = open_run(finished.folder).artifacts["prune"].metrics
+    assert 0.4 <= made["sparsity"] < 0.5
+    assert made["vocabulary"]["vocabulary"] == 22 - 3
+    assert made["after"]["vocabulary"] == 19
+    assert [len(step["losses"]) for step in made["steps"]] == [1]
+
+
+def test_figures_are_those_of_the_checkpoint(finished: Outcome) -> None:
+    artifact, variant = open_run(finished.folder).artifacts["prune"], finished.report["variants"][1]
+    before, after = finished.report["variants"][0], artifact.metrics
+    model: Any = load(artifact.path)
+    assert variant["parameters"] == sum(parameter.numel() for parameter in model.parameters())
+    blocks = sum(layer.weight.numel() for name, layer in model.named_modules() if ".encoder." in name and hasattr(layer, "in_features"))
+    assert after["cost"]["after"] == blocks
+    attention = 2 * 16 * 16 * 8 * (8 - sum(after["after"]["heads"]))  # the products of 2 x 4 heads of 8 numbers, and of those left
+    assert before["macs"] - variant["macs"] == 16 * (after["cost"]["before"] - after["cost"]["after"]) + attention
+    assert count(model, "text-classification", 16).macs == variant["macs"]
+
+
+def test_transformers_alone_says_what_to_call(finished: Outcome) -> None:
+    folder = open_run(finished.folder).artifacts["prune"].path
+    assert "compress_architecture" in json.loads((folder / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"model type `bert, in a shape of its own: load it with compress.model.load\(folder\)`"):
+        transformers.AutoModel.from_pretrained(folder)
+
+
+def test_a_pruned_model_is_where_a_recipe_starts(finished: Outcome, tmp_path: Path) -> None:
+    folder = open_run(finished.folder).artifacts["prune"].path
+    stages = [
+        {"distill": {"epochs": 0.25, "student": {"layers": 1}, "teacher": "baseline"}},
+        {"prune": {**PRUNE, "schedule": "cubic", "iterations": 2}},
+    ]
+    again = check({**recipe(tmp_path, stages).model_dump(mode="json", exclude={"stages"}), "stages": stages})
+    again = again.model_copy(update={"model": again.model.model_copy(update={"path": str(folder)})})
+    outcome = run(again, tmp_path / "run", progress=ConsoleProgress("quiet"))
+    sizes = [variant["parameters"] for variant in outcome.report["variants"]]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(set(sizes)) == 3
+
+
+def test_the_plan_of_a_uniform_allocation_is_what_comes_of_it(tmp_path: Path) -> None:
+    stages = [{"prune": {**PRUNE, "granularity": ["heads", "ffn", "hidden"], "allocation": "uniform", "recover": None}}]
+    asked = recipe(tmp_path, stages)
+    assert "prune" in describe(asked, tmp_path / "run")
+    planned = {
+        entry.step.id: entry.size for entry in steps_of(asked, Path("absent"), prepare(asked, Path("absent"), ConsoleProgress("quiet")))
+    }
+    outcome = run(asked, tmp_path / "run", progress=ConsoleProgress("quiet"))
+    size = planned["prune"]
+    assert size is not None
+    assert (size.parameters, size.macs) == tuple(outcome.report["variants"][1][key] for key in ("parameters", "macs"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"sparsity": 0.95, "granularity": ["heads"]},
+            "sparsity: 0.95 given; heads can take at most 0.375 of the blocks: add ffn or hidden",
+        ),
+        ({"granularity": ["experts"], "measure": "parameters"}, "granularity: experts given; this model has none"),
+        ({"protect": ["*.layer.7.*"]}, r"protect: '\*.layer.7.\*' matches nothing; modules are named like bert.encoder"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    asked = recipe(tmp_path, [{"prune": {**PRUNE, **changes}}])
+    with pytest.raises(InputError, match=f"stages.prune.{message}"):
+        describe(asked, tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.distilled import Distilled
+from compress.errors import InputError
+from compress.structure import Structure
+from compress.train import Batch
+from prune.recovery import Origin, Recover, Recovery, check_hidden, hidden_loss
+from prune.surgery import Kept, shrink
+
+KEY = "stages.prune"
+
+
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 99), st.booleans())
+def test_hidden_states_are_compared_on_the_channels_that_are_left(layers: int, tokens: int, seed: int, padded: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    ours = [torch.randn(2, tokens, 2, generator=generator) for _ in range(layers)]
+    theirs = [torch.randn(2, tokens, 5, generator=generator) for _ in range(layers)]
+    mask = torch.ones(2, tokens)
+    mask[1, max(1, tokens - 1) :] = 0 if padded else 1
+    found = hidden_loss(ours, theirs, (1, 4), mask)
+    for row in range(2):
+        counted = [token for token in range(tokens) if mask[row, token]]
+        squares = [
+            sum(float(ours[layer][row, token, number] - theirs[layer][row, token, channel]) ** 2 for number, channel in enumerate((1, 4)))
+            / 2
+            for layer in range(layers)
+            for token in counted
+        ]
+        assert float(found[row]) == pytest.approx(sum(squares) / len(squares), rel=1e-4, abs=1e-6)
+    if not padded:
+        torch.testing.assert_close(hidden_loss(ours, theirs, (1, 4), None), found)
+
+
+def test_an_origin_is_followed_through_iterations() -> None:
+    first = Origin(range(6), range(8)).after([0, 2, 3, 5], [1, 2, 4, 7])
+    assert first.after([1, 3], [0, 3]) == Origin([2, 5], [1, 7])
+
+
+def test_a_model_that_lost_nothing_has_nothing_to_learn(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    model, features = make_model("bert"), make_features("bert")
+    structure = Structure.of(model, KEY)
+    kept = replace(Kept.everything(structure.sizes), hidden=range(0, 16, 2))
+    batch = Batch(features, torch.tensor([0, 1, 0]), np.arange(3), 0, 1)
+    answers = Distilled(make_model("bert"), "text-classification", 3, 2, 2.0, 1.0)
+    same = Recovery(answers, Origin(range(3), range(16)), 2.0)(model, batch)
+    assert float(same["hidden"].detach().abs().max()) < 1e-10
+    assert float(same["teacher"].detach().abs().max()) < 1e-6
+    narrow = shrink(model, structure, kept, KEY)
+    lost = Recovery(answers, Origin(range(3), kept.hidden), 2.0)(narrow, batch)
+    halved = Recovery(answers, Origin(range(3), kept.hidden), 1.0)(narrow, batch)
+    assert float(lost["hidden"].detach().min()) > 0
+    torch.testing.assert_close(lost["hidden"], 2 * halved["hidden"])
+    lost["hidden"].sum().backward()
+    assert narrow.bert.encoder.layer[0].intermediate.dense.weight.grad is not None  # type: ignore[union-attr]
+    assert all(parameter.grad is None for parameter in answers.teacher[0].parameters())
+
+
+def test_hidden_states_take_a_teacher_of_the_same_shape(make_model: Callable[..., Any]) -> None:
+    config, other = make_model("bert").config, make_model("bert", num_hidden_layers=2).config
+    check_hidden(Recover(), config, other, KEY)
+    check_hidden(Recover(hidden_weight=1.0), config, config, KEY)
+    for settings, teacher in ((Recover(hidden_weight=1.0), other), (Recover(hidden_weight=1.0, distill=False), config)):
+        with pytest.raises(
+            InputError, match=r"stages.prune.hidden_weight: 1 given; that takes distill: true and a teacher with the 3 layers"
+        ):
+            check_hidden(settings, config, teacher, KEY)

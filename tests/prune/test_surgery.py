@@ -1,0 +1,191 @@
+"""Surgery is exact: the small model answers as the large one does whose other parts are silent."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from compress.structure import Structure
+from prune.surgery import Kept, head_numbers, indices, shrink
+
+KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
+KEY = "stages.prune"
+NORMS = ("LayerNorm", "MixtralRMSNorm", "LlamaRMSNorm")
+FEW = settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@st.composite
+def subsets(draw: st.DrawFn, number: int, least: int = 1) -> tuple[int, ...]:
+    return tuple(sorted(draw(st.sets(st.integers(0, number - 1), min_size=min(least, number), max_size=number))))
+
+
+def silenced(model: Any, structure: Structure, kept: Kept) -> Any:
+    """Written out: the large model with zeros where what is gone is read, without the layers that go."""
+    large = copy.deepcopy(model)
+    with torch.no_grad():
+        for block, attention in enumerate(structure.attentions):
+            output = large.get_submodule(attention.output).weight  # [D, heads * d]
+            for head in range(attention.heads):
+                if head // attention.group not in kept.heads[block]:
+                    output[:, head * attention.head_dim : (head + 1) * attention.head_dim] = 0
+            for name, axis in structure.ffn[block]:
+                if name.endswith("weight") and axis == 1:
+                    for neuron in range(structure.sizes.ffn[block]):
+                        if neuron not in kept.ffn[block]:
+                            large.get_parameter(name)[:, neuron] = 0
+            router = next((name for name, _ in structure.experts[block] if name.endswith("gate.weight")), None)
+            if router is not None:
+                gone = torch.tensor([expert not in kept.experts[block] for expert in range(structure.sizes.experts[block])])
+                owner = large.get_submodule(router.removesuffix(".gate.weight"))
+                owner.gate = OnlySome(owner.gate, gone)
+        blocks = large.get_submodule(structure.prefix)
+        owner, _, name = structure.prefix.rpartition(".")
+        setattr(large.get_submodule(owner), name, nn.ModuleList([blocks[layer] for layer in kept.layers]))
+        large.config.num_hidden_layers = len(kept.layers)
+    return large
+
+
+class OnlySome(nn.Module):
+    """A router that never sees the experts that are gone."""
+
+    def __init__(self, router: Any, gone_E: Tensor) -> None:
+        super().__init__()
+        self.router, self.gone_E = router, gone_E
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        logits_NE = (x.reshape(-1, x.shape[-1]) @ self.router.weight.T).masked_fill(self.gone_E, -torch.inf)
+        values, chosen = torch.topk(logits_NE.softmax(dim=-1), self.router.top_k, dim=-1)
+        return logits_NE, values / values.sum(dim=-1, keepdim=True), chosen
+
+
+def equal(small: Any, large: Any, features: dict[str, Tensor]) -> None:
+    with torch.no_grad():
+        torch.testing.assert_close(small(**features).logits, large(**features).logits, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_of_it_is_the_model_itself(kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    small: Any = shrink(model, structure, Kept.everything(structure.sizes), KEY)
+    assert not hasattr(small.config, "compress_architecture")
+    assert all(torch.equal(value, small.state_dict()[name]) for name, value in model.state_dict().items())
+    assert small.config.to_dict() == model.config.to_dict()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(data=st.data())
+def test_the_small_model_is_the_large_one_with_the_rest_silent(
+    kind: str, data: st.DataObject, make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    sizes, depth = structure.sizes, structure.depth
+    kept = Kept(
+        data.draw(subsets(depth)),
+        [data.draw(subsets(sizes.key_value_heads[block])) for block in range(depth)],
+        [range(24) if kind == "mixtral" else data.draw(subsets(24)) for _ in range(depth)],
+        [data.draw(subsets(sizes.experts[block], 2)) if sizes.experts[block] else () for block in range(depth)],
+        range(sizes.hidden),
+        range(sizes.vocabulary),
+    )
+    small, features = shrink(model, structure, kept, KEY), make_features(kind)
+    equal(small, silenced(model, structure, kept), features)
+    assert Structure.of(small, KEY).sizes.same(kept.sizes(sizes))
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vit"])
+@FEW
+@given(vocabulary=subsets(15, 2))
+def test_rows_of_the_vocabulary_are_renumbered(
+    kind: str, vocabulary: tuple[int, ...], make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    ids = (0, 1, 2, 3, 4, *(5 + number for number in vocabulary))
+    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "vocabulary": ids})
+    small, features = shrink(model, structure, kept, KEY), make_features(kind, vocabulary=ids[5:])
+    renumbered = {**features, "input_ids": torch.tensor([[ids.index(token) for token in row] for row in features["input_ids"].tolist()])}
+    with torch.no_grad():
+        expected = model(**features).logits
+        found = small(**renumbered).logits
+    torch.testing.assert_close(found, expected[..., list(ids)] if expected.ndim == 3 else expected, atol=1e-5, rtol=1e-5)
+
+
+class OverSome(nn.Module):
+    """A norm whose mean and variance run over some channels; the others stay 0."""
+
+    def __init__(self, norm: Any, channels: list[int]) -> None:
+        super().__init__()
+        self.norm, self.channels = norm, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        some, norm = x[..., self.channels], self.norm
+        centred = some - some.mean(dim=-1, keepdim=True) if isinstance(norm, nn.LayerNorm) else some
+        eps = norm.eps if isinstance(norm, nn.LayerNorm) else norm.variance_epsilon
+        normed = centred / (centred.square().mean(dim=-1, keepdim=True) + eps).sqrt() * norm.weight[self.channels]
+        y = torch.zeros_like(x)
+        y[..., self.channels] = normed + (norm.bias[self.channels] if getattr(norm, "bias", None) is not None else 0)
+        return y
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@FEW
+@given(data=st.data())
+def test_fewer_channels_are_norms_over_those_that_are_left(
+    kind: str, data: st.DataObject, make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    step = 4 if kind == "mixtral" else 1  # torch multiplies the experts in rows of 16 bytes
+    pieces = data.draw(subsets(structure.sizes.hidden // step, 2))
+    channels = [piece * step + number for piece in pieces for number in range(step)]
+    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "hidden": channels})
+    large = copy.deepcopy(model)
+    gone = [channel for channel in range(structure.sizes.hidden) if channel not in channels]
+    with torch.no_grad():
+        for name, axis in structure.residual:
+            large.get_parameter(name).index_fill_(axis, torch.tensor(gone, dtype=torch.int64), 0)
+    for name, module in list(large.named_modules()):
+        if type(module).__name__ in NORMS:
+            owner, _, child = name.rpartition(".")
+            setattr(large.get_submodule(owner), child, OverSome(module, channels))
+    equal(shrink(model, structure, kept, KEY), large, make_features(kind))
+
+
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_a_pruned_model_is_pruned_again(kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    model = make_model(kind)
+    first = Structure.of(model, KEY)
+    everything = vars(Kept.everything(first.sizes))
+    once = shrink(
+        model, first, Kept(**{**everything, "layers": (0, 2), "heads": [(0, 2), (0, 1), (1,)], "ffn": [range(7), (3,), (4, 5)]}), KEY
+    )
+    second = Structure.of(once, KEY)
+    assert second.sizes.ffn == (7, 2)
+    twice = shrink(once, second, Kept(**{**vars(Kept.everything(second.sizes)), "heads": [(1,), (0,)], "ffn": [(2, 6), (1,)]}), KEY)
+    straight = shrink(model, first, Kept(**{**everything, "layers": (0, 2), "heads": [(2,), (0,), (1,)], "ffn": [(2, 6), (3,), (5,)]}), KEY)
+    equal(twice, straight, make_features(kind))
+    assert twice.config.to_dict() == straight.config.to_dict()
+
+
+def test_grouped_heads_go_with_the_queries_that_share_them() -> None:
+    numbers = head_numbers((0, 2), 2, 3)
+    assert numbers["key"].tolist() == [0, 1, 2, 6, 7, 8]
+    assert numbers["query"].tolist() == [0, 1, 2, 3, 4, 5, 12, 13, 14, 15, 16, 17]
+
+
+def test_a_layer_that_makes_three_things_is_cut_in_three_places(make_model: Callable[..., Any]) -> None:
+    structure = Structure.of(make_model("gpt2"), KEY)
+    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "heads": [(1,), range(4), range(4)]})
+    found = indices(structure, kept)
+    assert found["transformer.h.0.attn.c_attn.weight", 0].tolist() == [*range(4, 8), *range(20, 24), *range(36, 40)]
+    assert found["transformer.h.0.attn.c_proj.weight", 1].tolist() == [4, 5, 6, 7]

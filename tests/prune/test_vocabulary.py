@@ -1,0 +1,133 @@
+"""A tokenizer that was cut splits the texts of its tokens as before, renumbered, and knows every other text it knew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+
+from compress.data import preprocessor
+from compress.errors import InputError
+from compress.model import load
+from compress.stage import Target
+from prune.vocabulary import closure, cut_tokenizer, cut_vocabulary, ids_of, token_ids, with_vocabulary, write_tokenizer
+
+KEY = "stages.prune"
+TEXTS = ["abba baab abab", "cab bac cabba", "aaaa bbbb cccc", "abc bca cab abcabc", "bab bab baba"]
+
+
+@cache  # training Unigram does not give the same twice
+def tokenizer_of(kind: str) -> Tokenizer:
+    specials = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
+    made: dict[str, Callable[[], tuple[Tokenizer, Any]]] = {
+        "WordPiece": lambda: (
+            Tokenizer(models.WordPiece(unk_token="[UNK]")),
+            trainers.WordPieceTrainer(vocab_size=40, special_tokens=specials, show_progress=False),
+        ),
+        "BPE": lambda: (Tokenizer(models.BPE()), trainers.BpeTrainer(vocab_size=40, special_tokens=specials, show_progress=False)),
+        "Unigram": lambda: (
+            Tokenizer(models.Unigram()),
+            trainers.UnigramTrainer(vocab_size=40, special_tokens=specials, unk_token="[UNK]", show_progress=False),
+        ),
+        "WordLevel": lambda: (
+            Tokenizer(models.WordLevel(unk_token="[UNK]")),
+            trainers.WordLevelTrainer(vocab_size=40, special_tokens=specials, show_progress=False),
+        ),
+    }
+    tokenizer, trainer = made[kind]()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+    )
+    return tokenizer
+
+
+def joined(tokenizer: Tokenizer, ids: list[int]) -> str:
+    return "".join(tokenizer.id_to_token(token).removeprefix("##") for token in ids)
+
+
+words = st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=5).map(" ".join)
+
+
+@pytest.mark.parametrize("kind", ["WordPiece", "BPE", "Unigram", "WordLevel"])
+@settings(max_examples=60)
+@given(train=st.lists(words, min_size=1, max_size=4), others=st.lists(words, min_size=1, max_size=8))
+def test_texts_of_kept_tokens_are_renumbered_and_no_other_becomes_unknown(kind: str, train: list[str], others: list[str]) -> None:
+    old = tokenizer_of(kind)
+    document = json.loads(old.to_str())
+    kept = sorted(closure(document, {token for row in ids_of(old, train) for token in row}))
+    new = Tokenizer.from_str(json.dumps(cut_tokenizer(document, kept)))
+    assert new.get_vocab_size() == len(kept)
+    for text, before, after in zip([*train, *others], ids_of(old, [*train, *others]), ids_of(new, [*train, *others]), strict=True):
+        if set(before) <= set(kept):
+            assert after == [kept.index(token) for token in before], text
+        assert kind == "WordLevel" or joined(new, after) == joined(old, before), text
+
+
+def test_merges_lead_to_every_kept_token() -> None:
+    document = {
+        "model": {
+            "type": "BPE",
+            "vocab": {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4, "bc": 5, "ca": 6},
+            "merges": [["a", "b"], "ab c", ["b", "c"], ["c", "a"]],
+        },
+        "added_tokens": [],
+    }
+    kept = sorted(closure(document, {4}))
+    assert kept == [0, 1, 2, 3, 4]
+    cut = cut_tokenizer(document, kept)
+    assert cut["model"]["vocab"] == {"a": 0, "b": 1, "c": 2, "ab": 3, "abc": 4}
+    assert cut["model"]["merges"] == [["a", "b"], ["ab", "c"]]
+
+
+def test_a_config_gets_the_new_ids_of_its_tokens(make_model: Any) -> None:
+    config = make_model("gpt2", pad_token_id=19, bos_token_id=7, eos_token_id=None).config
+    config.eos_token_id = [7, 9]
+    assert token_ids(config) == {7, 9, 19}
+    changed = with_vocabulary(config, [0, 7, 9, 19])
+    assert (changed.pad_token_id, changed.bos_token_id, changed.eos_token_id, changed.vocab_size) == (3, 1, [1, 2], 4)
+    assert config.pad_token_id == 19
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_checkpoint_gets_a_tokenizer_that_fits(kind: str, checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    folder = checkpoint(kind)
+    prepared = preprocessor(folder, "text-classification", 16, Target())
+    train, selection = ["very good film", "very bad movie", "good good"], ["good film", "a dull film", "hate"]
+    cut = cut_vocabulary(folder, load(folder).config, prepared, train, selection, KEY)
+    assert len(cut.kept) == 5 + 5
+    assert cut.kept[:5] == [0, 1, 2, 3, 4]
+    # of 4 + 5 + 3 tokens dull and hate became unknown; "a" was unknown before
+    assert cut.unknown == pytest.approx(2 / 12)
+    assert cut.changed == pytest.approx(2 / 3)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "vocab.txt").write_text("[PAD]\n")
+    write_tokenizer(folder, cut, tmp_path)
+    assert not (tmp_path / "vocab.txt").exists()
+    loaded = transformers.PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert loaded("very bad film")["input_ids"] == [cut.kept.index(token) for token in prepared.tokenizer.encode("very bad film").ids]  # type: ignore[union-attr]
+    assert loaded.convert_ids_to_tokens(loaded.mask_token_id) == "[MASK]"
+
+
+def test_a_tokenizer_that_cannot_be_cut_exactly_is_refused(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """The word is unknown to the long pieces, and would not be to the short ones that are left."""
+    folder = checkpoint("bert")
+    vocabulary = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "a": 5, "ab": 6, "##bc": 7, "xab": 8, "x": 9}
+    document = json.loads((folder / "tokenizer.json").read_text())
+    document["model"]["vocab"] = vocabulary
+    for name in ("config.json", "tokenizer_config.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(document))
+    prepared = preprocessor(tmp_path, "text-classification", 16, Target())
+    with pytest.raises(InputError, match="WordPiece tokenizer cannot be cut exactly"):
+        cut_vocabulary(tmp_path, load(folder).config, prepared, ["abc", "xbc"], [], KEY)

@@ -1,0 +1,155 @@
+"""Every scheme through the stage: the checkpoint, the answers, the figures, and what does not go together."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from compress.artifact import Artifact
+from compress.data import preprocessor
+from compress.evaluate import predict
+from compress.fp8 import Fp8Linear
+from compress.int4 import Int4Linear
+from compress.int8 import DynamicInt8Linear, Int8Linear
+from compress.model import load
+from compress.quantization import load_quantization, scheme_of
+from compress.stage import Context
+from quantize.adaround import adaround
+from quantize.quantize import Quantize
+from quantize.trial import distance
+
+FORMS = {"w8a8": Int8Linear, "w8a8-dynamic": DynamicInt8Linear, "w4a16": Int4Linear, "fp8": Fp8Linear}
+ENCODER = 12
+
+
+def run(bert: Artifact, context: Context, out: Path, **settings: Any) -> dict[str, Any]:
+    out.mkdir()
+    figures = Quantize.model_validate({"id": "quantize", **settings}).run(bert, context, out)
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+    return figures
+
+
+def logits(folder: Path, context: Context) -> np.ndarray:
+    return predict(load(folder), preprocessor(folder, context.task, context.max_length, context.target), context.data.evaluation.rows, 16)
+
+
+@pytest.mark.parametrize("scheme", FORMS)
+def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
+    figures = run(bert, context, tmp_path / "out", scheme=scheme, group_size=16)
+    before, after = logits(bert.path, context), logits(tmp_path / "out", context)
+    limit = 0.4 if scheme == "w4a16" else 0.2
+    assert 0 < np.abs(before - after).mean() < limit * before.std()
+    model = load(tmp_path / "out")
+    assert sum(isinstance(module, FORMS[scheme]) for module in model.modules()) == ENCODER == len(figures["layers"])
+    assert scheme_of(tmp_path / "out") == scheme == figures["scheme"]
+    assert scheme_of(bert.path) is None
+    assert figures["weight_bits"] == {"w4a16": 4, "fp8": 8}.get(scheme, figures["weight_bits"])
+    assert (figures.get("group_size"), figures["calibrator"]) == {
+        "w8a8": (None, "percentile"),
+        "w8a8-dynamic": (None, None),
+        "w4a16": (16, None),
+        "fp8": (None, "minmax"),
+    }[scheme]
+    for layer in figures["layers"]:
+        assert 10 < layer["weight_sqnr_db"] < 60
+        assert ("input_scale" in layer) == (scheme in ("w8a8", "fp8"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"({scheme})" in card
+
+
+@pytest.mark.parametrize("scheme", FORMS)
+def test_the_weights_of_a_checkpoint_are_on_their_grids_in_any_type(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
+    run(bert, context, tmp_path / "out", scheme=scheme, group_size=32)
+    full, half = load(tmp_path / "out"), load(tmp_path / "out", dtype=torch.bfloat16)
+    for name in load_quantization(tmp_path / "out")[0]:
+        assert torch.equal(full.get_submodule(name).weight.view(torch.uint8), half.get_submodule(name).weight.view(torch.uint8))
+
+
+@pytest.mark.parametrize("rounding", ["gptq", "adaround"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+def test_rounding_by_the_outputs_brings_their_error_down(
+    bert: Artifact, context: Context, tmp_path: Path, scheme: str, rounding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantize.rounding.adaround", partial(adaround, steps=50))
+    figures = run(bert, context, tmp_path / "out", scheme=scheme, rounding=rounding, group_size=16, smoothquant=scheme == "w8a8")
+    told = figures["rounding"]
+    assert (told["method"], len(told["layers"])) == (rounding, ENCODER)
+    assert all(layer["error"] <= layer["error_nearest"] for layer in told["layers"])
+    assert sum(layer["error"] for layer in told["layers"]) < 0.9 * sum(layer["error_nearest"] for layer in told["layers"])
+    before, after = logits(bert.path, context), logits(tmp_path / "out", context)
+    assert np.abs(before - after).mean() < 0.4 * before.std()
+
+
+def test_awq_gptq_and_bias_correction_together_are_closer_than_rounding_to_nearest(
+    bert: Artifact, context: Context, tmp_path: Path, told: Any
+) -> None:
+    plain = run(bert, context, tmp_path / "plain", scheme="w4a16", group_size=32)
+    settings = {"rounding": "gptq", "awq": True, "bias_correction": True}
+    figures = run(bert, context, tmp_path / "out", scheme="w4a16", group_size=32, **settings)
+    assert {"awq", "rounding", "bias_correction"} <= figures.keys()
+    assert "awq" not in plain
+    assert sorted(name for group in figures["awq"] for name in group["layers"]) == sorted(layer["name"] for layer in figures["layers"])
+    reference = logits(bert.path, context)
+    far, near = (distance(context.task, reference, logits(tmp_path / name, context)) for name in ("plain", "out"))
+    assert near < far
+    assert any(line.startswith("  awq: ") for line in told.lines)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16", "fp8"])
+def test_scans_and_mixed_precision_know_every_scheme(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
+    settings = {"rounding": "nearest" if scheme == "fp8" else "gptq", "exclude": ["*.layer.1.*"]}
+    figures = run(bert, context, tmp_path / "out", scheme=scheme, mixed_precision={"max_drop": 0, "max_float": 0.5}, **settings)
+    scan = {layer["name"]: layer for layer in figures["sensitivity"]["layers"]}
+    assert len(scan) == 6
+    assert all((layer["inputs"] == 0) == (scheme == "w4a16") for layer in scan.values())
+    floating = figures["mixed_precision"]["floating"]
+    model, original = load(tmp_path / "out"), load(bert.path)
+    for name in floating:
+        assert torch.equal(model.get_submodule(name).weight, original.get_submodule(name).weight)
+
+
+def test_an_auto_calibrator_of_fp8_tries_what_has_no_equal_steps(bert: Artifact, context: Context, tmp_path: Path) -> None:
+    figures = run(bert, context, tmp_path / "out", scheme="fp8", calibration={"method": "auto", "rows": 64})
+    assert list(figures["calibrators"]["distances"]) == ["minmax", "moving_average", "percentile"]
+    assert figures["calibrator"] in figures["calibrators"]["distances"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"scheme": "w4a16", "mode": "qat"}, "mode: qat trains in w8a8 alone"),
+        ({"scheme": "fp8", "mode": "auto"}, "mode: auto trains in w8a8 alone"),
+        ({"rounding": "gptq", "mode": "qat"}, "rounding: gptq is for mode ptq"),
+        ({"scheme": "fp8", "rounding": "adaround"}, "rounding: adaround is for integer weights"),
+        ({"awq": True}, "awq: for scheme w4a16 alone"),
+        ({"scheme": "w4a16", "weight_bits": 8}, "weight_bits: for int8 weights; those of scheme w4a16 have 4"),
+        ({"scheme": "fp8", "calibration": {"method": "mse"}}, "calibration.method: mse counts the equal steps of int8; fp8 takes minmax"),
+        ({"scheme": "w4a16", "attention": True}, "attention, residual: int8 products"),
+        ({"scheme": "w4a16", "group_size": 100}, "group_size"),
+        ({"scheme": "w2a2"}, "scheme"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message) as refused:
+        Quantize.model_validate(settings)
+    assert len(refused.value.errors()) == 1
+
+
+def test_auto_mode_takes_a_rounding_along(context: Context) -> None:
+    from quantize.escalation import ladder
+
+    steps = ladder(Quantize(mode="auto", rounding="gptq"), 0.01)
+    assert {name: step.rounding for name, step in steps.items()} == {
+        "ptq": "gptq",
+        "smoothing and bias correction": "gptq",
+        "mixed precision": "gptq",
+        "qat": "nearest",
+        "qat with distillation": "nearest",
+    }

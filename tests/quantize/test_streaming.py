@@ -1,0 +1,322 @@
+"""Quantization a decoder layer at a time: what quantizing in memory gives, and what each method's order of layers says.
+
+python -m pytest tests/quantize/test_streaming.py
+python -m pytest tests/quantize/test_streaming.py -m slow     # memory, in a child process
+"""
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from compress import evaluate, streaming
+from compress.artifact import Artifact
+from compress.data import preprocessor
+from compress.errors import InputError
+from compress.fp8 import Fp8Scales
+from compress.int4 import Int4Scales, group_scale
+from compress.int8 import DynamicScales, LayerScales, weight_scale
+from compress.model import forward, load
+from compress.model_config import read_config
+from compress.quantization import load_quantization
+from compress.stage import Context, Target
+from quantize.gptq import gptq
+from quantize.quantize import Quantize
+from quantize.rounding import grid_of
+from quantize.stored_layer import grid_dtype
+from tests import tiny_language_models as tiny
+
+IDS = torch.from_numpy(np.stack(tiny.blocks(4, 9).rows)).long()
+
+
+@pytest.fixture
+def blocks_context(told: Any, tmp_path: Path) -> Context:
+    return Context("text-generation", tiny.data(), tiny.LENGTH, Target(sequence_lengths=(tiny.LENGTH,)), 0, told, tmp_path / "scratch")
+
+
+def quantized(folder: Path, context: Context, **settings: Any) -> tuple[Path, dict[str, Any]]:
+    out = context.scratch.parent / f"out-{settings.get('stream')}"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    return out, Quantize(**settings).run(Artifact(folder, {}), context, out)
+
+
+def both(folder: Path, context: Context, **settings: Any) -> tuple[tuple[Path, dict[str, Any]], tuple[Path, dict[str, Any]]]:
+    return quantized(folder, context, stream=False, **settings), quantized(folder, context, stream=True, **settings)
+
+
+def logits(folder: Path) -> torch.Tensor:
+    with torch.inference_mode():
+        return forward(load(folder), {"input_ids": IDS})
+
+
+def codes(folder: Path) -> dict[str, torch.Tensor]:
+    model = load(folder)
+    return {name: model.get_submodule(name).weight.float() for name in load_quantization(folder)[0]}
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: tensor for file in folder.glob("model*.safetensors") for name, tensor in load_file(file).items()}
+
+
+NEAREST = [
+    {"scheme": "w8a8", "smoothquant": False},
+    {"scheme": "w8a8", "smoothquant": False, "calibration": {"method": "minmax"}, "exclude": ("*.1.*proj",)},
+    {"scheme": "w8a8-dynamic", "smoothquant": False},
+    {"scheme": "w4a16", "group_size": 16},
+    {"scheme": "fp8"},
+]
+ID = [" ".join(str(value) for value in settings.values()) for settings in NEAREST]
+
+
+@pytest.mark.parametrize("settings", NEAREST, ids=ID)
+@pytest.mark.parametrize(("kind", "dtype"), [("llama", torch.float32), ("gpt2", torch.bfloat16)])
+def test_to_the_nearest_everything_is_equal(
+    kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context
+) -> None:
+    folder = tiny.write(tmp_path / "model", kind, dtype)
+    if "exclude" in settings and kind == "gpt2":
+        settings = {**settings, "exclude": ("*.1.*c_proj",)}
+    (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
+    assert json.loads((streamed / "quantization.json").read_text()) == json.loads((whole / "quantization.json").read_text())
+    scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
+    assert scales[0].keys() == scales[1].keys()
+    assert all(torch.equal(scales[0][name], scales[1][name]) for name in scales[0])
+    assert torch.equal(logits(streamed), logits(whole))
+    kept, stored, source = tensors(streamed), tensors(whole), tensors(folder)
+    assert kept.keys() == source.keys()
+    assert all(torch.equal(kept[name], stored[name].to(dtype)) and kept[name].dtype == dtype for name in stored)
+    assert all(
+        torch.equal(kept[name], tensor)
+        for name, tensor in source.items()
+        if f"{name.removesuffix('.weight')}.weight_scale" not in scales[0]
+    )
+    needs_rows = settings["scheme"] in ("w8a8", "fp8")
+    assert found["rows"] == (40 if needs_rows else 0)
+    for layer, other in zip(found["layers"], expected["layers"], strict=True):
+        unmeasured = {"selection_max_abs", "selection_clipped"} | ({"max_abs"} if not needs_rows else set())
+        assert layer.keys() - unmeasured == other.keys() - unmeasured
+        assert {key: layer[key] for key in layer.keys() - unmeasured} == pytest.approx(
+            {key: other[key] for key in other.keys() - unmeasured}
+        )
+        assert needs_rows or layer["max_abs"] is None
+    assert found["float_layers"] == expected["float_layers"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "settings"),
+    [
+        ("llama", {}, {"scheme": "w8a8"}),
+        ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8-dynamic", "smoothquant": {"alpha": 0.5, "prescale": False}}),
+        ("gpt2", {}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.7}}),
+        ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.5}, "exclude": ("*.0.*v_proj", "*.2.*o_proj")}),
+        ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True}),
+    ],
+)
+def test_shifted_as_in_memory(kind: str, shape: dict[str, Any], settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
+    """The sums of a layer's inputs differ in the last bits: layers before it were shifted already."""
+    folder = tiny.write(tmp_path / "model", kind, **shape)
+    (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
+    key = "awq" if settings.get("awq") else "smoothquant"
+    for group, other in zip(found[key], expected[key], strict=True):
+        assert {name: group[name] for name in ("layers", "into", "alpha", "reason")} == {
+            name: other[name] for name in ("layers", "into", "alpha", "reason")
+        }
+        assert group["error"] == pytest.approx(other["error"], rel=1e-3)
+    assert any(group["alpha"] is not None for group in found[key])
+    ours, theirs = codes(streamed), codes(whole)
+    assert ours.keys() == theirs.keys()
+    different = sum(int((ours[name] != theirs[name]).sum()) for name in ours)
+    assert different <= 1e-3 * sum(tensor.numel() for tensor in ours.values())
+    scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
+    assert scales[0].keys() == scales[1].keys()
+    for name, scale in scales[0].items():
+        torch.testing.assert_close(scales[1][name], scale, rtol=1e-4, atol=0)
+    torch.testing.assert_close(logits(streamed), logits(whole), rtol=0, atol=0.02 * float(logits(folder).abs().max()))
+
+
+@pytest.mark.parametrize(("scheme", "method"), [("w4a16", "gptq"), ("w8a8", "gptq"), ("w4a16", "adaround")])
+def test_the_first_layer_is_rounded_as_in_memory_and_the_next_reads_what_it_gives(
+    scheme: str, method: str, tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantize.adaround.adaround.__kwdefaults__", {"steps": 20})
+    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    settings = {"scheme": scheme, "rounding": method, "group_size": 16, "smoothquant": False}
+    (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
+    ours, theirs = codes(streamed), codes(whole)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours if ".layers.0." in name)
+    for layer, other in zip(found["rounding"]["layers"], expected["rounding"]["layers"], strict=True):
+        assert layer["name"] == other["name"]
+        assert layer["error"] <= layer["error_nearest"]
+        if ".layers.0." in layer["name"]:
+            assert layer == pytest.approx(other)
+    if method != "gptq":
+        return
+
+    # the second layer by hand: the first with its rounded weights, then H of what the norm gives
+    model, (scales, _) = load(folder), load_quantization(streamed)
+    for name in [name for name in scales if ".layers.0." in name]:
+        linear = model.get_submodule(name)
+        linear.weight.data = scales[name].on_grid(tensors(streamed)[f"{name}.weight"].float())
+    name, seen = "model.layers.1.self_attn.q_proj", []
+    model.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, 1)))
+    with torch.inference_mode():
+        forward(model, {"input_ids": torch.from_numpy(np.stack(blocks_context.data.calibration(512, 0).rows)).long()})
+    weight_OI, x_NI = model.get_submodule(name).weight.detach(), seen[0]
+    smooth_I, scale_OI, low, high = grid_of(weight_OI, scales[name])  # type: ignore[arg-type]
+    by_hand_OI = gptq(weight_OI, x_NI.T @ x_NI / len(x_NI), scale_OI, low, high).float()
+    grid_OI = scales[name].on_grid(tensors(streamed)[f"{name}.weight"].float())
+    better = (grid_OI / scale_OI).round()
+    # an output that nearest rounds better keeps the nearest; the others are those of GPTQ
+    nearest_OI = (weight_OI / scale_OI).round().clamp(low, high)
+    as_expected = (better == by_hand_OI).all(dim=1) | (better == nearest_OI).all(dim=1)
+    assert float(as_expected.float().mean()) > 0.9
+    assert not torch.equal(better, nearest_OI)
+    assert smooth_I.numel() == 1
+
+
+def test_rounding_by_outputs_beats_the_nearest(tmp_path: Path, blocks_context: Context) -> None:
+    folder = tiny.write(tmp_path / "model", "gpt2", torch.bfloat16)
+    errors = {}
+    for method in ("nearest", "gptq"):
+        out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=64, rounding=method)
+        errors[method] = float((logits(out) - logits(folder)).square().mean())
+    assert errors["gptq"] < errors["nearest"]
+
+
+def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few outputs at a time, several shards, rows in small batches: nothing of that changes a code."""
+    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    settings = {"stream": True, "scheme": "w4a16", "group_size": 16, "rounding": "gptq"}
+    out, _ = quantized(folder, blocks_context, **settings)
+    expected = codes(out)
+    for name, value in (("ROUND_BYTES", 4 * 32 * 5), ("GPTQ_BYTES", 4 * 32 * 9)):
+        monkeypatch.setattr(f"quantize.stored_layer.{name}", value)
+    monkeypatch.setattr("compress.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
+    monkeypatch.setattr("compress.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    out, _ = quantized(folder, blocks_context, **settings)
+    assert len(list(out.glob("model-*.safetensors"))) > 3
+    assert (out / "model.safetensors.index.json").exists()
+    found = codes(out)
+    assert sum(int((found[name] != expected[name]).sum()) for name in found) <= 1e-3 * sum(tensor.numel() for tensor in found.values())
+
+
+@pytest.mark.parametrize("settings", [*NEAREST[:1], *NEAREST[2:], {"scheme": "w8a8"}], ids=[*ID[:1], *ID[2:], "smoothed"])
+def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
+    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    out, _ = quantized(folder, blocks_context, stream=True, **settings)
+    processor, rows = preprocessor(out, "text-generation", tiny.LENGTH, blocks_context.target), blocks_context.data.evaluation.rows
+    whole = evaluate.predict(load(out), processor, rows, 4)
+    found = streaming.predict(out, processor, rows, 4, tmp_path / "scratch")
+    np.testing.assert_allclose(found[..., 0], whole[..., 0], rtol=1e-5, atol=1e-5)
+    assert (found[..., 1] == whole[..., 1]).all()
+
+
+def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: Context) -> None:
+    """In bfloat16 a weight may lie as far from the grid as the type moves it, and no further."""
+    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16)
+    file, name = out / "model.safetensors", "model.layers.1.mlp.up_proj"
+    stored = load_file(file)
+    stored[f"{name}.weight"][3, 5] += load_quantization(out)[0][name].tensors()["weight_scale"][3, 0].bfloat16() / 4
+    save_file(stored, file, {"format": "pt"})
+    for reading in (load, lambda folder: streaming.StreamedModel(folder).forward({"input_ids": IDS})):
+        with pytest.raises(InputError, match=f"{name}: its weights are not on the grid"):
+            reading(out)
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.sampled_from(["w8a8", "w8a8-dynamic", "w4a16", "fp8"]),
+    st.floats(-30, 12),
+    st.floats(0, 12),
+    st.integers(0, 2**16),
+)
+def test_codes_come_back_from_the_type_that_is_written(stored: torch.dtype, scheme: str, exponent: float, spread: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight_OI = torch.randn(5, 40, generator=generator) * 2**exponent
+    smooth_I = (torch.rand(40, generator=generator) * spread).exp2()
+    scales = {
+        "w8a8": lambda: LayerScales(weight_scale(weight_OI * smooth_I, 127), torch.ones(()), 8, smooth_I),
+        "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight_OI, 127), 8),
+        "w4a16": lambda: Int4Scales(group_scale(weight_OI, 16), 16),
+        "fp8": lambda: Fp8Scales(weight_scale(weight_OI, 448), torch.ones(())),
+    }[scheme]()
+    dtype = grid_dtype(stored, scales)
+    assert dtype in (stored, torch.float32)
+    assert stored == torch.float16 or dtype == stored
+    grid_OI = scales.on_grid(weight_OI)
+    layer = nn.Linear(40, 5, False)
+    layer.weight.data = grid_OI.to(dtype)
+    assert scales.problem(layer) is None
+    torch.testing.assert_close(scales.on_grid(grid_OI.to(dtype).float()), grid_OI, rtol=1e-6, atol=0)
+
+
+def test_half_precision_is_kept_where_its_range_suffices() -> None:
+    scales = DynamicScales(torch.tensor([1e-3, 1e-4]), 8)
+    assert grid_dtype(torch.float16, scales) == torch.float16
+    assert grid_dtype(torch.float16, replace(scales, weight_scale=torch.tensor([1e-3, 1e-6]))) == torch.float32
+    assert grid_dtype(torch.float16, replace(scales, weight_scale=torch.tensor([1e-3, 600.0]))) == torch.float32
+    assert grid_dtype(torch.float64, scales) == torch.float32
+
+
+def test_auto_streams_what_is_large(tmp_path: Path, blocks_context: Context, told: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny.write(tmp_path / "model", "llama")
+    _, figures = quantized(folder, blocks_context, scheme="w4a16")
+    assert "streamed" not in figures
+    monkeypatch.setattr(streaming, "available_bytes", lambda: 2**17)
+    _, figures = quantized(folder, blocks_context, scheme="w8a8")
+    assert figures["streamed"]["hidden_bytes"] == 40 * tiny.LENGTH * 32 * 4
+    assert figures["warnings"] == ["40 calibration rows; 64 or more are needed to trust the ranges"]
+    _, figures = quantized(folder, blocks_context, scheme="w8a8", bias_correction=True)
+    assert "streamed" not in figures
+    assert any(
+        "more than half of the available memory, and is not streamed: bias_correction needs the whole" in line for line in told.warnings
+    )
+
+
+def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, blocks_context: Context, context: Context) -> None:
+    config = read_config(tiny.write(tmp_path / "model", "llama"), "model.path")
+    Quantize(stream=True).check(config, None, blocks_context)
+    for settings, reason in (
+        ({"mode": "qat"}, "mode: qat needs the whole model"),
+        ({"attention": True, "sensitivity": True}, "sensitivity, attention needs the whole model"),
+        ({"calibration": {"method": "auto"}}, "calibration.method: auto needs the whole model"),
+    ):
+        with pytest.raises(InputError, match=f"stages.quantize.stream: true: {reason}"):
+            Quantize(stream=True, **settings).check(config, None, blocks_context)
+        Quantize(stream=False, **settings).check(config, None, blocks_context)
+    with pytest.raises(InputError, match="text-classification is quantized in memory"):
+        Quantize(stream=True).check(config, None, context)
+
+
+def test_a_pattern_that_matches_nothing_is_an_error(tmp_path: Path, blocks_context: Context) -> None:
+    folder = tiny.write(tmp_path / "model", "llama")
+    with pytest.raises(InputError, match=r"stages\.quantize\.exclude: '\*nothing' matches no layer"):
+        quantized(folder, blocks_context, stream=True, scheme="w4a16", exclude=("*nothing",))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["nearest", "minmax", "smoothquant", "gptq"])
+def test_memory_grows_by_a_layer_and_a_half_at_most(method: str, tmp_path: Path) -> None:
+    """100 million parameters in bfloat16; RssAnon of a child process over its level after the imports."""
+    from benchmarks.large_model import limit_of, measure, write_model
+
+    sizes = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 2, "num_attention_heads": 32}
+    folder = tmp_path / "model"
+    folder.mkdir()
+    write_model(folder, sizes, vocabulary=1000)
+    found = measure(folder, method, rows=4, tokens=128, ceiling=2 * 2**30, threads=1)
+    assert found["unit_bytes"] > 100e6
+    assert found["peak"] - found["base"] <= limit_of(method, found, sizes["intermediate_size"])

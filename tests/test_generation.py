@@ -1,0 +1,115 @@
+"""A language model end to end: from text to an int8 engine, its perplexity at every hop, the tokens that changed, and the cache."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from compress import latency
+from compress.pipeline import Outcome, prepare, run
+from compress.plan import describe, steps_of
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, check
+from compress.run_folder import open_run
+from compress.verify import verify
+from tests.compress import tiny_gpt
+
+QUIET = ConsoleProgress("quiet")
+
+
+def recipe(**changes: Any) -> Recipe:
+    raw = {
+        "name": "tiny",
+        "model": {"config": tiny_gpt.CONFIGS["gpt2"], "init": "random", "task": "text-generation"},
+        "tokenizer": {"train": "bpe", "vocab_size": tiny_gpt.VOCABULARY},
+        "data": {"path": str(tiny_gpt.data_folder()), "max_length": tiny_gpt.LENGTH},
+        "target": {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1},
+        "goals": {"max_drop": 0.5, "int8_faster": False},
+        "stages": [
+            {"finetune": {"epochs": 0.5, "learning_rate": 0.01}},
+            {"quantize": {"calibration": {"rows": 64}}},
+            {"export": {}},
+        ],
+    }
+    return check({**raw, **changes})
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "MAX_SAMPLES", 30)
+        return run(recipe(), tmp_path_factory.mktemp("runs") / "tiny", progress=QUIET)
+
+
+def test_perplexity_is_measured_at_every_hop_on_all_tokens(finished: Outcome) -> None:
+    report = finished.report
+    tokens = int((tiny_gpt.data().evaluation.labels >= 0).sum())
+    assert report["metric"] == {"name": "perplexity", "higher_is_better": False}
+    for variant in report["variants"]:
+        for hop in ("torch", "onnxruntime"):
+            cell = variant["accuracy"][hop]
+            assert cell["n"] == tokens
+            assert 1 < cell["low"] < cell["value"] < cell["high"] < tiny_gpt.VOCABULARY
+            assert set(variant["metrics"][hop]) == {"perplexity", "accuracy"}
+    first, last = report["variants"]
+    assert last["int8_share"] == pytest.approx(2 * 12 * 32 / (2 * 12 * 32 + 300))  # the head stays float
+    drop = last["drops"]["onnxruntime"]
+    change = last["accuracy"]["onnxruntime"]["value"] / first["accuracy"]["torch"]["value"] - 1
+    assert drop["difference"] == pytest.approx(change)
+    assert drop["low"] <= change <= drop["high"]
+    [goal] = report["goals"]
+    assert (goal["goal"], goal["value"], goal["met"]) == ("max_drop", pytest.approx(change), True)
+    assert "Perplexity" in (finished.folder / "report.html").read_text()
+
+
+def test_the_page_of_hops_holds_no_logits(finished: Outcome) -> None:
+    tokens = tiny_gpt.data().evaluation.labels.size
+    found = [*finished.folder.glob("stages/evaluate-*/*.safetensors"), *finished.folder.glob("stages/export-*/*/onnxruntime-*.safetensors")]
+    assert len(found) == 4
+    assert all(path.stat().st_size < 12 * tokens + 300 for path in found)
+
+
+def test_every_changed_token_is_told(finished: Outcome) -> None:
+    lines = [json.loads(line) for line in (finished.folder / "flips.jsonl").read_text().splitlines()]
+    changed = [line for line in lines if (line["variant"], line["to"]) == ("quantize", "torch")]
+    assert len(changed) == finished.report["variants"][1]["drops"]["torch"]["changed"]
+    assert len(lines) == finished.report["flips"]
+
+
+def test_verify_asks_the_golden_blocks_again(finished: Outcome) -> None:
+    told: list[str] = []
+    assert verify(finished.folder, log=told.append) == []
+    rows = min(64, len(tiny_gpt.data().evaluation))
+    assert any(line.startswith(f"quantize.onnxruntime: {rows} golden rows, 0 flips, median |dnll| 0.0000") for line in told)
+
+
+def test_checkpoints_are_stock_models_with_their_tokenizer(finished: Outcome) -> None:
+    folder = open_run(finished.folder).artifacts["quantize"].path
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    written = model.generate(**tokenizer("The old king", return_tensors="pt"), max_new_tokens=4, do_sample=False)
+    assert tokenizer.decode(written[0]).startswith("The old king")
+
+
+def test_a_second_run_is_taken_from_the_cache_and_the_tokenizer_is_part_of_its_key(finished: Outcome) -> None:
+    again = run(recipe(), finished.folder, progress=QUIET)
+    assert all(stage["cached"] for stage in again.report["stages"])
+    other = recipe(tokenizer={"train": "bpe", "vocab_size": tiny_gpt.VOCABULARY + 1})
+    plan = describe(other, finished.folder)
+    assert "cached" not in plan
+    assert "cached" in describe(recipe(), finished.folder)
+
+
+def test_plan_equals_the_run(finished: Outcome) -> None:
+    planned = {entry.step.id: entry for entry in steps_of(recipe(), Path("absent"), prepare(recipe(), Path("absent"), QUIET))}
+    for variant in finished.report["variants"]:
+        size = planned[variant["id"]].size
+        assert size is not None
+        assert (size.parameters, size.macs) == (variant["parameters"], variant["macs"])
+    predicted = {name: planned[name].disk_bytes for name in ("evaluate-finetune", "evaluate-quantize")}
+    made = open_run(finished.folder).artifacts
+    assert predicted == {name: pytest.approx(made[name].size_bytes, rel=0.1) for name in predicted}
+    assert f"evaluation blocks of {tiny_gpt.LENGTH} tokens" in describe(recipe(), Path("absent"))
