@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from pydantic import PositiveFloat, PositiveInt, ValidationError
 from torch import nn
+from transformers.initialization import no_init_weights
 from transformers.pytorch_utils import Conv1D
 
 from compress.artifact import write_json
@@ -130,7 +131,7 @@ def sizes_of(config: Any, key: str) -> Sizes:
 def on_meta(config: Any) -> nn.Module:
     """Returns the model of a config on the meta device, its `Conv1D` as linear layers."""
     task = task_of(config)
-    with torch.device("meta"), quiet():
+    with torch.device("meta"), no_init_weights(), quiet():
         made: nn.Module = with_linears(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     return made
 

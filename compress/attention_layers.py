@@ -145,7 +145,7 @@ def _run(model: Any, trace: _Trace, key: str) -> None:
         trace.clear()
         token = _TRACE.set(trace)
         try:
-            with torch.no_grad(), trace:
+            with torch.inference_mode(False), torch.no_grad(), trace:  # inference mode does not say what is a view of what
                 model.base_model(**inputs, **mask)
         except REFUSED as error:
             problems.append(error)

@@ -83,10 +83,10 @@ class MiniLMv2(Loss):
         if self.teacher_layer is not None and self.teacher_layer > teacher.layers:
             raise InputError(f"{setting.key}.teacher_layer: {self.teacher_layer} given; the teacher has {teacher.layers} layers")
         heads = self._heads(setting)
-        if student.hidden % heads or teacher.hidden % heads:
+        if student.attention % heads or teacher.attention % heads:
             raise InputError(
-                f"{setting.key}.relation_heads: {heads} given; a divisor of both widths is allowed (student {student.hidden}, "
-                f"teacher {teacher.hidden})"
+                f"{setting.key}.relation_heads: {heads} given; a divisor of both widths is allowed (student {student.attention}, "
+                f"teacher {teacher.attention})"
             )
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({self._layer(setting)}))
 
@@ -106,7 +106,7 @@ class MiniLMv2(Loss):
     def _heads(self, setting: Setting) -> int:
         if self.relation_heads is not None:
             return self.relation_heads
-        both = math.gcd(setting.student.hidden, setting.teacher.hidden)
+        both = math.gcd(setting.student.attention, setting.teacher.attention)
         return max(heads for heads in range(1, MOST_RELATION_HEADS + 1) if both % heads == 0)
 
     def _layer(self, setting: Setting) -> int:

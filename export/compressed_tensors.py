@@ -33,6 +33,7 @@ from compress.fp8 import Fp8Scales, to_e4m3
 from compress.int4 import HIGH, LOW, Int4Scales
 from compress.int8 import DynamicScales, LayerScales, levels, quantize
 from compress.model_config import quiet
+from compress.model_files import SHAPE_KEY
 from compress.quantization import QUANTIZATION_JSON, QUANTIZATION_TENSORS, Scales, load_quantization, scheme_of
 
 INDEX = "model.safetensors.index.json"
@@ -51,6 +52,8 @@ def obstacle(checkpoint: Path) -> str | None:
     document = json.loads((checkpoint / QUANTIZATION_JSON).read_text(encoding="utf-8"))
     if document.get("products") or document.get("residuals"):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
+    if SHAPE_KEY in json.loads((checkpoint / "config.json").read_text(encoding="utf-8")):
+        return "its layers differ in size, as pruning left them, and only compress.model.load builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
         if not isinstance(modules.get(name), nn.Linear):

@@ -52,9 +52,9 @@ class Prune(Stage):
 
     NAME: ClassVar[str] = "prune"
 
-    method: Method = "taylor"
-    """How importance is measured. magnitude: size of the weights; taylor, fisher: first- and second-order change of the loss; activation:
-    size of what is said on real rows, without labels."""
+    method: Method = "activation"
+    """How importance is measured. activation: size of what is said on real rows, without labels; taylor, fisher: first- and second-order
+    change of the loss; magnitude: size of the weights."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.5
     """Share of the blocks that is taken away, counted by `measure`."""
     measure: Measure = "macs"
@@ -66,7 +66,7 @@ class Prune(Stage):
     """Neurons and channels are kept in multiples of it: what the kernels of the engines like."""
     protect: tuple[str, ...] = ()
     """Modules that keep their size, as patterns of names with `*`, such as *.layer.0 or *.layer.0.attention.*; a pattern has to match."""
-    allocation: Literal["uniform", "global", "sensitivity"] = "global"
+    allocation: Literal["uniform", "global", "sensitivity"] = "sensitivity"
     """uniform: the same share of every layer; global: the least important of all layers first; sensitivity: by the distance from the
     incoming model that cuts of each layer cost, measured on selection rows."""
     schedule: Literal["one_shot", "cubic"] = "one_shot"
@@ -338,8 +338,8 @@ class Prune(Stage):
         everything = Kept.everything(structure.sizes)
         some = replace(everything, heads=kept.heads, ffn=kept.ffn)
         few = {name: value[:2] for name, value in batch.features.items()}
+        small = shrink(model, structure, some, self.key).to(device_of(model))
         with torch.inference_mode():
-            small = shrink(model, structure, some, self.key).to(device_of(model))
             with silenced_all(model, structure, Places.of(model, structure), some):
                 expected = forward(model, few)
             difference = float((forward(small, few) - expected).abs().max() / expected.abs().max().clamp(min=1))

@@ -45,6 +45,7 @@ def test_recipe_reads_and_says_what_it_is_and_how_to_run_it(path: Path) -> None:
 SHRUNK = {  # by stage: what it does in a test
     "finetune": ["epochs=0.5"],
     "distill": ["epochs=0.5", "student.layers=1"],
+    "prune": ["recover.epochs=0.5", "rows=64", "multiple_of=8"],
     "quantize": ["calibration.rows=64"],
     "triton_repo": ["serve=false"],
 }

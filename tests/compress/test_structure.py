@@ -113,6 +113,13 @@ def test_a_factored_embedding_is_no_channel_of_the_stream() -> None:
     assert ("electra.embeddings_project.weight", 0) in structure.residual
 
 
+def test_it_is_found_in_inference_mode_too() -> None:
+    model = with_linears(MODELS["gpt2"]())
+    model.config.unused = "so that it was not looked at before"
+    with torch.inference_mode():
+        assert find_attentions(model, KEY)[1].parts["value"] == ("transformer.h.1.attn.c_attn", 2)
+
+
 def test_looking_changes_nothing() -> None:
     model = MODELS["llama"]()
     before, config = {name: value.clone() for name, value in model.state_dict().items()}, model.config.to_dict()

@@ -22,7 +22,7 @@ def products(sizes: Any, tokens: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral"])
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 99))
 def test_the_difference_is_that_of_the_counted_models(kind: str, seed: int, make_model: Callable[..., Any]) -> None:
     model = make_model(kind)
@@ -64,3 +64,12 @@ def test_units_cost_alike(kind: str, make_model: Callable[..., Any]) -> None:
         for left in range(number):
             fewer = with_count(structure.sizes, 1, what, left)  # type: ignore[arg-type]
             assert cost.block(1, structure.sizes) - cost.block(1, fewer) == pytest.approx(unit * (number - left))
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral"])
+def test_blocks_and_head_are_all_that_there_is(kind: str, make_model: Callable[..., Any]) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    sizes = structure.sizes
+    expected = LENGTH * (Cost.of(model, structure, "macs").total() + sizes.hidden * sizes.vocabulary) + products(sizes, LENGTH)
+    assert count(model, "text-generation", LENGTH).macs == expected

@@ -21,7 +21,7 @@ from compress.stage import Context
 from compress.structure import Structure
 from prune.prune import Prune
 
-QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None}
+QUICK: dict[str, Any] = {"method": "taylor", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None}
 TRAINED = {"epochs": 0.5, "learning_rate": 1e-3}
 
 
@@ -109,7 +109,7 @@ def test_least_squares_keeps_more_of_the_answers(
     context = make_context()
     trial = Trial.prepare(load(folder), folder, [], context)
     for updated in (True, False):
-        small, _ = pruned(Prune(**QUICK, method="magnitude", least_squares=updated), folder, context, tmp_path / str(updated))
+        small, _ = pruned(Prune(**{**QUICK, "method": "magnitude", "least_squares": updated}), folder, context, tmp_path / str(updated))
         distances.append(replace(trial, model=small).distance_now())
     assert distances[0] < distances[1]
 

@@ -48,7 +48,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]", special_tokens=[(name, tokenizer.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
     )
-    return tokenizer
+    return Tokenizer.from_str(tokenizer.to_str())  # as read from a file: its reader rounds scores otherwise than the trainer
 
 
 def joined(tokenizer: Tokenizer, ids: list[int]) -> str:
