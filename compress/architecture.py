@@ -27,14 +27,12 @@ from typing import Any
 import torch
 from pydantic import PositiveFloat, PositiveInt, ValidationError
 from torch import nn
-from transformers.initialization import no_init_weights
-from transformers.pytorch_utils import Conv1D
 
 from compress.artifact import write_json
 from compress.attention_layers import Attention, find_attentions, is_layer, out_axis
 from compress.axes import Axis, axes_of, key_of
 from compress.blocks import repeated_blocks
-from compress.conv1d import with_linears
+from compress.conv1d import is_conv1d, with_linears
 from compress.errors import InputError
 from compress.model_config import REFUSED, auto_class, one_line, quiet, task_of, with_class
 from compress.model_files import SHAPE_KEY
@@ -130,6 +128,8 @@ def sizes_of(config: Any, key: str) -> Sizes:
 
 def on_meta(config: Any) -> nn.Module:
     """Returns the model of a config on the meta device, its `Conv1D` as linear layers."""
+    from transformers.initialization import no_init_weights
+
     task = task_of(config)
     with torch.device("meta"), no_init_weights(), quiet():
         made: nn.Module = with_linears(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
@@ -238,7 +238,7 @@ def _resize(model: Any, own: Any) -> None:
 def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_value_heads: int, head_dim: int, scaling: float) -> None:
     inner = {"query": heads * head_dim, "key": key_value_heads * head_dim, "value": key_value_heads * head_dim}
     for (weight, axis), parts in head_axes(model, attention).items():
-        turned = isinstance(model.get_submodule(weight.rpartition(".")[0]), Conv1D) and weight.endswith(".weight")
+        turned = is_conv1d(model.get_submodule(weight.rpartition(".")[0])) and weight.endswith(".weight")
         _set_axis(model, (weight, 1 - axis if turned else axis), sum(inner[what] for what, _ in parts))
     values = {
         "heads": heads,
@@ -263,7 +263,7 @@ def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
     path, _, name = axis[0].rpartition(".")
     module: Any = model.get_submodule(path)
     old = getattr(module, name)
-    number = 1 - axis[1] if isinstance(module, Conv1D) and name == "weight" else axis[1]  # axes are those of linear layers
+    number = 1 - axis[1] if is_conv1d(module) and name == "weight" else axis[1]  # axes are those of linear layers
     new = torch.zeros([size if dim == number else length for dim, length in enumerate(old.shape)], dtype=old.dtype, device=old.device)
     if new.ndim > 1:
         new.normal_(std=getattr(model.config, "initializer_range", 0.02))

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers.initialization import no_init_weights
 
 from compress.conv1d import with_linears
 from compress.errors import InputError
@@ -42,6 +41,8 @@ class Kind:
         Raises:
             ValueError, TypeError, ...: What Transformers raises for a config that makes no model.
         """
+        from transformers.initialization import no_init_weights
+
         with torch.device("meta"), no_init_weights(), quiet():  # nothing is drawn that nobody looks at
             return with_linears(self.model_class(config))
 

@@ -14,19 +14,26 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 Model = TypeVar("Model", bound=nn.Module)
+
+
+def is_conv1d(module: Any) -> bool:
+    """Whether a module is one; imports Transformers no earlier than this."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, Conv1D)
 
 
 def with_linears(model: Model) -> Model:
     """Replaces every `Conv1D` of a model by the `nn.Linear` that computes the same, in place; returns the model."""
     for name, module in list(model.named_modules()):
-        if isinstance(module, Conv1D):
+        if is_conv1d(module):
+            conv1d: Any = module
             owner, _, child = name.rpartition(".")
-            linear = nn.Linear(module.nx, module.nf, device="meta")
-            linear.weight = nn.Parameter(module.weight.detach().T.contiguous(), requires_grad=module.weight.requires_grad)
-            linear.bias = module.bias
+            linear = nn.Linear(conv1d.nx, conv1d.nf, device="meta")
+            linear.weight = nn.Parameter(conv1d.weight.detach().T.contiguous(), requires_grad=conv1d.weight.requires_grad)
+            linear.bias = conv1d.bias
             setattr(model.get_submodule(owner), child, linear.train(module.training))
     return model
 
@@ -39,5 +46,5 @@ def stock_state(model: Any) -> dict[str, Tensor]:
     """
     with torch.device("meta"):
         stock = type(model)(model.config)
-    turned = {f"{name}.weight" for name, module in stock.named_modules() if isinstance(module, Conv1D)}
+    turned = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
     return {name: value.T.contiguous() if name in turned else value for name, value in model.state_dict().items()}

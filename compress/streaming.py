@@ -36,9 +36,8 @@ import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
-from compress.conv1d import with_linears
+from compress.conv1d import is_conv1d, with_linears
 from compress.errors import InputError
 from compress.int8_sites import load_sites
 from compress.model_config import auto_class, quiet, read_config, some, with_class
@@ -309,7 +308,7 @@ def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
     """Returns the model of a config on the meta device, with linear layers for every `Conv1D`, and the paths of those."""
     with torch.device("meta"), quiet():
         model = auto_class(TASK, config).from_config(with_class(config, TASK), dtype=torch.float32)
-    turned = {name for name, module in model.named_modules() if isinstance(module, Conv1D)}
+    turned = {name for name, module in model.named_modules() if is_conv1d(module)}
     return with_linears(model), turned
 
 
