@@ -187,7 +187,7 @@ class _Trace(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        given = list(_tensors((args, tuple((kwargs or {}).values()))))
+        given = list(tensors_in((args, tuple((kwargs or {}).values()))))
         marks = frozenset().union(*(self.marks.get(id(tensor), frozenset()) for tensor in given))
         layer = next((self.layers[id(tensor)] for tensor in given if id(tensor) in self.layers), None)
         # what a view or a transpose makes of the weight itself is no output of the layer
@@ -195,7 +195,7 @@ class _Trace(TorchFunctionMode):
             for mark in marks:
                 self.readers.setdefault(mark, []).append(layer)
             marks = frozenset({layer})
-        for tensor in _tensors(result):
+        for tensor in tensors_in(result):
             self.mark(tensor, marks)
             if layer is not None and len(given) > 1:
                 self.outputs[layer] = tensor
@@ -254,12 +254,12 @@ def _resolve(call: _Call, name: str, trace: _Trace, what: str) -> Attention:
     return Attention(name, parts, readers[0], scaling, heads, call.key.shape[1], head_dim, length, turned)
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yields the tensors in nested tuples, lists and maps."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, tuple | list):
         for entry in value:
-            yield from _tensors(entry)
+            yield from tensors_in(entry)
     elif isinstance(value, Mapping):
-        yield from _tensors(tuple(value.values()))
+        yield from tensors_in(tuple(value.values()))

@@ -10,6 +10,7 @@ with p = softmax of the logits z. The weights kept are those that did best on th
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -81,7 +82,7 @@ class Finetune(Stage):
         device = training_device()
         model = load(parent.path, device)
         prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
-        config = TrainConfig(**self.model_dump(include=set(TrainConfig.model_fields) & set(type(self).model_fields)))
+        config = TrainConfig.of(self)
         history = train(
             model,
             supervised(context.task, self.label_smoothing),
@@ -152,3 +153,16 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
         return metrics(context.task, logits, split.labels)[PRIMARY[context.task]]
 
     return value
+
+
+def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
+    """Returns the context with a teacher's answers in place of the labels of the selection split."""
+    from compress.evaluate import predict
+    from compress.splits import Split
+
+    selection = context.data.selection
+    if not len(selection):
+        return context
+    logits = predict(teacher, prepared, selection.rows, EVALUATION_BATCH)
+    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
+    return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))

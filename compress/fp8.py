@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import OFF_GRID, WRONG_SCALES, check_finite, positive
+from compress.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite, positive
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn
@@ -81,7 +81,7 @@ class Fp8Scales:
         return None if bool(near.all()) else OFF_GRID
 
 
-class Fp8Linear(nn.Module):
+class Fp8Linear(QuantizedLinear):
     """A linear layer that multiplies E4M3 numbers: quantize the input, multiply, one rescale, bias.
 
     Args:
@@ -91,19 +91,10 @@ class Fp8Linear(nn.Module):
         bias_O: float32 [O], or None.
     """
 
-    weight: Tensor
-    weight_scale: Tensor
     input_scale: Tensor
-    bias: Tensor | None
 
     def __init__(self, name: str, weight_OI: Tensor, scales: Fp8Scales, bias_O: Tensor | None) -> None:
-        super().__init__()
-        self.name = name
-        self.out_features, self.in_features = weight_OI.shape
-        self.register_buffer("weight", weight_OI)
-        self.register_buffer("weight_scale", scales.weight_scale)
-        self.register_buffer("input_scale", scales.input_scale)
-        self.register_buffer("bias", bias_O)
+        super().__init__(name, weight_OI, bias_O, {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale})
 
     def codes(self, x: Tensor) -> Tensor:
         """Returns an input in E4M3, float8_e4m3fn of its shape."""
@@ -117,13 +108,7 @@ class Fp8Linear(nn.Module):
         """
         check_finite(self.name, x)
         products = fp8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
-        y = products * (self.input_scale * self.weight_scale)
-        y = y if self.bias is None else y + self.bias
-        return y.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Describes the layer in a printed model."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return self.finished(products * (self.input_scale * self.weight_scale), x)
 
 
 def to_e4m3(x: Tensor, scale: Tensor) -> Tensor:

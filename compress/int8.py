@@ -210,7 +210,40 @@ def _int_mm(a_NI: Tensor, b_OI: Tensor) -> Tensor:
     return torch._int_mm(a_NI.contiguous(), b_OI.contiguous().T)[:n, :outputs]
 
 
-class Int8Linear(nn.Module):
+class QuantizedLinear(nn.Module):
+    """What the linear layers that multiply codes have in common: codes, scales and bias as buffers.
+
+    Args:
+        name: Module path, for messages.
+        weight_OI: Codes [O, I], of any type.
+        bias_O: float32 [O], or None.
+        scales: By name, what else it keeps; None for what it has not.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, name: str, weight_OI: Tensor, bias_O: Tensor | None, scales: Mapping[str, Tensor | None]) -> None:
+        super().__init__()
+        self.name = name
+        self.out_features, self.in_features = weight_OI.shape
+        self.register_buffer("weight", weight_OI)
+        for key, value in scales.items():
+            self.register_buffer(key, value)
+        self.register_buffer("bias", bias_O)
+
+    def finished(self, y_NO: Tensor, x: Tensor) -> Tensor:
+        """Returns the output [..., O] for an input `x` [..., I], in its type: the rescaled products float32 [N, O], and the bias."""
+        y_NO = y_NO if self.bias is None else y_NO + self.bias
+        return y_NO.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Describes the layer in a printed model."""
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+
+
+class Int8Linear(QuantizedLinear):
     """A linear layer that multiplies integers: quantize the input, int8 GEMM, one rescale, bias.
 
     Args:
@@ -220,21 +253,12 @@ class Int8Linear(nn.Module):
         bias_O: float32 [O], or None.
     """
 
-    weight: Tensor
-    weight_scale: Tensor
     input_scale: Tensor
     input_smooth: Tensor | None
-    bias: Tensor | None
 
     def __init__(self, name: str, weight_OI: Tensor, scales: LayerScales, bias_O: Tensor | None) -> None:
-        super().__init__()
-        self.name = name
-        self.out_features, self.in_features = weight_OI.shape
-        self.register_buffer("weight", weight_OI)
-        self.register_buffer("weight_scale", scales.weight_scale)
-        self.register_buffer("input_scale", scales.input_scale)
-        self.register_buffer("input_smooth", scales.input_smooth)
-        self.register_buffer("bias", bias_O)
+        kept = {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale, "input_smooth": scales.input_smooth}
+        super().__init__(name, weight_OI, bias_O, kept)
 
     def codes(self, x: Tensor) -> Tensor:
         """Returns the int8 codes of an input, of its shape."""
@@ -248,16 +272,10 @@ class Int8Linear(nn.Module):
         """
         check_finite(self.name, x)
         accumulated = int8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
-        y = accumulated.float() * (self.input_scale * self.weight_scale)
-        y = y if self.bias is None else y + self.bias
-        return y.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Describes the layer in a printed model."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        return self.finished(accumulated.float() * (self.input_scale * self.weight_scale), x)
 
 
-class DynamicInt8Linear(nn.Module):
+class DynamicInt8Linear(QuantizedLinear):
     """A linear layer that multiplies integers and finds the scale of each token of its input by itself.
 
     Args:
@@ -267,19 +285,10 @@ class DynamicInt8Linear(nn.Module):
         bias_O: float32 [O], or None.
     """
 
-    weight: Tensor
-    weight_scale: Tensor
     input_smooth: Tensor | None
-    bias: Tensor | None
 
     def __init__(self, name: str, weight_OI: Tensor, scales: DynamicScales, bias_O: Tensor | None) -> None:
-        super().__init__()
-        self.name = name
-        self.out_features, self.in_features = weight_OI.shape
-        self.register_buffer("weight", weight_OI)
-        self.register_buffer("weight_scale", scales.weight_scale)
-        self.register_buffer("input_smooth", scales.input_smooth)
-        self.register_buffer("bias", bias_O)
+        super().__init__(name, weight_OI, bias_O, {"weight_scale": scales.weight_scale, "input_smooth": scales.input_smooth})
 
     def codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the int8 codes of an input [..., I] and the scale of each token, float32 [..., 1]."""
@@ -295,13 +304,8 @@ class DynamicInt8Linear(nn.Module):
         """
         check_finite(self.name, x)
         codes, scale = self.codes(x.float())
-        accumulated = int8_matmul(codes.reshape(-1, self.in_features), self.weight).reshape(*x.shape[:-1], self.out_features)
-        y = accumulated.float() * scale * self.weight_scale
-        return (y if self.bias is None else y + self.bias).to(x.dtype)
-
-    def extra_repr(self) -> str:
-        """Describes the layer in a printed model."""
-        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
+        accumulated = int8_matmul(codes.reshape(-1, self.in_features), self.weight)
+        return self.finished(accumulated.float() * scale.reshape(-1, 1) * self.weight_scale, x)
 
 
 def token_scale(x: Tensor) -> Tensor:

@@ -64,6 +64,12 @@ class TrainConfig(Config):
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
     """Seconds between two checkpoints inside the stage: what a kill costs at most. 0: after every step."""
 
+    @classmethod
+    def of(cls, settings: Config, **changes: Any) -> TrainConfig:
+        """Returns what a stage's own settings say of the loop, by the names of the fields; `changes` take precedence."""
+        shared = set(cls.model_fields) & set(type(settings).model_fields)
+        return cls(**{**settings.model_dump(include=shared), **changes})
+
 
 @dataclass(frozen=True)
 class Batch:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -20,7 +20,7 @@ from pydantic import Field, model_validator
 
 from compress.artifact import Artifact
 from compress.errors import InputError
-from compress.finetune import EVALUATION_BATCH, selection_metric, trained_here
+from compress.finetune import judged_by, selection_metric, trained_here
 from compress.stage import Context, Stage, is_model
 from compress.tasks import TASKS, num_classes
 from distill.distilbert import Cosine
@@ -212,7 +212,7 @@ class Distill(Stage):
         split = chosen_rows(context.data.train, self.fraction)
         objective = self._objective(student, teacher, prepared, theirs, split, context)
         outside = not trained_here(context) and TASKS[context.task].answer != "tokens"  # text is its own label
-        config = TrainConfig(**self.model_dump(include=set(TrainConfig.model_fields) & set(type(self).model_fields)))
+        config = TrainConfig.of(self)
         history = train(
             student,
             objective.to(device),
@@ -223,7 +223,7 @@ class Distill(Stage):
             context.seed,
             context.scratch,
             context.progress,
-            selection_metric(taught(context, teacher, theirs) if outside else context, prepared),
+            selection_metric(judged_by(context, teacher, theirs) if outside else context, prepared),
             label=self.id or self.NAME,
             depends={"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest},
             higher_is_better=TASKS[context.task].higher_is_better,
@@ -304,16 +304,3 @@ def chosen_rows(train: Split, fraction: float) -> Split:
     from compress.splits import hold_out
 
     return train if fraction == 1 else hold_out(train, fraction)[1]
-
-
-def taught(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
-    """Returns the context with the teacher's answers in place of the labels of the selection split."""
-    from compress.evaluate import predict
-    from compress.splits import Split
-
-    selection = context.data.selection
-    if not len(selection):
-        return context
-    logits = predict(teacher, prepared, selection.rows, EVALUATION_BATCH)
-    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
-    return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
-from torch.nn import functional
 
+from compress.distilled import soft_target_loss
 from compress.next_token import token_divergence
 from compress.tasks import TASKS
 from distill.capture import Wanted
@@ -53,6 +53,4 @@ def soft_target(student_bC: Tensor, teacher_bC: Tensor, temperature: float, regr
     """
     if regression:
         return (student_bC - teacher_bC).square().sum(dim=1)
-    log_q = functional.log_softmax(student_bC / temperature, dim=1)
-    log_p = functional.log_softmax(teacher_bC / temperature, dim=1)
-    return temperature**2 * functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=1)
+    return soft_target_loss(student_bC, teacher_bC, temperature)

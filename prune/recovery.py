@@ -10,7 +10,7 @@ rows in its own tokens where the vocabulary was cut. Left out: teachers from out
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from compress.distilled import Distilled
 from compress.errors import InputError
-from compress.finetune import EVALUATION_BATCH, selection_metric, supervised, trained_here
+from compress.finetune import judged_by, selection_metric, supervised, trained_here
 from compress.stage import Config, Context
 from compress.tasks import TASKS
 from compress.train import Batch, History, TrainConfig, train, training_device
@@ -153,16 +153,15 @@ def recover(
     outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
     if settings.distill or outside:
         taught_by = load(teacher, device).requires_grad_(False)
-        judged = _by_teacher(context, taught_by, theirs) if outside else context
+        judged = judged_by(context, taught_by, theirs) if outside else context
         objective = _taught(taught_by, settings, origin, theirs, context, source, teacher).to(device) if settings.distill else objective
-    config = settings.model_dump(include=set(TrainConfig.model_fields) & set(Recover.model_fields))
     history = train(
         model,
         objective,
         context.data.train.rows,
         context.data.train.labels,
         prepared,
-        TrainConfig(**{**config, "epochs": epochs}),
+        TrainConfig.of(settings, epochs=epochs),
         context.seed,
         scratch,
         context.progress,
@@ -206,16 +205,3 @@ def _taught(
 def _tokenizer_of(folder: Path) -> bytes | None:
     file = folder / "tokenizer.json"
     return file.read_bytes() if file.is_file() else None
-
-
-def _by_teacher(context: Context, teacher: nn.Module, theirs: Preprocessor) -> Context:
-    """Returns the context with the teacher's answers in place of the labels of the selection split."""
-    from compress.evaluate import predict
-    from compress.splits import Split
-
-    selection = context.data.selection
-    if not len(selection):
-        return context
-    logits = predict(teacher, theirs, selection.rows, EVALUATION_BATCH)
-    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
-    return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))

@@ -26,7 +26,7 @@ units. Left out: sums all of whose terms could be scaled alike, and grouped-quer
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from compress.attention_layers import tensors_in
 from compress.stored_linear import StoredLinear
 from quantize.calibration import Observed
 
@@ -163,7 +164,7 @@ class _Flow:
     """What the model returns."""
 
     def add(self, call: _Call) -> None:
-        for tensor in {id(tensor): tensor for tensor in _tensors((call.args, tuple(call.kwargs.values())))}:
+        for tensor in {id(tensor): tensor for tensor in tensors_in((call.args, tuple(call.kwargs.values())))}:
             self.readers.setdefault(tensor, []).append(call)
         name = self.linear(call)
         if name is not None:
@@ -185,7 +186,7 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         result = func(*args, **(kwargs or {}))
         # Questions about shape and type read no value; a call that returns nothing may have written into its argument.
-        if result is None or any(True for _ in _tensors(result)):
+        if result is None or any(True for _ in tensors_in(result)):
             self.flow.add(_Call(func, args, kwargs or {}, result))
         return result
 
@@ -212,7 +213,7 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
     handles = [own[name].register_forward_hook(keep(name), with_kwargs=True) for name in norms]
     try:
         with torch.inference_mode(), _Recorder(flow):
-            flow.answers = list(_tensors(forward(model, features)))
+            flow.answers = list(tensors_in(forward(model, features)))
     finally:
         for handle in handles:
             handle.remove()
@@ -278,7 +279,7 @@ def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Te
         tensor: The tensor.
         channel: int64, of its shape.
     """
-    inputs = [id(given) for given in _tensors((call.args, tuple(call.kwargs.values())))]
+    inputs = [id(given) for given in tensors_in((call.args, tuple(call.kwargs.values())))]
     if inputs.count(id(tensor)) != 1:
         return None
     if call.args and call.args[0] is tensor and call.name in HOMOGENEOUS:
@@ -286,7 +287,7 @@ def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Te
     if call.name in PRODUCT and call.result.shape == tensor.shape:
         return [(call.result, _laid_out_as(call.result, channel))]
     if call.args and call.args[0] is tensor and call.name in RESHAPING:
-        return list(zip(_tensors(call.result), _tensors(call.function(channel, *call.args[1:], **call.kwargs)), strict=True))
+        return list(zip(tensors_in(call.result), tensors_in(call.function(channel, *call.args[1:], **call.kwargs)), strict=True))
     mixed = call.argument(2, "value") if call.name == ATTENTION else call.argument(1, "other") if call.name in MATMUL else None
     if mixed is not tensor or channel.dim() < 2:
         return None
@@ -299,14 +300,3 @@ def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Te
 def _laid_out_as(tensor: Tensor, channel: Tensor) -> Tensor:
     """Returns channel numbers with shape and strides of a tensor, so that a view of the one is a view of the other."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64).copy_(channel.expand(tensor.shape))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested tuples, lists and maps."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for entry in value:
-            yield from _tensors(entry)
-    elif isinstance(value, Mapping):
-        yield from _tensors(tuple(value.values()))

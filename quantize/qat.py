@@ -312,7 +312,7 @@ def learn(
         context.data.train.rows,
         context.data.train.labels,
         prepared,
-        TrainConfig(**settings.model_dump(include=set(TrainConfig.model_fields) & set(Qat.model_fields))),
+        TrainConfig.of(settings),
         context.seed,
         context.scratch,
         context.progress,
