@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+from tests.told import Told
 
 WORDS = [
     "a",
@@ -35,31 +35,6 @@ WORDS = [
 
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
-
-
-class Told:
-    """Keeps log lines and warnings."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.warnings: list[str] = []
-        self.advanced = 0
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        yield from items
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        def advance(steps: int) -> None:
-            self.advanced += steps
-
-        yield advance
 
 
 @pytest.fixture

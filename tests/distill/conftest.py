@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from compress.artifact import Artifact
 from compress.conv1d import with_linears
 from compress.splits import Data, Split
 from compress.stage import Context, Target, Task
+from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
 VOCABULARY = len(WORDS) + 5
@@ -47,27 +46,6 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 LABELS = {1: ("score",), 2: ("negative", "positive"), 3: ("negative", "positive", "neither")}
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
-
-
-@dataclass
-class Told:
-    """Keeps log lines and warnings."""
-
-    lines: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        yield from items
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        yield lambda steps: None
 
 
 @cache

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from compress.conv1d import with_linears
 from compress.model_config import auto_class, with_class
 from compress.splits import Data, Split
 from compress.stage import Context, Target, Task
+from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
 VOCABULARY = len(WORDS) + 5
@@ -52,27 +51,6 @@ KINDS = tuple(CONFIGS)
 GENERATES = ("gpt2", "llama", "mixtral")
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
-
-
-@dataclass
-class Told:
-    """Keeps log lines and warnings."""
-
-    lines: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def log(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        yield from items
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        yield lambda steps: None
 
 
 def task_of_kind(kind: str) -> Task:
