@@ -58,7 +58,9 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     todo = [entry for entry in planned if entry.cached is None]
     seconds = [entry.seconds for entry in todo]
     known = [value for value in seconds if value is not None]
-    total = _duration(sum(known)) if len(known) == len(seconds) else "unknown (no such run is recorded on this machine)"
+    missing = ", ".join(str(entry.step.id) for entry in todo if entry.seconds is None)
+    unknown = f", without {missing}: no run of such a size is recorded on this machine" if missing else ""
+    total = _duration(sum(known)) + unknown
     lines.append(f"total: {_bytes(sum(entry.disk_bytes for entry in planned))} on disk, time {total}")
     return "\n".join(lines)
 

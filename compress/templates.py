@@ -60,7 +60,9 @@ target:
   engines: [openvino, onnxruntime]   # the first is judged and served; add tensorrt for NVIDIA GPUs
   batch_sizes: [1, 8]
 {lengths}stages:
-{finetune}  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows
+{finetune}  # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student of fewer layers
+  # - prune: {{sparsity: 0.5}}   # half of the blocks' multiplications less, and training to make up for it
+  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows; qat: trained in int8; auto: as much as max_drop needs
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
 TRITON = "  - triton_repo: {}         # a Triton model repository, started and checked\n"
@@ -119,6 +121,7 @@ def template(task: str, file: str) -> str:
     values["lengths"] = "" if row.modality == "image" else "  sequence_lengths: [32, 128]\n"
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
+    values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
     values["drop"], values["speedup"], values["triton"] = DROPS[row.relative], "2.0" if generates else "3.0", "" if generates else TRITON
     body = IMAGE_MODEL if row.modality == "image" else GENERATION_MODEL if generates else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
