@@ -115,10 +115,11 @@ def _accuracy(run: Run, name: str, task: Task, mine: list[Hop], build: dict[str,
 def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
     """Returns a latency row with the primary metric of exactly the configuration that was timed, where it was evaluated."""
     told = {key: value for key, value in row.items() if key != "variant"}
-    wanted = tuple(row[key] for key in ("variant", "precision", "engine", "mode"))
+    wanted = tuple(row[key] for key in ("variant", "precision", "float_precision", "engine", "mode"))
     for build in ledger.builds(run):
         for engine in build["engines"]:
-            if (build["variant"], build["precision"], engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
+            rest = engine.get("float_precision", build["float_precision"])
+            if (build["variant"], build["precision"], rest, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
                 return {**told, "accuracy": {"value": engine["metrics"][PRIMARY[task]], "n": engine["n"]}}
     return told
 

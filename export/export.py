@@ -5,11 +5,13 @@ What is built, each in a folder `<variant>-<precision>`:
     ends   the baseline in float, the last variant, and where that is int8 the float variant that it was made of: what int8 has to beat
     all    every variant, int8 where it is quantized
 
-A processor with bf16 adds the last float variant in bf16, from the files of its fp32 build: there bf16 is what int8 has to beat.
+A processor with bf16 adds the last float variant in bf16, from the files of its fp32 build: there bf16 is what int8 has to beat. An int8
+build gets a mode there whose float part is bf16 (`export.float_part`).
 
 Every engine runs in a process of its own, predicts the whole evaluation split in the configuration that is timed and served, and has to
 agree with torch (`export.parity`), or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held to
-it. `export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
+it: of an int8 build the same files are, with their float part in fp32. `export.json` lists all of it: engines in the order of
+`target.engines`, of an engine the recommended mode first.
 
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +30,7 @@ from compress.artifact import Artifact, Kind, write_json
 from compress.errors import InputError
 from compress.preprocess import Preprocessor
 from compress.stage import Context, EngineName, Stage
+from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.schemes import DYNAMIC, Precision, precision_of, refusal, runtime_options, write_graphs
 
 MODEL, EXPORTED = "model.onnx", "export.json"
@@ -37,6 +40,10 @@ PROBED = ("openvino", "onnxruntime")
 """Engines whose layers are compared one by one."""
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
+
+
+Asked = tuple[str, Precision, str]
+"""Variant, precision and float precision."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +73,15 @@ class Build:
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 
     variants: Literal["ends", "all"] = "ends"
     """ends: the baseline, the last variant, and the float variant that it was quantized from; all: every variant."""
+    float_precision: FloatPrecision | Literal["auto"] = "auto"
+    """What int8 engines of OpenVINO compute their float part in, on processors with bf16 (fp32 on others). auto: bf16, unless that brings
+    the answers to selection rows further from the float model than int8 does by itself."""
     compressed_tensors: bool | Literal["auto"] = "auto"
     """Whether to write the last variant in the format compressed-tensors too, which Transformers, vLLM and SGLang load; auto: where it is
     a quantized decoder that the format can hold."""
@@ -88,10 +99,13 @@ class Export(Stage):
             EngineError: An engine failed.
         """
         _check_target(context)
+        if self.float_precision == "bf16" and not _has_bf16(context):
+            raise InputError(f"stages.{self.id or self.NAME}.float_precision: bf16 given; this processor has no bf16: give auto or fp32")
         entries = []
+        answers: dict[Asked, NDArray[Any]] = {}
         for build in planned(context, self.variants):
             context.progress.log(f"  {build.name}")
-            entries.append(_Exporter(build, context, out).run())
+            entries.append(_Exporter(build, context, out, self.float_precision, answers).run())
         packed = self._compressed(context, out)
         write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed})
         return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed}
@@ -120,11 +134,16 @@ def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
     floating = [build for build in found if build.precision == "fp32"][-1]
     ends = (found[0], floating, found[-1])
     builds = [build for build in found if variants == "all" or build in ends]
-    if "openvino" in context.target.engines and context.target.device == "cpu":
-        from export.openvino import computes_bf16
+    return builds + ([replace(floating, precision="bf16")] if _has_bf16(context) else [])
 
-        builds += [replace(floating, precision="bf16")] if computes_bf16() else []
-    return builds
+
+def _has_bf16(context: Context) -> bool:
+    """Whether OpenVINO is built, and the processor has bf16 arithmetic."""
+    if "openvino" not in context.target.engines or context.target.device != "cpu":
+        return False
+    from export.openvino import computes_bf16
+
+    return computes_bf16()
 
 
 def _check_target(context: Context) -> None:
@@ -134,17 +153,29 @@ def _check_target(context: Context) -> None:
 
 
 def _summary(entry: dict[str, Any]) -> dict[str, Any]:
-    keys = ("engine", "mode", "metrics", "int8_share")
+    keys = ("engine", "mode", "float_precision", "metrics", "int8_share")
     return {"name": entry["folder"], "engines": [{key: engine[key] for key in keys} for engine in entry["engines"]]}
 
 
 class _Exporter:
     """The work on one build."""
 
-    def __init__(self, build: Build, context: Context, out: Path) -> None:
+    def __init__(
+        self, build: Build, context: Context, out: Path, rest: FloatPrecision | Literal["auto"], answers: dict[Asked, NDArray[Any]]
+    ) -> None:
+        """Looks at one build.
+
+        Args:
+            build: What to build.
+            context: That of the stage.
+            out: Where its folder goes.
+            rest: The setting `float_precision`.
+            answers: What OpenVINO's static engines answered to the trial rows so far; added to.
+        """
         from compress.data import preprocessor
 
-        self.build, self.context, self.out = build, context, out
+        self.build, self.context, self.out, self.answers = build, context, out, answers
+        self.rest: FloatPrecision | Literal["auto"] = rest if _has_bf16(context) else "fp32"
         self.folder = out / build.name
         self.folder.mkdir()
         self.files = self.folder if build.precision != "bf16" else out / replace(build, precision="fp32").name
@@ -159,6 +190,9 @@ class _Exporter:
         reference = self._reference()
         engines = [self._judged(entry, model, reference) if entry["runnable"] else entry for entry in built]
         self._require(engines)
+        judgement = self._judgement(engines)
+        precision = judgement.precision if judgement else self.rest if self.build.precision == "int8" else self.build.float_precision
+        engines = recommended_first(engines, precision)
         return {
             "variant": self.build.variant,
             "precision": self.build.precision,
@@ -166,8 +200,23 @@ class _Exporter:
             "folder": self.build.name,
             "onnx": self._relative(model),
             "engines": sorted(engines, key=lambda entry: (names.index(entry["engine"]), not entry["runnable"])),
-            "parity": _worst(engines),
+            "parity": _worst([entry for entry in engines if entry["float_precision"] == self.build.float_precision]),
+            "float_part": asdict(judgement) if judgement else None,
         }
+
+    def _judgement(self, engines: list[dict[str, Any]]) -> Judgement | None:
+        """Decides between fp32 and bf16 for the float part where that is asked for and both were built."""
+        half = next((entry for entry in engines if entry["float_precision"] == "bf16"), None)
+        if self.build.precision != "int8" or self.rest != "auto" or half is None or not half["runnable"]:
+            return None
+        floating = [answers for (_, precision, _), answers in self.answers.items() if precision == "fp32"][-1]
+        int8 = {precision: self.answers[self.build.variant, "int8", precision] for precision in ("fp32", "bf16")}
+        found = judge(self.context.task, floating, int8["fp32"], int8["bf16"])
+        self.context.progress.log(
+            f"    float part in {found.precision}: on {found.rows} selection rows the distance to the float model is "
+            f"{found.bf16:.5f} in bf16, {found.fp32:.5f} in fp32"
+        )
+        return found
 
     def _engines(self) -> list[EngineName]:
         """bf16 is a mode of OpenVINO's arithmetic alone."""
@@ -205,6 +254,9 @@ class _Exporter:
                 settings = openvino.properties(self.context.target.num_threads, self.build.float_precision)
                 for mode in ("static", "dynamic"):
                     yield {**self._entry(engine, mode, [xml, weights]), "properties": settings}
+                if self.build.precision == "int8" and self.rest != "fp32":
+                    settings = openvino.properties(self.context.target.num_threads, "bf16")
+                    yield {**self._entry(engine, "static", [xml, weights]), "float_precision": "bf16", "properties": settings}
             case "onnxruntime":
                 from export import onnxruntime
 
@@ -235,6 +287,7 @@ class _Exporter:
         return {
             "engine": engine,
             "mode": mode,
+            "float_precision": self.build.float_precision,
             "file": self._relative(present[0]) if present else None,
             "runnable": True,
             "reason": None,
@@ -273,7 +326,7 @@ class _Exporter:
         from export.parity import as_rows, check_layers, compare_predictions, shortfall
 
         split, task = self.context.data.evaluation, self.context.task
-        layers = []
+        layers, exact = [], entry["float_precision"] == "fp32"
         if entry["engine"] == "torch":
             logits, counted = reference, {"int8_share_reason": NO_GRAPH}
         else:
@@ -281,12 +334,19 @@ class _Exporter:
             with EngineProcess(spec) as process:
                 logits = process.predict(split.rows, spec.evaluation_batch)
                 counted = self._share(process, model)
-                layers = self._layers(process, model, entry["engine"]) if entry["engine"] in PROBED else []
+                layers = self._layers(process, model, entry["engine"]) if entry["engine"] in PROBED and exact else []
+                if (entry["engine"], entry["mode"], self.rest) == ("openvino", "static", "auto") and self.build.precision in (
+                    "fp32",
+                    "int8",
+                ):
+                    asked = self.build.variant, self.build.precision, entry["float_precision"]
+                    self.answers[asked] = process.predict(trial_rows(self.context), spec.evaluation_batch)
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
         compared = compare_predictions(task, reference, logits, split.labels)
-        reason = shortfall(name, compared) if self.build.float_precision == "fp32" else None
-        predictions = self.folder / f"{entry['engine']}-{entry['mode']}.safetensors"
+        reason = shortfall(name, compared) if exact else None
+        half = "-bf16" if entry["float_precision"] != self.build.float_precision else ""
+        predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
         save_predictions(predictions, logits, split.labels)
         figures = metrics(task, logits, split.labels)
         self._log(entry, figures[PRIMARY[task]], counted, compared)
@@ -304,7 +364,8 @@ class _Exporter:
         """Raises where no mode of an engine passed; warns of each one that did not."""
         from export.parity import ParityError
 
-        passed = {entry["engine"] for entry in engines if entry["runnable"]}
+        held = [entry for entry in engines if entry["float_precision"] == self.build.float_precision]
+        passed = {entry["engine"] for entry in held if entry["runnable"]}
         for entry in engines:
             if entry.get("parity") and not entry["runnable"]:
                 if entry["engine"] not in passed:
@@ -350,8 +411,9 @@ class _Exporter:
     def _log(self, entry: dict[str, Any], value: float, counted: dict[str, Any], compared: dict[str, Any]) -> None:
         share = counted.get("int8_share")
         shown = f", int8 share {share:.4f}" if share else ""
+        rest = ", rest bf16" if entry["float_precision"] not in (self.build.float_precision, self.build.precision) else ""
         self.context.progress.log(
-            f"    {entry['engine']} {entry['mode']}: {value:.4f} (n={compared['n']}){shown}, "
+            f"    {entry['engine']} {entry['mode']}{rest}: {value:.4f} (n={compared['n']}){shown}, "
             f"against torch {compared['disagreements']} flips, median |d{compared['differs']}| {compared['median_abs']:.4f}, "
             f"max {compared['max_abs']:.4f}"
         )

@@ -78,7 +78,7 @@ def test_every_build_has_its_engines_the_recommended_mode_first(exported: tuple[
     assert folders == ["baseline-fp32", "quantize-int8"]
     modes = [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")]
     for build in document["builds"][:2]:
-        assert [(engine["engine"], engine["mode"]) for engine in build["engines"]] == modes
+        assert [(engine["engine"], engine["mode"]) for engine in build["engines"] if engine["float_precision"] == "fp32"] == modes
         assert all(engine["runnable"] and engine["reason"] is None for engine in build["engines"]), build
 
 
@@ -104,6 +104,8 @@ def test_predictions_are_those_of_the_checkpoint(exported: tuple[Path, dict[str,
         assert (engine["n"], engine["metrics"]) == (len(split), metrics("text-classification", logits, labels))
         model = load(context.checkpoints[build["variant"]].path)
         reference = predict(model, Preprocessor.load(out / build["folder"]), split.rows, 4)
+        if engine["float_precision"] == "bf16":
+            continue
         assert np.median(np.abs(logits - reference)) < 1e-4
         assert (logits.argmax(1) == reference.argmax(1)).sum() >= len(split) - 1
 
@@ -112,12 +114,16 @@ def test_int8_is_counted_and_compared_layer_by_layer(exported: tuple[Path, dict[
     quantized = list(load_quantization(sentiment.quantized())[0])
     for build, engine in entries(exported[1]):
         parity = engine["parity"]
-        assert (parity["passed"] or build["precision"] == "bf16", parity["n"], parity["limit"]) == (True, 40, 1)
+        exact = engine["float_precision"] == "fp32"
+        assert (parity["passed"] or not exact, parity["n"], parity["limit"]) == (True, 40, 1)
         if build["precision"] == "int8":
-            assert [layer["layer"] for layer in parity["layers"]] == quantized
-            assert all(layer["different"] == layer["allowed"] and layer["wrong_sums"] == 0 for layer in parity["layers"])
             assert [layer["name"] for layer in engine["layers"] if layer["precision"] == "int8"] == quantized
             assert 0.9 < engine["int8_share"] < 1
+        if build["precision"] == "int8" and exact:
+            assert [layer["layer"] for layer in parity["layers"]] == quantized
+            assert all(layer["different"] == layer["allowed"] and layer["wrong_sums"] == 0 for layer in parity["layers"])
+        elif build["precision"] == "int8":
+            assert parity["layers"] == []
         else:
             assert (parity["layers"], engine["int8_share"], engine["int8_share_all"]) == ([], 0.0, 0.0)
     assert all(build["parity"]["passed"] for build in exported[1]["builds"][:2])
@@ -142,6 +148,40 @@ def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.Mo
     assert [engine["file"] for engine in half["engines"]] == [engine["file"] for engine in floating["engines"]]
     assert half["engines"][0]["properties"]["INFERENCE_PRECISION_HINT"] == "bf16"
     assert not list((tmp_path / "out" / "baseline-bf16").glob("*.onnx"))
+
+
+def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]:
+    """Exports a tiny float variant and its int8 for OpenVINO; returns the engines of the int8 build."""
+    target = Target(engines=("openvino",), batch_sizes=(1,), sequence_lengths=(8,), threads=1)
+    context = sentiment.context(scratch, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}, target, count=6)
+    out.mkdir()
+    Export(float_precision=rest).run(context.baseline, context, out)
+    build = next(build for build in json.loads((out / "export.json").read_text())["builds"] if build["precision"] == "int8")
+    assert build["float_precision"] == "fp32"
+    assert build["parity"]["passed"]
+    return [*build["engines"], build["float_part"]]
+
+
+@pytest.mark.parametrize(("rest", "first"), [("fp32", "fp32"), ("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
+def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, first: str) -> None:
+    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    monkeypatch.setattr("export.float_part.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
+    monkeypatch.setattr("export.float_part.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
+    *engines, judged = quantized_twice(tmp_path / "scratch", tmp_path / "out", rest)
+    assert engines[0]["float_precision"] == first
+    assert [engine["float_precision"] for engine in engines].count("bf16") == (rest != "fp32")
+    assert len({engine["predictions"] for engine in engines}) == len(engines)
+    for engine in engines:
+        assert engine["properties"]["INFERENCE_PRECISION_HINT"] == {"fp32": "f32", "bf16": "bf16"}[engine["float_precision"]]
+    assert (judged is not None) == (rest == "auto")
+    if judged:
+        assert (judged["precision"], judged["rows"] > 0, judged["fp32"] > 0, judged["bf16"] > 0) == (first, True, True, True)
+
+
+def test_a_processor_without_bf16_is_not_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)
+    with pytest.raises(InputError, match=r"stages.export.float_precision: bf16 given; this processor has no bf16: give auto or fp32"):
+        quantized_twice(tmp_path / "scratch", tmp_path / "out", "bf16")
 
 
 def test_what_was_exported_opens_again(exported: tuple[Path, dict[str, Any]], context: Context) -> None:
@@ -183,7 +223,8 @@ def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path
 
     def build(model: Path, folder: Path, **settings: Any) -> list[dict[str, Any]]:
         asked.update(settings, model=model, folder=folder)
-        return [{"engine": "tensorrt", "mode": "dynamic", "runnable": False, "reason": "no GPU", "metrics": {}, "int8_share": None}]
+        entry = {"engine": "tensorrt", "mode": "dynamic", "float_precision": "fp32", "runnable": False, "reason": "no GPU"}
+        return [{**entry, "metrics": {}, "int8_share": None}]
 
     monkeypatch.setattr("export.tensorrt.build", build)
     context = small(tmp_path / "scratch", ("tensorrt", "onnxruntime"))

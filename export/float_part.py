@@ -1,0 +1,83 @@
+"""What an int8 engine of OpenVINO computes its float part in: fp32, or bf16 where the answers come no further from the float model.
+
+LayerNorm, softmax, GELU, attention and what stands between two int8 layers are a third of the time of a small encoder in int8; bf16
+halves what they read and write, and multiplies faster. Which codes int8 layers get then differs from torch in every row, so that bf16
+cannot be held to parity. The same files in fp32 are, and bf16 is judged by what int8 is allowed to cost at all: with D(r) the distance on
+selection rows between the answers of the float variant's engine and of the int8 engine with the rest in r,
+
+    bf16   where  D(bf16) - D(fp32) <= max(D(fp32) / 4, floor)
+
+    D      mean KL divergence in nats; mean squared difference for regression, for generation of the nll of the tokens
+    floor  1e-4; for regression times the variance of the float answers
+
+The rule is that of int8 attention under `auto` (`quantize.site_choice`). Left out: fp16, which few
+processors compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.evaluate import differences
+from compress.preprocess import Row
+from compress.stage import Context, Task
+from compress.tasks import TASKS
+from compress.trial import distance as divergence
+from compress.trial import spread
+
+FloatPrecision = Literal["fp32", "bf16"]
+TRIAL_ROWS = 256
+ADDED_SHARE = 0.25
+ADDED_FLOOR = 1e-4
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """Which precision it is, and what decided."""
+
+    precision: FloatPrecision
+    rows: int
+    fp32: float
+    """D(fp32)."""
+    bf16: float
+    """D(bf16)."""
+    bound: float
+    """What bf16 may add."""
+
+
+def trial_rows(context: Context) -> list[Row]:
+    """Returns the rows that decide: of the selection split, of the training rows where that is empty."""
+    return spread(context.data.selection.rows or context.data.train.rows, TRIAL_ROWS)
+
+
+def judge(task: Task, reference: Array, fp32: Array, bf16: Array) -> Judgement:
+    """Compares both with the float model.
+
+    Args:
+        task: What was predicted.
+        reference: Answers of the float variant's engine in fp32: logits `[n, C]`, or for generation answers `[n, T, 2]`.
+        fp32: Those of the int8 engine with the rest in fp32, of the same shape.
+        bf16: With the rest in bf16.
+    """
+    floor = ADDED_FLOOR * (float(np.var(reference.astype(np.float64))) if TASKS[task].answer == "value" else 1.0)
+    before, after = distance(task, reference, fp32), distance(task, reference, bf16)
+    bound = max(ADDED_SHARE * before, floor)
+    return Judgement("bf16" if after - before <= bound else "fp32", len(reference), before, after, bound)
+
+
+def distance(task: Task, reference: Array, answers: Array) -> float:
+    """Returns D; the arguments are those of `judge`."""
+    if TASKS[task].answer == "tokens":
+        return float(np.mean(differences(task, reference, answers)[1] ** 2))
+    return divergence(task, reference, answers)
+
+
+def recommended_first(entries: Sequence[dict[str, Any]], precision: str) -> list[dict[str, Any]]:
+    """Returns the entries of one build with those of this float precision first, of OpenVINO alone; otherwise in the same order."""
+    return sorted(entries, key=lambda entry: entry["engine"] == "openvino" and entry["float_precision"] != precision)

@@ -1,0 +1,63 @@
+"""What decides whether the float part of an int8 engine is bf16."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from export.float_part import ADDED_FLOOR, ADDED_SHARE, judge, recommended_first
+
+
+def kl(reference: list[list[float]], answers: list[list[float]]) -> float:
+    """Mean over rows of sum_c p_c log(p_c / q_c), written out."""
+    total = 0.0
+    for before, after in zip(reference, answers, strict=True):
+        p = [math.exp(value) / sum(math.exp(other) for other in before) for value in before]
+        q = [math.exp(value) / sum(math.exp(other) for other in after) for value in after]
+        total += sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
+    return total / len(reference)
+
+
+@given(st.integers(1, 5), st.integers(2, 4), st.integers(0, 2**31), st.floats(0.0, 0.3))
+def test_bf16_wins_where_it_adds_no_more_than_a_quarter(rows: int, classes: int, seed: int, error: float) -> None:
+    random = np.random.default_rng(seed)
+    reference = random.normal(size=(rows, classes)).astype(np.float32)
+    fp32 = (reference + 0.1 * random.normal(size=reference.shape)).astype(np.float32)
+    bf16 = (fp32 + error * random.normal(size=reference.shape)).astype(np.float32)
+    found = judge("text-classification", reference, fp32, bf16)
+    before, after = kl(reference.tolist(), fp32.tolist()), kl(reference.tolist(), bf16.tolist())
+    assert (found.fp32, found.bf16, found.rows) == (pytest.approx(before, abs=1e-9), pytest.approx(after, abs=1e-9), rows)
+    assert found.bound == pytest.approx(max(ADDED_SHARE * before, ADDED_FLOOR), abs=1e-9)
+    assert found.precision == ("bf16" if found.bf16 - found.fp32 <= found.bound else "fp32")
+
+
+def test_for_values_the_floor_is_a_share_of_their_variance() -> None:
+    reference = np.float32([[0.0], [2.0], [4.0], [6.0]])
+    near, far = reference + np.float32(0.02), reference + np.float32(0.03)
+    found = judge("text-regression", reference, reference, near)
+    assert (found.precision, found.bound) == ("bf16", pytest.approx(ADDED_FLOOR * 5.0))
+    assert judge("text-regression", reference, reference, far).precision == "fp32"
+
+
+def test_generation_compares_the_nll_of_tokens() -> None:
+    reference = np.zeros((1, 3, 2), np.float32)
+    reference[..., 0] = [1.0, 2.0, 3.0]
+    moved = reference.copy()
+    moved[0, 1, 0] += 0.3
+    assert judge("text-generation", reference, reference, moved).bf16 == pytest.approx(0.09 / 3, rel=1e-3)
+
+
+def test_only_engines_of_openvino_move() -> None:
+    entries: list[dict[str, Any]] = [
+        {"engine": "openvino", "mode": "static", "float_precision": "fp32"},
+        {"engine": "openvino", "mode": "static", "float_precision": "bf16"},
+        {"engine": "onnxruntime", "mode": "dynamic", "float_precision": "fp32"},
+    ]
+    moved = recommended_first(entries, "bf16")
+    assert [entry["float_precision"] for entry in moved if entry["engine"] == "openvino"] == ["bf16", "fp32"]
+    assert recommended_first(entries, "fp32")[0] is entries[0]
