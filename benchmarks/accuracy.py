@@ -4,7 +4,8 @@
 
 MINILM is a MiniLM-L6 whose backbone is taken; FOLDER holds sst2, mrpc, stsb and cifar10 as their authors distribute them. For each task
 and seed one float model is fine-tuned by the stage `finetune`; every method then starts from that same checkpoint, calibrates on the same
-512 training rows, and is asked the whole evaluation split in the engine that would serve it. A finished cell is never computed again.
+512 training rows, and is asked the whole evaluation split in the engine that would serve it (static shapes), ours also with its float
+part in bf16. A finished cell is never computed again.
 
 Prints for each task the mean over the seeds, the share of the fp32 metric that is kept, agreement with fp32, and the 95 % paired
 bootstrap interval of the difference to fp32: rows are drawn, and the metric of each sample is averaged over the seeds.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,18 +23,20 @@ from typing import Any
 import numpy as np
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8
 
-from compress.data import Data, load_data
+from compress.data import Data, load_data, preprocessor
 from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
-from compress.evaluate import PRIMARY, metrics
-from compress.ledger import builds
+from compress.evaluate import PRIMARY, load_predictions, metrics
 from compress.model import label_names
 from compress.pipeline import run
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 from compress.statistics import paired_bootstrap
-from export.engine import EngineSpec, spec_of, torch_spec
+from export.engine import EngineSpec, spec_of
+from export.onnx import export_float
+from export.openvino import build, computes_bf16
+from export.schemes import precision_of, write_graphs
 
 ROOT = Path(__file__).resolve().parent.parent
 CALIBRATION_ROWS = 512
@@ -118,8 +122,7 @@ def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Pa
     """Fine-tunes one model, quantizes it every way, and writes what each answers on the evaluation split."""
     chosen, progress = TASKS[task], ConsoleProgress()
     common = [setting.format(data=arguments.data) for setting in chosen.settings]
-    common += [f"seed={seed}", "goals={int8_faster: false}"]
-    common += ["target={engines: [openvino], batch_sizes: [8], sequence_lengths: [32]}"]  # this is not about latency
+    common += [f"seed={seed}", "goals={}", "target={engines: [openvino], batch_sizes: [8], sequence_lengths: [32]}"]
 
     def recipe(stages: str, *settings: str) -> Recipe:
         return read(ROOT / "recipes" / f"{chosen.recipe}.yaml", [*common, f"stages={stages}", *settings])
@@ -128,35 +131,43 @@ def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Pa
     trained = open_run(run(recipe(f"[{{finetune: {chosen.finetune}}}]", *own), folder / "float", progress=progress).folder)
     checkpoint = trained.variants["finetune"].path
     kept = (f"model={{path: {checkpoint}, task: {recipe('[{finetune: {}}]', *own).model.task}, head: keep}}",)
-    ptq = recipe("[{quantize: {mode: ptq}}, {export: {}}]", *kept)
-    qat = recipe(f"[{{quantize: {{mode: qat, qat: {chosen.qat}}}}}, {{export: {{}}}}]", *kept)
-    runs = {PTQ: open_run(run(ptq, folder / "ptq", progress=progress).folder)}
-    runs[QAT] = open_run(run(qat, folder / "qat", progress=progress).folder)
-    data = load_data(ptq.data, ptq.model.task, label_names(ptq.model), lambda line: None)
-    answers = {name: _answers(spec, data) for name, spec in engines(runs, checkpoint, ptq, data, folder).items()}
+    asked = {PTQ: "{mode: ptq}", QAT: f"{{mode: qat, qat: {chosen.qat}}}"}
+    quantized = {name: recipe(f"[{{quantize: {method}}}]", *kept) for name, method in asked.items()}
+    data = load_data(quantized[PTQ].data, quantized[PTQ].model.task, label_names(quantized[PTQ].model), lambda line: None)
+    checkpoints = {
+        name: open_run(run(one, folder / name.split()[1], progress=progress).folder).variants["quantize"].path
+        for name, one in quantized.items()
+    }
+    answers = {FLOAT: load_predictions(predictions_of(trained, "finetune"))[0]}
+    for name, spec in engines(checkpoints, checkpoint, quantized[PTQ], data, folder).items():
+        answers[name] = _answers(spec, data)
     np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels)
-    document = {"task": ptq.model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
+    document = {"task": quantized[PTQ].model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
     (folder / "answers.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 
-def engines(runs: dict[str, Run], checkpoint: Path, recipe: Recipe, data: Data, out: Path) -> dict[str, EngineSpec]:
-    """Returns every engine by the name it has in the table."""
+def predictions_of(finished: Run, variant: str) -> Path:
+    """Returns the file of what a variant answered in torch on the evaluation split."""
+    evaluated = finished.artifacts[f"evaluate-{variant}"]
+    return evaluated.path / str(evaluated.metrics["predictions"])
+
+
+def engines(checkpoints: Mapping[str, Path], floating: Path, recipe: Recipe, data: Data, out: Path) -> dict[str, EngineSpec]:
+    """Returns every engine by the name it has in the table: ours of each checkpoint, and what others make of the float model."""
     specs: dict[str, EngineSpec] = {}
-    for name, finished in runs.items():
-        build = next(build for build in builds(finished) if build["precision"] == "int8")
-        specs[name] = _spec(finished, build, recipe)
-    finished = runs[PTQ]
-    build = next(build for build in builds(finished) if build["folder"] == "baseline-fp32")
-    exported = finished.of_kind("engine")
-    assert exported is not None
-    folder, onnx = exported.path / build["folder"], exported.path / build["onnx"]
+    for name, checkpoint in checkpoints.items():
+        folder = out / "engines" / name.split()[1]
+        openvino = built(checkpoint, folder, recipe)
+        specs[name] = openvino
+        if computes_bf16():
+            specs[f"{name}, rest bf16"] = replace(openvino, float_precision="bf16")
+    folder = out / "engines" / "float"
+    openvino, onnx = built(floating, folder, recipe), folder / "model.onnx"
     rows = data.calibration(CALIBRATION_ROWS, recipe.seed).rows
-    by_nncf, dynamic = nncf_int8(onnx, folder, rows, out / "nncf.xml"), onnxruntime_dynamic_int8(onnx, out / "dynamic.onnx")
-    static = onnxruntime_static_int8(onnx, folder, rows, out / "static.onnx")
-    openvino = _spec(finished, build, recipe)
+    by_nncf, dynamic = nncf_int8(onnx, folder, rows, folder / "nncf.xml"), onnxruntime_dynamic_int8(onnx, folder / "dynamic.onnx")
+    static = onnxruntime_static_int8(onnx, folder, rows, folder / "static.onnx")
     runtime = replace(openvino, engine="onnxruntime", mode="dynamic", precision="int8")
     return {
-        FLOAT: torch_spec(checkpoint, folder, "fp32", recipe.target),
         **specs,
         "NNCF ptq, OpenVINO": replace(openvino, path=str(by_nncf), precision="int8"),
         "ONNX Runtime dynamic int8": replace(runtime, path=str(dynamic)),
@@ -164,12 +175,20 @@ def engines(runs: dict[str, Run], checkpoint: Path, recipe: Recipe, data: Data, 
     }
 
 
-def _spec(finished: Run, build: dict[str, Any], recipe: Recipe) -> EngineSpec:
-    """Returns the spec of the recommended mode of OpenVINO."""
-    exported = finished.of_kind("engine")
-    assert exported is not None
-    entry = next(entry for entry in build["engines"] if entry["engine"] == "openvino")
-    return spec_of(exported.path, build, entry, recipe.target)
+def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
+    """Exports a checkpoint, builds it for OpenVINO, and returns how its static mode is opened."""
+    processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
+    folder.mkdir(parents=True, exist_ok=True)
+    processor.save(folder)
+    precision = precision_of(checkpoint)
+    if precision == "fp32":
+        export_float(checkpoint, processor, folder / "model.onnx")
+    else:
+        floating = export_float(checkpoint, processor, folder / "float" / "model.onnx")
+        write_graphs(floating, checkpoint, folder / "model.onnx", ["openvino"])
+    xml, _ = build(folder / "model.onnx", folder)
+    entry = {"engine": "openvino", "mode": "static", "file": xml.name}
+    return spec_of(folder, {"precision": precision, "float_precision": "fp32", "folder": "."}, entry, recipe.target)
 
 
 def _answers(spec: EngineSpec, data: Data) -> Any:

@@ -37,7 +37,17 @@ from quantize.ptq import (
 )
 from quantize.qat import Qat, learn
 from quantize.rounding import Method as Rounding
-from quantize.schemes import CALIBRATORS, HIGHEST, INTEGER, NUMBERS, SMOOTHED, choose_scales, layer_figures, round_weights
+from quantize.schemes import (
+    CALIBRATORS,
+    DEFAULT_CALIBRATOR,
+    HIGHEST,
+    INTEGER,
+    NUMBERS,
+    SMOOTHED,
+    choose_scales,
+    layer_figures,
+    round_weights,
+)
 from quantize.sensitivity import SCAN_ROWS
 from quantize.steps import Steps
 from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
@@ -56,7 +66,7 @@ class Calibration(Config):
     method: Literal["auto", Method] | None = None
     """percentile: clip the tail; mse: least squared error of rounding and clipping together; entropy: least divergence of the histogram;
     minmax: clip nothing; moving_average: the usual largest value of a batch; auto: try all, keep the closest on selection rows. Absent:
-    percentile for w8a8, minmax for fp8; the other schemes have no range to find."""
+    minmax for fp8 and for w8a8 with smoothing, percentile for w8a8 without; the other schemes have no range to find."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Training rows to observe."""
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
@@ -84,6 +94,7 @@ class MixedPrecision(Config):
 class Quantize(Stage):
     """Makes the linear layers of the blocks true int8, or int4 or FP8."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "quantize"
 
     mode: Literal["ptq", "qat", "auto"] = "ptq"
@@ -177,6 +188,14 @@ class Quantize(Stage):
         if self.scheme not in SMOOTHED:
             return None
         return SmoothQuant() if self.smoothquant is True else self.smoothquant or None
+
+    @property
+    def calibrator(self) -> Method | Literal["auto"] | None:
+        """How the range of the inputs is found; None for a scheme that needs none."""
+        if self.scheme not in CALIBRATORS:
+            return None
+        smoothed = self.smoothing is not None and self.smoothing.prescale
+        return self.calibration.method or ("minmax" if smoothed else DEFAULT_CALIBRATOR[self.scheme])
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Finds out whether a model that is to be streamed can be."""

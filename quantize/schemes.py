@@ -35,6 +35,7 @@ HIGHEST: Mapping[Scheme, int] = {"w8a8": ACTIVATION_HIGH, "fp8": LARGEST}
 CALIBRATORS: Mapping[Scheme, tuple[Method, ...]] = {"w8a8": METHODS, "fp8": ("minmax", "moving_average", "percentile")}
 """What those can be calibrated by."""
 DEFAULT_CALIBRATOR: Mapping[Scheme, Method] = {"w8a8": "percentile", "fp8": "minmax"}
+"""Where the large channels of an activation were not made smaller; where they were, there is no tail left to clip: minmax."""
 SMOOTHED: tuple[Scheme, ...] = ("w8a8", "w8a8-dynamic")
 """Schemes that gain by smaller channels of the activations."""
 INTEGER: tuple[Scheme, ...] = ("w8a8", "w8a8-dynamic", "w4a16")

@@ -104,10 +104,7 @@ class Steps:
 
     def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
         """Returns the calibrator to use, None for a scheme without, and what `auto` tried."""
-        scheme = self.stage.scheme
-        if scheme not in CALIBRATORS:
-            return None, {}
-        methods, method = CALIBRATORS[scheme], self.stage.calibration.method or DEFAULT_CALIBRATOR[scheme]
+        methods, method = CALIBRATORS.get(self.stage.scheme, ()), self.stage.calibrator
         if method != "auto":
             return method, {}
         assert self.trial is not None
@@ -209,12 +206,13 @@ class Steps:
         if not (self.stage.attention or self.stage.residual):
             return Sites(), {}
         assert calibrator is not None, self.stage.scheme
+        unsmoothed = calibrator if self.stage.calibration.method else DEFAULT_CALIBRATOR[self.stage.scheme]
         sites, figures, found = add_sites(
             self.model,
             cast("Mapping[str, LayerScales]", scales),
             attention=self.stage.attention,
             residual=self.stage.residual,
-            limit=partial(threshold, method=calibrator, percentile=self.stage.calibration.percentile),
+            limit=partial(threshold, method=unsmoothed, percentile=self.stage.calibration.percentile),
             feed=self.feed,
             forward=forward,
             trial=self.trial,

@@ -29,7 +29,7 @@ from compress.streaming import Batch, StreamedModel, is_large, meta_model, struc
 from compress.tasks import TASKS
 from quantize.awq import describe as describe_awq
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
-from quantize.schemes import DEFAULT_CALIBRATOR, NUMBERS
+from quantize.schemes import NUMBERS
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
 
@@ -122,14 +122,14 @@ def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context
 
 def settings_of(stage: Quantize, context: Context) -> Settings:
     """Returns what a decoder layer has to know of the stage."""
-    smoothing, given = stage.smoothing, cast("Method | None", stage.calibration.method)
+    smoothing = stage.smoothing
     return Settings(
         scheme=stage.scheme,
         bits=stage.bits(context),
         group_size=stage.group_size,
         rounding=stage.rounding,
         awq=stage.awq,
-        calibrator=given or DEFAULT_CALIBRATOR.get(stage.scheme),
+        calibrator=cast("Method | None", stage.calibrator),
         percentile=stage.calibration.percentile,
         alpha=smoothing.alpha if smoothing else None,
         prescale=bool(smoothing and smoothing.prescale),

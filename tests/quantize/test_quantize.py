@@ -50,7 +50,7 @@ def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: C
     before, after = logits(bert.path, context), logits(tmp_path / "out", context)
     assert np.mean(before.argmax(1) == after.argmax(1)) >= 0.95
     assert 0 < np.abs(before - after).mean() < 0.1 * before.std()
-    assert (figures["scheme"], figures["weight_bits"], figures["calibrator"], figures["rows"]) == ("w8a8", bits, "percentile", 200)
+    assert (figures["scheme"], figures["weight_bits"], figures["calibrator"], figures["rows"]) == ("w8a8", bits, "minmax", 200)
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
