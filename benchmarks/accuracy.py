@@ -128,21 +128,18 @@ def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Pa
         return read(ROOT / "recipes" / f"{chosen.recipe}.yaml", [*common, f"stages={stages}", *settings])
 
     own = () if chosen.recipe == "cifar10-vit" else (f"model.path={arguments.model}", "model.head=new")
-    trained = open_run(run(recipe(f"[{{finetune: {chosen.finetune}}}]", *own), folder / "float", progress=progress).folder)
-    checkpoint = trained.variants["finetune"].path
-    kept = (f"model={{path: {checkpoint}, task: {recipe('[{finetune: {}}]', *own).model.task}, head: keep}}",)
     asked = {PTQ: "{mode: ptq}", QAT: f"{{mode: qat, qat: {chosen.qat}}}"}
-    quantized = {name: recipe(f"[{{quantize: {method}}}]", *kept) for name, method in asked.items()}
-    data = load_data(quantized[PTQ].data, quantized[PTQ].model.task, label_names(quantized[PTQ].model), lambda line: None)
-    checkpoints = {
-        name: open_run(run(one, folder / name.split()[1], progress=progress).folder).variants["quantize"].path
-        for name, one in quantized.items()
-    }
+    recipes = {name: recipe(f"[{{finetune: {chosen.finetune}}}, {{quantize: {method}}}]", *own) for name, method in asked.items()}
+    finished = {name: open_run(run(one, folder / "run", progress=progress).folder) for name, one in recipes.items()}  # trained once
+    trained, floating = finished[PTQ], finished[PTQ].variants["finetune"].path
+    checkpoints = {name: one.variants["quantize"].path for name, one in finished.items()}
+    asking = recipes[PTQ]
+    data = load_data(asking.data, asking.model.task, label_names(asking.model), lambda line: None)
     answers = {FLOAT: load_predictions(predictions_of(trained, "finetune"))[0]}
-    for name, spec in engines(checkpoints, checkpoint, quantized[PTQ], data, folder).items():
+    for name, spec in engines(checkpoints, floating, asking, data, folder).items():
         answers[name] = _answers(spec, data)
     np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels)
-    document = {"task": quantized[PTQ].model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
+    document = {"task": asking.model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
     (folder / "answers.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
 
 

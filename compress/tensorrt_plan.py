@@ -10,6 +10,7 @@ a GPU model repository.
   largest, tuned for the largest: rows are padded to a bucket anyway, the compiler knows every size but the batch, and weights are shared
   between profiles. Images have one profile.
 - TF32 is switched off, which is on by default: float_precision fp32 has to mean float32.
+- SPARSE_WEIGHTS is switched on: the builder looks for weights in 2:4 and takes kernels for them where those are faster.
 
 Left out: float16. It is casts in the graph, with islands left in float32, and needs nothing here; plugins; several GPUs in one engine.
 """
@@ -99,6 +100,7 @@ def build(
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.clear_flag(trt.BuilderFlag.TF32)
+    config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)  # weights in 2:4 may go to kernels for that; other weights are not touched
     _add_profiles(builder, network, config, buckets, max_batch_size)
     if capability is None:
         config.set_timing_cache(config.create_timing_cache(timing_cache), False)
