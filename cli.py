@@ -14,7 +14,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compress.errors import InputError
+from compress.errors import FailedElsewhere, InputError
+from compress.parallel import is_launched, joined, leave
 
 app = typer.Typer(
     name="compress",
@@ -67,7 +68,8 @@ def run(
 ) -> None:
     """Do it: resumable; finished stages are skipped.
 
-    Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize
+    Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize;
+    torchrun --nproc_per_node=2 $(which compress) run recipe.yaml
     """
 
     def work() -> int:
@@ -75,8 +77,9 @@ def run(
         from compress.progress import ConsoleProgress
 
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
-        outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress)
-        return _conclude(outcome.folder, outcome.missed)
+        with joined() as team:
+            outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress, team=team)
+        return _conclude(outcome.folder, outcome.missed) if team.is_first else 0
 
     _finish(work, verbose)
 
@@ -201,11 +204,15 @@ def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
         status = work() or 0
     except InputError as error:
         status = _say(2, verbose, *error.problems)
+    except FailedElsewhere:
+        status = _say(1, verbose)
     except KeyboardInterrupt:
         status = _say(130, False, "stopped; finished stages are kept, run the same command to go on")
     except Exception as error:  # the last frame of the program: what is neither the input nor the machine is our fault, and says so
         machine = _machine_error(error)
         status = _say(2, verbose, _machine_line(machine)) if machine else _unexpected(error, verbose)
+    if is_launched():
+        leave(status)
     raise typer.Exit(status)
 
 

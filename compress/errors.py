@@ -21,6 +21,10 @@ class InputError(ValueError):
         self.problems = tuple(" ".join(problem.split()) for problem in problems)
 
 
+class FailedElsewhere(Exception):
+    """Another process of the run failed first, and has said why: nothing is left to say."""
+
+
 def nearest(given: str, allowed: Iterable[str]) -> str:
     """Returns `"; did you mean 'x'?"` for the closest allowed word, or the empty string where nothing comes close."""
     close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)

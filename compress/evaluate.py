@@ -139,12 +139,13 @@ def logits_of(
     import torch
 
     from compress.model import device_of, forward
+    from compress.parallel import without_gradients
 
     device, was_training = device_of(model), model.training
     model.eval()
     with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
         for indices, features in preprocessor.batches(rows, batch_size):
-            with torch.inference_mode():
+            with without_gradients(model):
                 logits = forward(model, {name: torch.from_numpy(value).to(device) for name, value in features.items()}).cpu().numpy()
             yield indices, logits
             if advance is not None:

@@ -21,6 +21,7 @@ from compress.stage import Context, Stage, Task
 from compress.tasks import TASKS
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from torch import Tensor, nn
 
     from compress.data import Data
@@ -34,6 +35,7 @@ class Finetune(Stage):
     """Trains the model on the labels; the first stage where there is one, and its output is the baseline."""
 
     NAME: ClassVar[str] = "finetune"
+    TOGETHER: ClassVar[bool] = True
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3
     """Passes over the train split; 0.5 is half a pass."""
@@ -80,7 +82,7 @@ class Finetune(Stage):
                 f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes: leave it out"
             )
         device = training_device()
-        model = load(parent.path, device)
+        model = load(parent.path, "cpu" if context.team.shards else device)  # one that is divided goes there block by block
         prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
         config = TrainConfig.of(self)
         history = train(
@@ -97,13 +99,15 @@ class Finetune(Stage):
             label=self.id or self.NAME,
             depends={"label_smoothing": self.label_smoothing},
             higher_is_better=TASKS[context.task].higher_is_better,
+            team=context.team,
         )
-        save(
-            model.cpu(),
-            parent.path,
-            out,
-            f"Finetuned for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
-        )
+        if context.team.is_first:
+            save(
+                model.cpu(),
+                parent.path,
+                out,
+                f"Finetuned for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
+            )
         return {
             "losses": history.losses,
             "selection": {"metric": PRIMARY[context.task], "values": history.selection, "best_step": history.best_step},
@@ -158,11 +162,14 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
 def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
     """Returns the context with a teacher's answers in place of the labels of the selection split."""
     from compress.evaluate import predict
-    from compress.splits import Split
 
     selection = context.data.selection
-    if not len(selection):
-        return context
-    logits = predict(teacher, prepared, selection.rows, EVALUATION_BATCH)
+    return answered(context, predict(teacher, prepared, selection.rows, EVALUATION_BATCH)) if len(selection) else context
+
+
+def answered(context: Context, logits: NDArray[Any]) -> Context:
+    """Returns the context with the answers of some logits, float32 `[n, C]`, in place of the labels of the selection split."""
+    from compress.splits import Split
+
     answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
-    return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))
+    return replace(context, data=replace(context.data, selection=Split(context.data.selection.rows, answers)))

@@ -16,6 +16,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from compress import goals, tables, wording
+from compress.pruning import pruning
 from compress.wording import NO_REASON, NOT_MEASURED, engine_name
 
 MANY_LAYERS = 60
@@ -55,6 +56,7 @@ def render(report: Report) -> str:
         shapes=tables.latency(whole),
         served=tables.served(whole),
         sizes=_sizes(whole),
+        pruning=pruning(whole),
         layers=_layers(whole),
         quantization=_quantization(whole),
         parity=_parity(whole),

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import resource
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -27,15 +29,18 @@ from compress.implicit import Evaluate, Latency, Source
 from compress.model import ModelConfig, check_model, count, label_names, source_digest
 from compress.model_config import some
 from compress.model_files import find
+from compress.parallel import ALONE, Team
 from compress.process import keep_freed_memory
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
-from compress.stage import Context, Stage, is_model
+from compress.stage import Context, Stage, is_model, teachers_named
 from compress.tasks import num_classes
+from compress.timing import Timer
 from compress.tokenizer import settled
 from distill.teacher import FITTING, about
 from export.export import Export
+from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 
@@ -62,6 +67,7 @@ def run(
     force: bool = False,
     again: str | None = None,
     progress: ConsoleProgress | None = None,
+    team: Team = ALONE,
 ) -> Outcome:
     """Runs a recipe: every stage that is not finished yet, then the report.
 
@@ -72,6 +78,7 @@ def run(
         force: Run every stage again.
         again: Id of one step to run again, and only that.
         progress: Where to tell; the terminal where absent.
+        team: The processes that run it (`compress.parallel.joined`); all of them call with the same arguments.
 
     Returns:
         The run folder and its report. A missed goal is no error: see `Outcome.missed`.
@@ -79,21 +86,24 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine is not fit for it.
     """
-    folder, progress = out or Path("runs") / recipe.name, progress or ConsoleProgress()
+    folder, team = out or Path("runs") / recipe.name, replace(team, strategy=recipe.parallel.strategy)
+    progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()
     steps = plan_steps(recipe)
     _check_start(start, steps)
     if recipe.target.device == "cpu":
         _check_server(steps)
-    with locked(folder):
-        sweep(folder)
-        progress.file = folder / "log.txt"
-        context = prepare(recipe, folder, progress)
+    with locked(folder) if team.is_first else nullcontext():
+        if team.is_first:
+            sweep(folder)
+            progress.file = folder / "log.txt"
+        team.tell(None)  # the folder is there, and ours
+        context = prepare(recipe, folder, progress, team)
         made: dict[str, tuple[Artifact, bool, float]] = {}
         parent: Artifact | None = None
         for step in steps:
             force = force or step.id == start
-            context = replace(context, teacher=teacher_of(step, parent, context))
+            context = replace(context, teachers=teachers_of(step, parent, context))
             result, cached, seconds = advance(step, parent, context, folder, force or step.id == again)
             made[str(step.id)] = (result, cached, seconds)
             if is_variant(step, steps):
@@ -102,11 +112,14 @@ def run(
                 macs = partial(_counted, context.count_macs, result.metrics["macs"])
                 predictions = {**context.predictions, parent.id: result.path / result.metrics["predictions"]}
                 context = replace(context, predictions=predictions, count_macs=macs)
-            if result.kind == "model_repository":
+            if result.kind == "model_repository" and team.is_first:
                 link_repository(folder, result)
             parent = result if result.kind not in ("evaluation", "latency") else parent
-        write_lock(folder, dump(recipe), environment.fingerprint(), made)
-        return Outcome(folder, finish(folder, context.data, progress.warnings))
+        contents: dict[str, Any] = {}
+        if team.is_first:
+            write_lock(folder, dump(recipe), environment.fingerprint(), made)
+            contents = finish(folder, context.data, progress.warnings)
+        return Outcome(folder, team.tell(contents))
 
 
 def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:
@@ -121,7 +134,7 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
     return run(recipe, folder, again="latency", progress=progress)
 
 
-def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Context:
+def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
     """Reads the data and returns the context that the first step sees; its `count_macs` checks the model, without reading weights."""
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     context = Context(
@@ -133,9 +146,17 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Context:
         progress=progress,
         max_drop=recipe.goals.max_drop,
         scratch=folder / "stages" / ".scratch",
+        team=team,
         fingerprint=environment.fingerprint(),
     )
-    return replace(context, count_macs=cache(partial(_check_model, recipe, context)))
+    return replace(context, count_macs=cache(partial(_check_model, recipe, context)), measure_latency=_timer(recipe, context))
+
+
+def _timer(recipe: Recipe, context: Context) -> Timer:
+    """Returns how checkpoints are timed in a run of this recipe: as it quantizes and exports."""
+    quantizer = next((stage for stage in recipe.stages if isinstance(stage, Quantize)), Quantize())
+    exporter = next((stage for stage in recipe.stages if isinstance(stage, Export)), Export())
+    return Timer(context, quantizer, exporter)
 
 
 def _check_model(recipe: Recipe, context: Context) -> int:
@@ -157,34 +178,38 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
     baseline = config
     configs: dict[str, Any] = {}
     for stage in recipe.stages:
-        teacher = getattr(stage, "teacher", None)
-        if teacher is not None:
-            known = {"baseline": baseline, "input": config, **configs}
-            teacher = known[teacher] if not is_model(teacher) else _config_outside(stage, context)
-        stage.check(config, teacher, context)
+        known = {"baseline": baseline, "input": config, **configs}
+        teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
+        stage.check(config, teachers[0] if teachers else None, context)
         config = configs[str(stage.id)] = stage.config_after(config)
 
 
-def teacher_of(step: Stage, parent: Artifact | None, context: Context) -> Artifact | None:
-    """Returns the checkpoint that the `teacher` of a step stands for; None where the step has no such key."""
-    teacher = getattr(step, "teacher", None)
-    if teacher is None:
-        return None
-    if is_model(teacher):
+def teachers_of(step: Stage, parent: Artifact | None, context: Context) -> tuple[Artifact, ...]:
+    """Returns the checkpoints that the `teacher` of a step stands for; none where the step has no such key."""
+    return tuple(_teacher(name, step, parent, context) for name in teachers_named(step))
+
+
+def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) -> Artifact:
+    if is_model(name):
         with about(f"stages.{step.id}.teacher"):
-            folder = find(teacher, "model.path")
-            return Artifact(folder, {"id": teacher, "digest": source_digest(ModelConfig(path=teacher, task=context.task))})
-    if teacher == "input":
+            folder = find(name, "model.path")
+            return Artifact(folder, {"id": name, "digest": source_digest(_outside(step, name, context))})
+    if name == "input":
+        assert parent is not None, "a stage with a teacher is not the first step"
         return parent
-    return context.baseline if teacher == "baseline" else context.checkpoints[teacher]
+    return context.baseline if name == "baseline" else context.checkpoints[name]
 
 
-def _config_outside(step: Any, context: Context) -> Any:
+def _outside(step: Stage, name: str, context: Context) -> ModelConfig:
+    return ModelConfig(path=name, task=context.task, head=getattr(step, "teacher_head", "keep"))
+
+
+def _config_outside(step: Any, name: str, context: Context) -> Any:
     """Returns the Transformers config of a teacher that is not of this run."""
     num_labels = num_classes(context.task, context.data.labels)
     key = f"stages.{step.id}.teacher"
     with about(key):
-        checked = check_model(ModelConfig(path=step.teacher, task=context.task), num_labels, context.max_length)
+        checked = check_model(_outside(step, name, context), num_labels, context.max_length)
     if num_labels and checked.labels not in (None, context.data.labels):
         raise InputError(f"{key}: its labels are {some(checked.labels or ())}, those of the data {some(context.data.labels)}{FITTING}")
     return checked.config
@@ -213,21 +238,26 @@ def plan_steps(recipe: Recipe) -> list[Stage]:
 
 
 def advance(step: Stage, parent: Artifact | None, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
-    """Finds the artifact of a step under its cache key, or makes it.
+    """Finds the artifact of a step under its cache key, or makes it; of several processes the first one does.
 
     Returns:
         The artifact, whether it was there already, and the seconds it took to make it.
     """
-    key = cache_key(step, parent, context)
+    team = context.team
+    key = team.tell(cache_key(step, parent, context) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"
-    found = None if force else _find(destination, key, context)
-    if found is not None:
+    found = None if force or not team.is_first else _find(destination, key, context)
+    if team.tell(found is not None):
         context.progress.log(f"{step.id}: unchanged, taken from {destination}")
+        found = found or artifact.load(destination)
         return found, True, float(found.manifest["seconds"])
     macs = context.macs  # before the first step that has something to do, the model has to be fit for all of them
     context.progress.log(f"{step.id}: running")
     started = time.monotonic()
-    context = replace(context, scratch=folder / "stages" / f".{step.id}-{key[:8]}.scratch")
+    scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")
+    context = replace(context, scratch=folder / "stages" / scratch, team=team if step.TOGETHER else ALONE)
+    if not team.is_first:
+        return _join_in(step, parent, context, destination, team), False, time.monotonic() - started
     if force:  # a checkpoint inside the stage belongs to the earlier attempt
         shutil.rmtree(context.scratch, ignore_errors=True)
     with artifact.writing(destination) as temporary:
@@ -247,7 +277,18 @@ def advance(step: Stage, parent: Artifact | None, context: Context, folder: Path
     shutil.rmtree(context.scratch, ignore_errors=True)
     history.record(step.NAME, step.work(macs, context.data), seconds)
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
+    team.tell(None)  # the artifact is there
     return artifact.load(destination), False, seconds
+
+
+def _join_in(step: Stage, parent: Artifact | None, context: Context, destination: Path, team: Team) -> Artifact:
+    """Takes part in a step that the first process makes, or waits until it is made; returns its artifact."""
+    if step.TOGETHER:
+        with tempfile.TemporaryDirectory() as unused:
+            step.run(parent, context, Path(unused))  # type: ignore[arg-type]
+        shutil.rmtree(context.scratch, ignore_errors=True)
+    team.tell(None)
+    return artifact.load(destination)
 
 
 def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
@@ -262,7 +303,7 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
         "config": step.model_dump(mode="json"),
         "depends": step.depends(context),
         "parent": parent.digest if parent else None,
-        "teacher": context.teacher.digest if context.teacher else None,
+        "teachers": [teacher.digest for teacher in context.teachers],
         "task": context.task,
         "seed": context.seed,
         "data": context.data.digest,

@@ -15,7 +15,7 @@ from compress.artifact import Artifact, DamagedArtifact
 from compress.disk import predicted_bytes
 from compress.implicit import Evaluate
 from compress.model import Counts, check_model, count
-from compress.pipeline import cache_key, is_variant, plan_steps, prepare, teacher_of
+from compress.pipeline import cache_key, is_variant, plan_steps, prepare, teachers_of
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe
 from compress.stage import Context, Stage
@@ -89,7 +89,7 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
 
 
 def _find(step: Stage, parent: Artifact | None, context: Context, folder: Path) -> Artifact | None:
-    key = cache_key(step, parent, replace(context, teacher=teacher_of(step, parent, context)))
+    key = cache_key(step, parent, replace(context, teachers=teachers_of(step, parent, context)))
     try:
         found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
     except DamagedArtifact:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-Volume = Literal["quiet", "normal", "verbose"]
+Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 15.0
 
 
@@ -20,7 +20,7 @@ class ConsoleProgress:
     """Writes to the terminal (standard error) and appends to a log file; implements `compress.stage.Progress`.
 
     Args:
-        volume: `quiet` shows warnings alone on the terminal; the log file gets everything.
+        volume: `quiet` shows warnings alone on the terminal, `silent` nothing; the log file gets everything.
         file: The log file; set by the pipeline once the run folder is known.
     """
 
@@ -34,14 +34,15 @@ class ConsoleProgress:
     def log(self, message: str) -> None:
         """Writes one line."""
         self._write(message)
-        if self.volume != "quiet":
+        if self.volume not in ("silent", "quiet"):
             self._console.print(message, markup=False)
 
     def warn(self, message: str) -> None:
         """Writes one line that is also kept for the report."""
         self.warnings.append(message)
         self._write(f"warning: {message}")
-        self._console.print(f"warning: {message}", style="yellow", markup=False)
+        if self.volume != "silent":
+            self._console.print(f"warning: {message}", style="yellow", markup=False)
 
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
         """Yields `items` under a bar; `total` is their number where they have no length."""
@@ -54,7 +55,7 @@ class ConsoleProgress:
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
         """Gives `advance(n)` for a bar of `total` steps; off a terminal a line every few seconds says the same."""
-        if self._console.is_terminal and self.volume != "quiet":
+        if self._console.is_terminal and self.volume not in ("silent", "quiet"):
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
             with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True) as bars:
                 task = bars.add_task(label, total=total, rate="")

@@ -18,17 +18,18 @@ from compress.errors import InputError, nearest
 from compress.finetune import Finetune
 from compress.model import ModelConfig
 from compress.problems import explain
-from compress.stage import Config, Stage, Target, is_model
+from compress.stage import Config, Parallel, Stage, Target, is_model, teachers_named
 from compress.tasks import TASKS
 from compress.tokenizer import TrainTokenizer
 from distill.distill import Distill
 from export.export import Export
 from prune.prune import Prune
+from prune.sparsify import Sparsify
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
-STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Quantize, Export, TritonRepo)
-"""Every stage a recipe may name, in the order in which they may follow one another; distill and prune in any."""
+STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, TritonRepo)
+"""Every stage a recipe may name, in the order in which they may follow one another; distill, prune and sparsify in any."""
 
 MAX_BYTES = 1_000_000
 
@@ -87,6 +88,8 @@ class Recipe(Config):
     """What to reach."""
     target: Target = Target()
     """Where to serve it."""
+    parallel: Parallel = Parallel()
+    """How several processes train; see `docs/processes.md`."""
     stages: tuple[Any, ...] = ()
     """One-key maps, in order: the key names the stage, the value is its config."""
 
@@ -237,13 +240,18 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
     """Makes the local paths of one recipe file absolute, in place; whatever is not a local path stays as it is (a Hub id)."""
 
-    def resolve(owner: Any, key: str) -> None:
-        value = owner.get(key) if isinstance(owner, dict) else None
+    def resolved(value: Any) -> Any:
+        if isinstance(value, list):
+            return [resolved(entry) for entry in value]
         if not isinstance(value, str) or not value or ":" in value:
-            return
+            return value
         given = Path(value).expanduser()
-        if value.startswith(("./", "../", "~")) or given.is_absolute() or (folder / given).exists():
-            owner[key] = str((folder / given).resolve())
+        local = value.startswith(("./", "../", "~")) or given.is_absolute() or (folder / given).exists()
+        return str((folder / given).resolve()) if local else value
+
+    def resolve(owner: Any, key: str) -> None:
+        if isinstance(owner, dict) and key in owner:
+            owner[key] = resolved(owner[key])
 
     resolve(raw.get("model"), "path")
     resolve(raw.get("model"), "config")
@@ -253,6 +261,8 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
     for entry in stages if isinstance(stages, list) else []:
         for body in entry.values() if isinstance(entry, dict) else []:
             resolve(body, "teacher")
+            for key in ("extra_text", "corpus"):
+                resolve(body.get(key) if isinstance(body, dict) else None, "path")
 
 
 def _apply(raw: dict[str, Any], setting: str) -> None:
@@ -325,17 +335,18 @@ def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
 def _check_order(recipe: Recipe) -> list[str]:
     problems = []
     order = {stage: position for position, stage in enumerate(STAGES)}
-    order[Prune] = order[Distill]  # either may come first, and again
+    order[Prune] = order[Sparsify] = order[Distill]  # any may come first, and again
     ids: set[str] = set()
     for before, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
         if stage.id in ids or stage.id == "baseline":
             problems.append(f"stages.{stage.id}: the id {stage.id!r} is taken; give this {stage.NAME} stage an `id:` of its own")
-        teacher = getattr(stage, "teacher", None)
-        if teacher is not None and not is_model(teacher) and teacher not in (teachers := {"baseline", "input", *ids}):
-            problems.append(
-                f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
-                f"a model is allowed{nearest(teacher, teachers)}"
-            )
+        teachers = {"baseline", "input", *ids}
+        problems += [
+            f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
+            f"a model is allowed{nearest(teacher, teachers)}"
+            for teacher in teachers_named(stage)
+            if not is_model(teacher) and teacher not in teachers
+        ]
         ids.add(stage.id)
         if before is not None and order[type(stage)] < order[type(before)]:
             problems.append(

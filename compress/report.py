@@ -93,6 +93,7 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
         "parity": build.get("parity") if build else None,
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
+        "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
     }
 
 

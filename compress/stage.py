@@ -7,7 +7,7 @@ stage writes its files into that folder and returns the figures that go into the
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,14 @@ import psutil
 from pydantic import BaseModel, ConfigDict, Field
 
 from compress.artifact import Artifact, Kind
+from compress.parallel import ALONE, Strategy, Team
 
 if TYPE_CHECKING:  # types only: these modules stand above this one
     from compress.data import Data
 
 Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
 EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
+TimedPrecision = Literal["int8", "fp32"]
 
 
 class Config(BaseModel):
@@ -58,9 +60,22 @@ class Target(Config):
         return self.threads or physical_cores()
 
 
+class Parallel(Config):
+    """Training by several processes, where a launcher such as torchrun started them; without one nothing changes."""
+
+    strategy: Strategy = "ddp"
+    """ddp: every process has the whole model. fsdp2: each holds a share of every weight, for models that do not fit into one GPU."""
+
+
 def is_model(teacher: str) -> bool:
     """Whether a `teacher` names a model outside of the run (Hub id with its owner, or folder) rather than a stage of it."""
     return "/" in teacher
+
+
+def teachers_named(stage: Any) -> tuple[str, ...]:
+    """Returns what the `teacher` of a stage names, in order; nothing for a stage without such a key."""
+    named = getattr(stage, "teacher", None)
+    return () if named is None else (named,) if isinstance(named, str) else tuple(named)
 
 
 class Progress(Protocol):
@@ -80,6 +95,23 @@ class Progress(Protocol):
         """Gives a function that advances a bar by n."""
 
 
+class MeasureLatency(Protocol):
+    """How checkpoints are timed in a run: in engines of their own, in turns."""
+
+    @property
+    def settings(self) -> Any:
+        """What of the recipe a time depends on, beside the target: JSON types."""
+
+    def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision) -> list[float]:
+        """Returns the median milliseconds of float checkpoints in the first engine of the target.
+
+        Args:
+            checkpoints: The checkpoints.
+            shape: (batch, sequence); the sequence is None for images.
+            precision: What the engine multiplies in; for int8 they are quantized first.
+        """
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything a stage may need beside its own config and its parent; injected by the pipeline."""
@@ -97,12 +129,16 @@ class Context:
     """Every variant so far by stage id, in order; the first is the baseline."""
     predictions: Mapping[str, Path] = field(default_factory=dict)
     """What torch answers on the evaluation split, by variant: a file of `compress.evaluate.save_predictions`."""
-    teacher: Artifact | None = None
-    """The checkpoint that the `teacher` of the stage stands for; None for stages without such a key."""
+    teachers: tuple[Artifact, ...] = ()
+    """The checkpoints that the `teacher` of the stage stands for, in its order; none for stages without such a key."""
     count_macs: Callable[[], int] = lambda: 0
     """Checks the model of the recipe and counts `macs`: seconds of imports, which a run that has nothing to do never spends."""
     max_drop: float | None = None
     """The goal of that name; a stage that decides by it has it in `depends`."""
+    measure_latency: MeasureLatency | None = None
+    """Times checkpoints; None outside of a run."""
+    team: Team = ALONE
+    """The processes that run this stage."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as they go into the manifest."""
 
@@ -110,6 +146,11 @@ class Context:
     def macs(self) -> int:
         """Multiply-accumulates of the incoming model for one row at the data's max_length."""
         return self.count_macs()
+
+    @property
+    def teacher(self) -> Artifact | None:
+        """The first of the teachers; None for stages without such a key."""
+        return self.teachers[0] if self.teachers else None
 
     @property
     def baseline(self) -> Artifact:
@@ -125,6 +166,8 @@ class Stage(Config):
     NAME: ClassVar[str]
     """The key in the recipe."""
     PRODUCES: ClassVar[Kind] = "checkpoint"
+    TOGETHER: ClassVar[bool] = False
+    """Whether every process of a run takes part: such a stage comes to the same in each, and only the first one writes."""
 
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] | None = None
     """Name of this stage in the run; the key where absent. Needed where a key is repeated."""
@@ -138,7 +181,7 @@ class Stage(Config):
 
         Args:
             config: Transformers config of the model that comes in.
-            teacher: That of the teacher; None for stages without one.
+            teacher: That of the first teacher; None for stages without one.
             context: Data, task and target.
 
         Raises:

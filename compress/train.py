@@ -9,7 +9,7 @@ An objective gives the parts of the loss for every row of a batch; the loop sums
 Rows are tokenized once. An epoch shuffles them, sorts windows of 50 batches by length and shuffles the batches of each window, so that a
 batch holds rows of like length and is padded to its longest row. Everything random comes from (seed, epoch) or from generators whose
 state is saved with the weights (`compress.training_state`): a killed run continues to bit-equal weights on the same hardware and
-number of threads. Left out: several devices.
+number of threads. Several processes divide each batch, and the model where it is too large for one (`compress.parallel`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.blocks import repeated_blocks
 from compress.errors import InputError
 from compress.model import device_of
+from compress.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
 from compress.stage import Config, Progress
 from compress.training_rows import Rows, plan_epoch
 from compress.training_state import State, read_state, seeded, weights_digest, write_state
+from compress.zeros import NOTE, zeros_held
 
 if TYPE_CHECKING:
     from compress.preprocess import Preprocessor
+
+RANK_SEED = 1_000_003
+"""Between the seeds of two processes: what they drop out differs."""
 
 
 class TrainConfig(Config):
@@ -48,7 +54,7 @@ class TrainConfig(Config):
     batch_size: Annotated[int, Field(ge=1, le=65536)]
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once; a step adds up gradients over its micro-batches. Absent: the whole batch."""
+    """Rows in memory at once, of each process; a step adds up gradients over its micro-batches. Absent: all that are its own."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
@@ -135,6 +141,7 @@ def train(
     label: str = "train",
     depends: Any = None,
     higher_is_better: bool = True,
+    team: Team = ALONE,
 ) -> History:
     """Trains `model` in place; leaves it in evaluation mode with the weights that `config.keep` asks for.
 
@@ -152,6 +159,8 @@ def train(
         label: Name of the bar and of messages.
         depends: Whatever else the objective depends on (JSON types): a checkpoint found in `scratch` has to have the same.
         higher_is_better: Whether more of that value is better.
+        team: The processes that train; all of them call with the same arguments. Only the first one looks at the selection split (all do
+            where the model is divided), and writes to `scratch`.
 
     Returns:
         The history of the whole training, resumed parts included.
@@ -161,21 +170,27 @@ def train(
     """
     if not len(rows):
         raise InputError(f"{label}: no rows to train on; give a train split")
-    loop = _Loop(model, objective, Rows.prepare(rows, preprocessor), labels, config, seed, select, label)
+    if team.shards and getattr(getattr(model, "config", None), NOTE, False):
+        raise InputError(f"{label}: a model whose zeros are kept cannot be divided; give parallel: {{strategy: ddp}}")
+    trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
+    team.align(trained)
+    digest = weights_digest(trained)
+    loop = _Loop(model, objective, trained, Rows.prepare(rows, preprocessor), labels, config, seed, select, label, team)
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
         "seed": seed,
         "rows": _rows_digest(rows, labels),
-        "weights": weights_digest(loop.trained),
+        "weights": digest,
         "depends": depends,
         "threads": torch.get_num_threads(),
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
+        "processes": team.size,
     }
     loop.history.higher_is_better = higher_is_better
-    with seeded(seed):
-        loop.resume(read_state(scratch, settings, progress.warn), progress)
-        loop.run(lambda: write_state(scratch, settings, loop.state()), progress)
+    with seeded(seed + RANK_SEED * team.rank), zeros_held(model):
+        loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
+        loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
 
 
@@ -204,10 +219,16 @@ def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedul
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the optimizer's groups: matrices and larger with weight decay; biases, norms and scalars without."""
-    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [([p for p in trained if p.ndim > 1], weight_decay), ([p for p in trained if p.ndim <= 1], 0.0)]
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
+    """Returns the optimizer's groups: matrices and larger with weight decay; biases, norms and scalars without.
+
+    Divided parameters have groups of their own: a fused step takes them and whole ones apart.
+    """
+    groups: dict[tuple[bool, type], list[nn.Parameter]] = {}
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            groups.setdefault((parameter.ndim <= 1, type(parameter)), []).append(parameter)
+    ordered = sorted(groups.items(), key=lambda entry: entry[0][0])
+    return [{"params": members, "weight_decay": 0.0 if free else weight_decay} for (free, _), members in ordered]
 
 
 class _Loop:
@@ -217,17 +238,21 @@ class _Loop:
         self,
         model: nn.Module,
         objective: Objective,
+        trained: nn.Module,
         rows: Rows,
         labels: NDArray[Any],
         config: TrainConfig,
         seed: int,
         select: Callable[[nn.Module], float] | None,
         label: str,
+        team: Team,
     ) -> None:
-        self.model, self.objective, self.rows, self.config = model, objective, rows, config
-        self.seed, self.select, self.label = seed, select, label
+        self.model, self.objective, self.trained, self.rows, self.config = model, objective, trained, rows, config
+        self.seed, self.select, self.label, self.team = seed, select, label, team
         self.labels = torch.from_numpy(labels)
-        self.trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
+        self.plain = skeleton(model) if team.shards else None
+        if team.shards:
+            shard(model, repeated_blocks(model, label)[1])
         self.device = device_of(model)
         self.autocast = autocast_dtype(self.device)
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
@@ -239,8 +264,8 @@ class _Loop:
         self.sums: dict[str, float] = {}  # parts of the loss in this epoch, summed over its rows
         self.seen = 0  # rows of this epoch
 
-    def run(self, checkpoint: Callable[[], None], progress: Progress) -> None:
-        """Takes all steps that are left."""
+    def run(self, write: Callable[[State], None], progress: Progress) -> None:
+        """Takes all steps that are left; the first process writes checkpoints."""
         self.trained.train()
         batches: list[NDArray[np.int64]] = []
         saved = last = time.monotonic()
@@ -255,18 +280,28 @@ class _Loop:
                 advance(1)
                 now = time.monotonic()
                 self.history.seconds, last = self.history.seconds + now - last, now
-                if now - saved >= self.config.checkpoint_seconds:
-                    checkpoint()
+                if self.team.tell(now - saved >= self.config.checkpoint_seconds):
+                    state = self.state()
+                    if self.team.is_first:
+                        write(state)
                     saved = time.monotonic()
 
     def _step(self, indices: NDArray[np.int64]) -> None:
         """One step of the optimizer on the rows `indices`."""
-        step, size = self.history.steps, self.config.micro_batch_size or len(indices)
-        for start in range(0, len(indices), size):
-            self._backward(indices[start : start + size], len(indices))
-        config = self.config
-        norm = nn.utils.clip_grad_norm_(self.trained.parameters(), config.max_grad_norm)
-        self._check_finite(float(norm), "gradient")
+        step, team, config = self.history.steps, self.team, self.config
+        most = -(-len(indices) // team.size)  # rows of a process
+        size, own = config.micro_batch_size or most, team.share(indices)
+        sums: dict[str, float] = {}
+        for start in range(0, most, size):
+            part = own[start : start + size]
+            # A process without a row left runs one that does not count: where the model is divided, all have to put it together.
+            for name, value in self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices)).items():
+                sums[name] = sums.get(name, 0.0) + value
+        for name, value in zip(sums, team.total(list(sums.values())), strict=True):
+            self._check_finite(value, f"loss ({name})")
+            self.sums[name] = self.sums.get(name, 0.0) + value
+        team.sum_gradients(self.trained.parameters())
+        self._check_finite(self._clip(), "gradient")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(step, self.num_steps, config.learning_rate, config.warmup, config.schedule)
         self.optimizer.step()
@@ -274,18 +309,23 @@ class _Loop:
         self.history.steps += 1
         self.seen += len(indices)
 
-    def _backward(self, indices: NDArray[np.int64], num_rows: int) -> None:
-        """Adds the gradient of some rows of a step of `num_rows` rows."""
+    def _clip(self) -> float:
+        """Limits the norm of the gradient, that of the whole batch; returns what it was."""
+        if self.team.shards:
+            return clip_gradients(self.trained.parameters(), self.config.max_grad_norm)
+        return float(nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.max_grad_norm))
+
+    def _backward(self, indices: NDArray[np.int64], counts: bool, num_rows: int) -> dict[str, float]:
+        """Adds the gradient of some rows of a step of `num_rows` rows; returns the sums of its parts, 0 if they do not count."""
         features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast == torch.bfloat16):
             parts = self.objective(self.model, batch)
         sums = torch.stack([part.float().sum() for part in parts.values()])
         assert all(part.shape == (len(indices),) for part in parts.values()), {name: part.shape for name, part in parts.items()}
+        sums = sums if counts else 0.0 * sums
         (sums.sum() / num_rows).backward()  # type: ignore[no-untyped-call]
-        for name, value in zip(parts, sums.tolist(), strict=True):
-            self._check_finite(value, f"loss ({name})")
-            self.sums[name] = self.sums.get(name, 0.0) + value
+        return dict(zip(parts, sums.tolist(), strict=True))
 
     def _check_finite(self, value: float, what: str) -> None:
         if not math.isfinite(value):
@@ -300,7 +340,8 @@ class _Loop:
         finished = steps == self.num_steps
         message = ""
         if self.select is not None and (steps % every == 0 or finished):
-            value = self.select(self.model)
+            looks = self.team.is_first or self.team.shards
+            value = self.team.tell(self.select(self.model) if looks else 0.0)
             self._check_finite(value, "value on the selection split")
             if self.history.improves(value):
                 self.history.best_step = steps
@@ -316,40 +357,66 @@ class _Loop:
             progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
 
     def _weights(self) -> dict[str, Tensor]:
+        """Returns a copy of all weights, on the CPU where they are not divided."""
+        if self.team.shards:
+            return {name: value.detach().clone() for name, value in self.trained.state_dict().items()}
         return {name: value.detach().cpu().clone() for name, value in self.trained.state_dict().items()}
 
     def state(self) -> State:
-        """Returns everything that `resume` needs."""
+        """Returns everything that `resume` needs; every process has to ask."""
         tensors = {f"now.{name}": value for name, value in self.trained.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         for i, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
+        if self.team.shards:
+            tensors = {name: full(value).cpu() for name, value in tensors.items()}
+        for rank, generator in enumerate(self.team.gather(_generator(self.device))):
+            tensors |= {f"rank.{rank}": generator} if rank else {}  # that of the first one is saved along anyway
         return State(tensors, {"history": asdict(self.history), "sums": self.sums, "seen": self.seen})
 
     def resume(self, state: State | None, progress: Progress) -> None:
-        """Continues from a checkpoint, where there is one."""
-        if state is None:
+        """Continues from the checkpoint that the first process has found, where there is one."""
+        values = self.team.tell(None if state is None else state.values)
+        if values is None:
             return
-        self.trained.load_state_dict(_below(state.tensors, "now."))
-        self.best = _below(state.tensors, "best.")
+        now = self.trained.state_dict()
+        parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         moments: dict[int, dict[str, Tensor]] = {}
-        for key, value in _below(state.tensors, "optimizer.").items():
-            number, name = key.split(".", 1)
-            moments.setdefault(int(number), {})[name] = value
+        for key, value in self.team.spread({} if state is None else state.tensors):
+            kind, _, name = key.partition(".")
+            if kind == "now":
+                now[name].copy_(divided_like(now[name], value))
+            elif kind == "best":
+                self.best[name] = divided_like(now[name], value)
+            elif kind == "optimizer":
+                number, _, moment = name.partition(".")
+                moments.setdefault(int(number), {})[moment] = divided_like(parameters[int(number)], value)
+            elif int(name) == self.team.rank:
+                _set_generator(self.device, value)
         self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
-        self.history, self.sums, self.seen = History(**state.values["history"]), state.values["sums"], state.values["seen"]
+        self.history, self.sums, self.seen = History(**values["history"]), values["sums"], values["seen"]
         progress.log(f"  {self.label}: continued after step {self.history.steps} of {self.num_steps}")
 
     def finish(self) -> History:
         """Puts the weights to keep in place."""
         if self.best:
             self.trained.load_state_dict(self.best)
+        if self.plain is not None:
+            put_together(self.model, self.plain)
         self.model.eval()
         return self.history
 
 
-def _below(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+def _generator(device: torch.device) -> Tensor:
+    """Returns the state of the generator that dropout draws from, on the CPU."""
+    return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_generator(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
 
 
 def _rows_digest(rows: Sequence[Any], labels: NDArray[Any]) -> str:

@@ -3,15 +3,20 @@
     loss_b = hard_weight * hard_b(labels) + sum_i weight_i * loss_i,b(student, teacher)
 
 `loss` names a published combination, `losses` lists them one by one; each is a file of this folder. The student comes from the
-incoming model (`distill.student`), the teacher is the baseline unless another is named. The weights kept are the best on the selection
-split: by the labels where this run trained the baseline itself, else by agreement with the teacher, as a baseline from outside may
-have been trained on those rows.
+incoming model (`distill.student`), the teacher is the baseline unless another is named, or several are (`distill.ensemble`). The weights
+kept are the best on the selection split: by the labels where this run trained the baseline itself, else by agreement with the teacher, as
+a baseline from outside may have been trained on those rows.
+
+More rows to learn from: `extra_text` adds unlabelled text, `augment` masked copies (`distill.masking`); both take part in every loss but
+that of the labels. With `corpus` the student learns the inside of the teacher on plain text and nothing of the task (task-agnostic, or
+general, distillation: https://arxiv.org/abs/1909.10351, section 3.2, https://arxiv.org/abs/2012.15828); a stage for the task follows. Left
+out: a masked language model beside it, which checkpoints of a task have no head for.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -20,15 +25,17 @@ from pydantic import Field, model_validator
 
 from compress.artifact import Artifact
 from compress.errors import InputError
-from compress.finetune import judged_by, selection_metric, trained_here
-from compress.stage import Context, Stage, is_model
+from compress.finetune import EVALUATION_BATCH, answered, judged_by, selection_metric, trained_here
+from compress.stage import Context, Stage, is_model, teachers_named
 from compress.tasks import TASKS, num_classes
 from distill.distilbert import Cosine
 from distill.hidden import Hidden
 from distill.logit_standardization import LogitStandardization
 from distill.loss import Loss, Setting, Shape
+from distill.masking import Augment
 from distill.minilm import MiniLM, MiniLMv2
 from distill.mixkd import MixKD
+from distill.plain_text import PlainText
 from distill.relational import Relational
 from distill.schedules import Ramp, smallest
 from distill.soft_target import SoftTarget
@@ -41,7 +48,10 @@ if TYPE_CHECKING:
     from compress.data import Data
     from compress.preprocess import Preprocessor
     from compress.splits import Split
+    from compress.training_rows import Rows
+    from distill.masking import Masking
     from distill.objective import Objective
+    from distill.teacher import Teacher
 
 AnyLoss = Annotated[
     SoftTarget | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational, Field(discriminator="name")
@@ -52,12 +62,16 @@ AnyLoss = Annotated[
 class Preset:
     """A published combination."""
 
-    losses: tuple[Loss, ...]
+    losses: tuple[AnyLoss, ...]
     hard_weight: float | Ramp
     temperature: float | Ramp = 2.0
 
 
-PresetName = Literal["soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational"]
+TeacherName = Annotated[str, Field(min_length=1)]
+
+PresetName = Literal[
+    "soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational", "hard_target"
+]
 PRESETS: Mapping[PresetName, Preset] = {
     "soft_target": Preset((SoftTarget(),), 0.5),
     "distilbert": Preset((SoftTarget(weight=5.0), Cosine()), 2.0),
@@ -68,6 +82,7 @@ PRESETS: Mapping[PresetName, Preset] = {
     "mixkd": Preset((SoftTarget(), MixKD()), 1.0),
     "logit_standardization": Preset((LogitStandardization(weight=9.0),), 0.1),
     "relational": Preset((SoftTarget(), Relational()), 0.5),
+    "hard_target": Preset((), 1.0),
 }
 
 
@@ -75,21 +90,35 @@ class Distill(Stage):
     """Trains a smaller model to answer as its teacher does."""
 
     NAME: ClassVar[str] = "distill"
+    TOGETHER: ClassVar[bool] = True
 
     student: Student = Student()
     """The model to train."""
     loss: PresetName | None = None
-    """A published combination of losses; soft_target where neither it nor `losses` is given."""
+    """A published combination of losses; soft_target where neither it nor `losses` is given. hard_target: the labels alone, to compare
+    with."""
     losses: tuple[AnyLoss, ...] = ()
     """The losses one by one, instead of `loss`."""
     temperature: Annotated[float, Field(gt=0, le=100)] | Ramp | None = None
     """Softens the answers of both models; absent: as published with `loss`, 2 with `losses`. {start, end} changes it over the training."""
     hard_weight: Annotated[float, Field(ge=0)] | Ramp | None = None
     """Weight of the labels; absent: as published with `loss`, 0 with `losses`."""
-    teacher: Annotated[str, Field(min_length=1)] = "baseline"
-    """Who teaches: baseline, input (the incoming model), the id of an earlier stage, or the Hub id or folder of another model."""
+    teacher: TeacherName | Annotated[tuple[TeacherName, ...], Field(min_length=1)] = "baseline"
+    """Who teaches: baseline, input (the incoming model), the id of an earlier stage, or the Hub id or folder of another model. A list:
+    the mean of their answers, softened by the temperature, for losses that compare answers alone."""
+    teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
+    """With a list of teachers the weight of each in the mean; absent: equal ones."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the train rows that is learned from, chosen by hash of their content."""
+    """Share of the train rows (of the corpus, where there is one) that is learned from, chosen by hash of their content."""
+    extra_text: PlainText | None = None
+    """Unlabelled text to learn from beside these rows: for every loss but that of the labels, and without evaluation and selection rows."""
+    augment: Augment | None = None
+    """Copies of text rows with some tokens masked, in every epoch: for every loss but that of the labels."""
+    corpus: PlainText | None = None
+    """Plain text to learn the inside of the teacher on, instead of the train rows: losses that compare answers are left out of `loss`,
+    the head stays as it is, the last weights are kept, and the teacher may be any model of the kind, trained for the task or not."""
+    pack: bool = True
+    """With `corpus`: short lines are joined and long ones cut, so that rows have about `data.max_length` tokens; false: a line is a row."""
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3
     """Passes over those rows; 0.5 is half a pass."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
@@ -117,6 +146,12 @@ class Distill(Stage):
             raise ValueError("temperature: above 0 at both ends")
         if self.hard_weight is not None and smallest(self.hard_weight) < 0:
             raise ValueError("hard_weight: at least 0 at both ends")
+        if self.teacher_weights and len(self.teacher_weights) != len(teachers_named(self)):
+            raise ValueError(
+                f"teacher_weights: {len(self.teacher_weights)} given for {len(teachers_named(self))} teachers; give one for each"
+            )
+        if self.corpus is not None and (self.extra_text is not None or self.hard_weight):
+            raise ValueError("corpus: plain text has no labels and stands alone; give neither hard_weight nor extra_text beside it")
         return self
 
     @property
@@ -124,17 +159,37 @@ class Distill(Stage):
         """Key path of this stage in the recipe."""
         return f"stages.{self.id or self.NAME}"
 
-    def depends(self, context: Context) -> Any:
-        """The contents of another checkpoint that is the student."""
-        from compress.model import ModelConfig, source_digest
+    @property
+    def teacher_head(self) -> Literal["keep", "new"]:
+        """Whether the head of a teacher from outside is the one for the task, or may be missing."""
+        return "keep" if self.corpus is None else "new"
 
-        if self.student.path is None:
-            return None
-        return {"student": source_digest(ModelConfig(path=self.student.path, task=context.task, head=self.student.head))}
+    def depends(self, context: Context) -> Any:
+        """The contents of another checkpoint that is the student, and of further text."""
+        from compress.model import ModelConfig, source_digest
+        from distill.plain_text import digest, read_plain
+
+        found: dict[str, str] = {}
+        if self.student.path is not None:
+            found["student"] = source_digest(ModelConfig(path=self.student.path, task=context.task, head=self.student.head))
+        for name in ("extra_text", "corpus"):
+            text = getattr(self, name)
+            if text is not None:
+                found[name] = digest(read_plain(text, f"{self.key}.{name}", context.progress.log))
+        return found or None
 
     def work(self, macs: int, data: Data) -> float:
         """Forward and twice as much backward for every row of every epoch, one forward of the teacher, and the selection split."""
-        return macs * (self.epochs * (3.0 * self.fraction * len(data.train) + len(data.selection)) + self.fraction * len(data.train))
+        from distill.plain_text import read_plain
+
+        rows = self.fraction * len(data.train)
+        if self.corpus is not None:  # packed rows are fewer and longer
+            rows, selection = self.fraction * len(read_plain(self.corpus, f"{self.key}.corpus")), 0
+        else:
+            selection = len(data.selection)
+        rows += len(read_plain(self.extra_text, f"{self.key}.extra_text")) if self.extra_text is not None else 0
+        rows *= 1 + (self.augment.copies if self.augment else 0)
+        return macs * (self.epochs * (3.0 * rows + selection) + rows)
 
     def config_after(self, config: Any) -> Any:
         """The config of the student."""
@@ -145,6 +200,9 @@ class Distill(Stage):
     def resolved(self) -> Preset:
         """Returns the losses and their settings with every default filled in."""
         preset = Preset(self.losses, 0.0) if self.losses else PRESETS[self.loss or "soft_target"]
+        if self.corpus is not None:
+            inside = tuple(loss for loss in preset.losses if not _compares_answers(loss))
+            return Preset(inside if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in inside), 0.0)
         return Preset(
             preset.losses,
             preset.hard_weight if self.hard_weight is None else self.hard_weight,
@@ -163,6 +221,8 @@ class Distill(Stage):
 
         if TASKS[context.task].answer == "tokens":
             self._check_tokens(self.resolved())
+        self._check_rows(context)
+        self._check_answers()
         num_labels = num_classes(context.task, context.data.labels)
         check_student(self.student, context.task, num_labels, f"{self.key}.student")
         after = self.config_after(config)
@@ -174,6 +234,40 @@ class Distill(Stage):
             loss.wants(setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(f"{setting.key}: compares the rows of a batch; leave micro_batch_size ({self.micro_batch_size} given) out")
+            if loss.ACROSS_ROWS and context.team.size > 1:
+                raise InputError(
+                    f"{setting.key}: compares the rows of a batch, which {context.team.size} processes divide: run one process"
+                )
+            if isinstance(loss, MixKD) and context.team.shards:
+                raise InputError(f"{setting.key}: mixkd reads the embeddings alone, which fsdp2 divides; give parallel: {{strategy: ddp}}")
+
+    def _check_rows(self, context: Context) -> None:
+        """Raises where further rows do not go with the data of the run."""
+        given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
+        if given and (TASKS[context.task].modality != "text" or TASKS[context.task].answer == "tokens"):
+            raise InputError(f"{self.key}.{given[0]}: given; {context.task} has no rows of text with an answer each: leave it out")
+        pairs = isinstance(context.data.train.rows[0], tuple)
+        if self.extra_text is not None and (self.extra_text.text_pair is not None) != pairs:
+            kind, remedy = ("pairs of texts", "give") if pairs else ("single texts", "leave out")
+            raise InputError(f"{self.key}.extra_text: the rows of the data are {kind}: {remedy} {self.key}.extra_text.text_pair")
+        if self.corpus is not None and self.corpus.text_pair is not None:
+            raise InputError(f"{self.key}.corpus.text_pair: {self.corpus.text_pair!r} given; a corpus is running text: leave it out")
+
+    def _check_answers(self) -> None:
+        """Raises where losses look inside of several teachers, or compare answers on a corpus."""
+        losses = self.losses or PRESETS[self.loss or "soft_target"].losses
+        inside = [loss.name for loss in losses if not loss.ANSWERS_ONLY]
+        count = len(teachers_named(self))
+        if count > 1 and inside:
+            raise InputError(f"{self.key}.teacher: {count} given; {inside[0]} looks inside of one: give one teacher, or loss: soft_target")
+        if self.corpus is None:
+            return
+        answers = [loss.name for loss in self.losses if _compares_answers(loss)]
+        if answers or not self.resolved().losses:
+            raise InputError(
+                f"{self.key}.corpus: given, and {answers[0] if answers else self.loss or 'soft_target'} compares answers; a corpus teaches "
+                "the inside of the teacher: give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational"
+            )
 
     def _check_tokens(self, preset: Preset) -> None:
         """Raises where a model that answers token by token cannot be distilled in this way."""
@@ -194,24 +288,31 @@ class Distill(Stage):
         Raises:
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
+        from compress.blocks import repeated_blocks
         from compress.data import preprocessor
         from compress.evaluate import PRIMARY
         from compress.model import load, save
+        from compress.parallel import shard
         from compress.train import TrainConfig, autocast_dtype, train, training_device
         from distill.student import build
         from distill.teacher import freeze
 
-        assert context.teacher is not None, "the pipeline hands over the teacher"
-        device = training_device()
+        assert context.teachers, "the pipeline hands over the teachers"
+        device, team = training_device(), context.team
         student, source = build(self.student, parent.path, context, f"{self.key}.student")
-        student.to(device)
-        folder = self._teacher_folder(context.teacher, context)
-        teacher = freeze(load(folder, device))
+        folders = [self._teacher_folder(number, context) for number in range(len(context.teachers))]
+        if team.shards:  # what is divided goes to the device block by block, the student within `train`
+            teachers = [freeze(load(folder)) for folder in folders]
+            teachers = [shard(teacher, repeated_blocks(teacher, f"{self.key}.teacher")[1]) for teacher in teachers]
+        else:
+            student.to(device)
+            teachers = [freeze(load(folder, device)) for folder in folders]
         prepared = preprocessor(source, context.task, context.max_length, context.target)
-        theirs = preprocessor(folder, context.task, context.max_length, context.target)
-        split = chosen_rows(context.data.train, self.fraction)
-        objective = self._objective(student, teacher, prepared, theirs, split, context)
+        theirs = [preprocessor(folder, context.task, context.max_length, context.target) for folder in folders]
+        split, num_labelled = self._rows(source, context)
+        objective = self._objective(student, teachers, prepared, theirs, source, split, num_labelled, context)
         outside = not trained_here(context) and TASKS[context.task].answer != "tokens"  # text is its own label
+        judged = self._judged(teachers, theirs, context) if outside and self.corpus is None else context
         config = TrainConfig.of(self)
         history = train(
             student,
@@ -223,17 +324,19 @@ class Distill(Stage):
             context.seed,
             context.scratch,
             context.progress,
-            selection_metric(judged_by(context, teacher, theirs) if outside else context, prepared),
+            selection_metric(judged, prepared) if self.corpus is None else None,
             label=self.id or self.NAME,
-            depends={"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest},
+            depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
             higher_is_better=TASKS[context.task].higher_is_better,
+            team=team,
         )
-        save(
-            student.cpu(),
-            source,
-            out,
-            f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
-        )
+        if team.is_first:
+            save(
+                student.cpu(),
+                source,
+                out,
+                f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
+            )
         metric = PRIMARY[context.task] + (" against the teacher" if outside else "")
         return {
             "losses": history.losses,
@@ -242,65 +345,133 @@ class Distill(Stage):
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": str(autocast_dtype(device)).removeprefix("torch."),
             "rows": len(split),
-            "teacher": context.teacher.id,
+            "labelled_rows": num_labelled,
+            "teacher": " + ".join(teacher.id for teacher in context.teachers),
             "teacher_logits": "live" if objective.pair.teacher.logits is None else "cached",
         }
 
     def _settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
         """Returns what each loss is used in."""
         shapes = Shape.of(student), Shape.of(teacher)
-        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(self.resolved().losses)
+        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(
+            self.resolved().losses
+        )  # a corpus refuses any of `losses`
         return [Setting(*shapes, context.task, f"{self.key}.{name}") for name in names]
 
-    def _teacher_folder(self, teacher: Artifact, context: Context) -> Path:
-        """Returns the teacher's checkpoint; one from outside is imported as the recipe's own model is."""
+    def _teacher_folder(self, number: int, context: Context) -> Path:
+        """Returns the checkpoint of one of the teachers; one from outside is imported as the recipe's own model is."""
         from compress.model import ModelConfig, import_model
         from distill.teacher import about
 
-        if not is_model(self.teacher):
+        teacher = context.teachers[number]
+        if not is_model(teachers_named(self)[number]):
             return teacher.path
-        folder = context.scratch / "teacher"
+        folder = context.scratch / f"teacher{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         with about(f"{self.key}.teacher"):
-            import_model(ModelConfig(path=str(teacher.path), task=context.task), context.data.labels, context.seed, folder)
+            config = ModelConfig(path=str(teacher.path), task=context.task, head=self.teacher_head)
+            import_model(config, context.data.labels, context.seed, folder)
         return folder
 
+    def _rows(self, source: Path, context: Context) -> tuple[Split, int]:
+        """Returns the rows to learn from, and how many of them, the first ones, have labels."""
+        from distill.rows import gather, gather_corpus
+
+        copies, data, log = self.augment.copies if self.augment else 0, context.data, context.progress.log
+        if self.corpus is None:
+            return gather(data, self.fraction, self.extra_text, copies, self.key, log)
+        return gather_corpus(data, self.fraction, self.corpus, (source, context.max_length) if self.pack else None, copies, self.key, log)
+
+    def _judged(self, teachers: Sequence[nn.Module], theirs: Sequence[Preprocessor], context: Context) -> Context:
+        """Returns the context with the teachers' answers in place of the labels of the selection split."""
+        import torch
+
+        from compress.evaluate import predict
+        from distill.ensemble import averaged, shares
+
+        rows = context.data.selection.rows
+        if len(teachers) == 1 or not rows:
+            return judged_by(context, teachers[0], theirs[0])
+        logits = [torch.from_numpy(predict(*pair, rows, EVALUATION_BATCH)) for pair in zip(teachers, theirs, strict=True)]
+        weights = shares(self.teacher_weights, len(teachers))
+        return answered(context, averaged(logits, weights, 1.0, context.task == "text-regression").numpy())
+
     def _objective(
-        self, student: nn.Module, teacher: nn.Module, prepared: Preprocessor, theirs: Preprocessor, split: Split, context: Context
+        self,
+        student: nn.Module,
+        teachers: Sequence[nn.Module],
+        prepared: Preprocessor,
+        theirs: Sequence[Preprocessor],
+        source: Path,
+        split: Split,
+        num_labelled: int,
+        context: Context,
     ) -> Objective:
-        """Puts the losses together, and computes the teacher's answers beforehand where they are all that is needed of it."""
+        """Puts the losses together, and computes the teachers' answers beforehand where they are all that is needed of them."""
         from compress.training_rows import Rows
         from distill.capture import Capture, Wanted
+        from distill.ensemble import shares
+        from distill.masking import masking_of
         from distill.objective import Objective
-        from distill.teacher import CACHE_BYTES, Pair, Teacher, cached_logits, takes_the_same
+        from distill.teacher import CACHE_BYTES, Pair, cached_logits
 
-        preset = self.resolved()
-        settings = self._settings(student.config, teacher.config, context)
-        rows = Rows.prepare(split.rows, prepared)
-        same_tokens, same_inputs = takes_the_same(prepared, theirs, split.rows)
-        teacher_rows = rows if same_inputs else Rows.prepare(split.rows, theirs)
-        asked = Teacher(Capture(teacher, self.key), teacher_rows, same_inputs)
-        generates = TASKS[context.task].answer == "tokens"
-        if not same_tokens and generates:
-            raise InputError(f"{self.key}.teacher: {self.teacher} has another vocabulary than the student; give one with the same tokens")
-        if not same_tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
-            raise InputError(
-                f"{self.key}.teacher: {self.teacher} splits the rows into other tokens than the student; losses that look inside of it do "
-                "not fit: give loss: soft_target"
-            )
-        pair = Pair(Capture(student, self.key), asked, rows, split.labels, context.seed)
-        objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed)
-        only_logits = all(teacher_wanted == Wanted(logits=True) for _, teacher_wanted in objective.wanted)
-        if only_logits and not generates and 4 * len(split) * settings[0].teacher.classes <= CACHE_BYTES:
-            assert context.teacher is not None
-            identity = {"teacher": context.teacher.digest, "rows": split.digest, "max_length": context.max_length}
-            asked.logits = cached_logits(teacher, teacher_rows, identity, context.scratch, context.progress, self.id or self.NAME)
+        preset, generates = self.resolved(), TASKS[context.task].answer == "tokens"
+        settings = self._settings(student.config, teachers[0].config, context)
+        rows, masking = Rows.prepare(split.rows, prepared), None
+        if self.augment is not None:
+            originals = len(split) // (1 + self.augment.copies)
+            masking = masking_of(self.augment, source, context.seed, originals, f"{self.key}.augment")
+        asked = tuple(
+            self._asked(number, teacher, prepared, theirs[number], split, rows, masking, preset) for number, teacher in enumerate(teachers)
+        )
+        few = None if num_labelled == len(split) else num_labelled
+        weights = shares(self.teacher_weights, len(teachers))
+        pair = Pair(Capture(student, self.key), asked, rows, split.labels, context.seed, few, weights, masking)
+        objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task)
+        only_logits = bool(preset.losses) and all(wanted == Wanted(logits=True) for _, wanted in objective.wanted)
+        fits = not generates and 4 * len(split) * student.config.num_labels * len(teachers) <= CACHE_BYTES  # type: ignore[union-attr,operator]
+        if only_logits and fits and masking is None:
+            for teacher, artifact in zip(asked, context.teachers, strict=True):
+                identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
+                teacher.logits = cached_logits(
+                    teacher.capture.model, teacher.rows, identity, context.scratch, context.progress, self.id or self.NAME, context.team
+                )
         return objective
 
+    def _asked(
+        self,
+        number: int,
+        teacher: nn.Module,
+        prepared: Preprocessor,
+        theirs: Preprocessor,
+        split: Split,
+        rows: Rows,
+        masking: Masking | None,
+        preset: Preset,
+    ) -> Teacher:
+        """Returns one of the teachers, ready to answer for the rows.
 
-def chosen_rows(train: Split, fraction: float) -> Split:
-    """Returns about that share of the train rows, chosen by hash of their content: the same for every order, seed and machine."""
-    from compress.splits import hold_out
+        Raises:
+            InputError: It gets other tokens than the student, and something needs the same.
+        """
+        from compress.training_rows import Rows
+        from distill.capture import Capture
+        from distill.teacher import Teacher, takes_the_same
 
-    return train if fraction == 1 else hold_out(train, fraction)[1]
+        name = teachers_named(self)[number]
+        same_tokens, same_inputs = takes_the_same(prepared, theirs, split.rows)
+        if not same_tokens and prepared.task == "text-generation":
+            raise InputError(f"{self.key}.teacher: {name} has another vocabulary than the student; give one with the same tokens")
+        if not same_tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
+            raise InputError(
+                f"{self.key}.teacher: {name} splits the rows into other tokens than the student; losses that look inside of it do "
+                "not fit: give loss: soft_target"
+            )
+        if not same_tokens and masking is not None:
+            raise InputError(f"{self.key}.augment: given, and {name} splits the rows into other tokens than the student; leave it out")
+        return Teacher(Capture(teacher, self.key), rows if same_inputs else Rows.prepare(split.rows, theirs), same_inputs, masking=masking)
+
+
+def _compares_answers(loss: Loss) -> bool:
+    return loss.ANSWERS_ONLY or isinstance(loss, MixKD)

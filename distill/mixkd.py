@@ -10,7 +10,7 @@ https://arxiv.org/abs/2011.00593, section 3:
 The tokens of x' are those of either row; its token types are those of x_i where it has a token, else those of x_j. The patch embedding
 of an image is linear, so that mixed pixels are mixed embeddings. The partner j and l of a row are drawn from (seed, step, row), however
 the batch is cut, and j among the rows of like length: as a batch holds rows of like length anyway, little is lost, and no time on
-padding. Left out: back-translated rows.
+padding. Where one of the two has no label, mixed_labels is 0. Left out: back-translated rows.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ class MixKD(Loss):
         parts = {}
         if self.labels:
             other_labels = torch.from_numpy(pair.labels[partners]).to(device)
-            parts["mixed_labels"] = self.labels * mixed_target(asked, batch.labels, other_labels, share_b, regression)
+            mixed_b = mixed_target(asked, batch.labels, other_labels, share_b, regression)
+            labelled_b = pair.labelled(batch.indices, partners)
+            parts["mixed_labels"] = self.labels * (mixed_b if labelled_b is None else torch.where(labelled_b.to(device), mixed_b, 0.0))
         if self.answers:
             with torch.no_grad():
                 both = pair.teacher.rows.batch(np.concatenate([batch.indices, partners]))

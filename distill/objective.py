@@ -1,20 +1,26 @@
 """The objective of distillation: every loss that counts in a step, weighted, from one pass of the student and at most one of the teacher.
 
-parts_b = hard_weight * hard_b  +  sum_i weight_i(t) * loss_i,b
+parts_b = hard_weight * labelled_b * hard_b  +  sum_i weight_i(t) * loss_i,b
+
+labelled_b is 0 for rows without a label (extra text, masked copies), else 1. The loss of a step is the mean of all parts over all rows of
+the batch, so that the labels weigh as much as their share of the rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from compress.errors import InputError
 from compress.next_token import token_losses
+from compress.stage import Task
 from compress.tasks import TASKS
 from compress.train import Batch
 from distill.capture import Wanted
+from distill.ensemble import ask
 from distill.hard_target import hard_target
 from distill.loss import Loss, Seen, Setting
 from distill.schedules import Ramp, value_at
@@ -31,6 +37,7 @@ class Objective(nn.Module):
         temperature: Softens answers.
         hard_weight: Weight of the labels.
         seed: Seed of new parameters.
+        task: What the student learns to do.
 
     Raises:
         InputError: A loss does not fit the two models.
@@ -44,10 +51,11 @@ class Objective(nn.Module):
         temperature: float | Ramp,
         hard_weight: float | Ramp,
         seed: int,
+        task: Task,
     ) -> None:
         super().__init__()
         self.losses, self.settings, self.pair = losses, settings, pair
-        self.temperature, self.hard_weight = temperature, hard_weight
+        self.temperature, self.hard_weight, self.task = temperature, hard_weight, task
         for loss in losses:
             loss.prepare(pair)
         self.wanted = [loss.wants(setting) for loss, setting in zip(losses, settings, strict=True)]
@@ -63,10 +71,13 @@ class Objective(nn.Module):
         of_student, of_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
         for i in counting:
             of_student, of_teacher = of_student | self.wanted[i][0], of_teacher | self.wanted[i][1]
-        assert model is self.pair.student.model, "the objective belongs to another model"
-        student = self.pair.student(batch.features, of_student) if of_student != Wanted() else NOTHING
-        teacher = self.pair.teacher(batch, of_teacher)
+        pair, regression = self.pair, self.task == "text-regression"
+        assert model is pair.student.model, "the objective belongs to another model"
+        if pair.masking is not None:
+            batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))
+        student = pair.student(batch.features, of_student) if of_student != Wanted() else NOTHING
         temperature = value_at(self.temperature, step, num_steps)
+        teacher = ask(pair.teachers, pair.weights, batch, of_teacher, temperature, regression)
         parts: dict[str, Tensor] = {}
         for i in counting:
             seen = Seen(self.settings[i], batch, temperature, student, teacher, self.pair)
@@ -75,11 +86,13 @@ class Objective(nn.Module):
             for name, value in self.losses[i].parts(seen, trained).items():
                 parts[name] = parts.get(name, 0.0) + weight * value
         if self.hard_weight != 0:
-            task = self.settings[0].task
-            if TASKS[task].answer == "tokens":
+            if TASKS[self.task].answer == "tokens":
                 hard = token_losses(student.logits, batch.labels)
             else:
-                hard = hard_target(student.logits, batch.labels, regression=task == "text-regression")
+                hard = hard_target(student.logits, batch.labels, regression)
+            labelled_b = pair.labelled(batch.indices)
+            if labelled_b is not None:
+                hard = torch.where(labelled_b.to(hard.device), hard, 0.0)
             parts["hard_target"] = value_at(self.hard_weight, step, num_steps) * hard
         return parts
 

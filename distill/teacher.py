@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from compress.artifact import digest, writing
 from compress.errors import InputError
 from compress.model import device_of, forward
+from compress.parallel import ALONE, Team, without_gradients
 from compress.preprocess import GENERATION
 from compress.stage import Progress
 from compress.train import Batch, autocast_dtype
 from compress.training_rows import Rows
 from distill.capture import Capture, Captured, Wanted
+from distill.masking import Masking
 
 if TYPE_CHECKING:
     from compress.preprocess import Preprocessor
@@ -52,6 +54,8 @@ class Teacher:
     """Whether the student takes them the same way, so that the features of a batch serve for both."""
     logits: Tensor | None = None
     """Its answers to all training rows, float32 `[n, C]`, where they are kept."""
+    masking: Masking | None = None
+    """Hides the tokens of copies; the features of a batch come with theirs hidden."""
 
     def __call__(self, batch: Batch, wanted: Wanted) -> Captured:
         """Returns what is wanted for a batch; no gradient flows into it."""
@@ -59,23 +63,43 @@ class Teacher:
             return NOTHING
         if self.logits is not None and wanted == Wanted(logits=True):
             return Captured(self.logits[torch.from_numpy(batch.indices)].to(batch.labels.device))
-        features = batch.features if self.shared else on_device(self.rows.batch(batch.indices), batch.labels.device)
         with torch.no_grad():
-            return self.capture(features, wanted)
+            return self.capture(batch.features if self.shared else self._own(batch), wanted)
+
+    def _own(self, batch: Batch) -> dict[str, Tensor]:
+        features = on_device(self.rows.batch(batch.indices), batch.labels.device)
+        return features if self.masking is None else self.masking(features, batch.indices, batch.step)
 
 
 @dataclass
 class Pair:
-    """Student and teacher, and the rows they learn from."""
+    """Student and teacher, or teachers, and the rows they learn from."""
 
     student: Capture
-    teacher: Teacher
+    teachers: tuple[Teacher, ...]
     rows: Rows
     """The training rows as the student takes them."""
     labels: NDArray[Any]
-    """Class ids or values `[n]`."""
+    """Class ids or values `[n]`; anything for rows that have none."""
     seed: int
     """Seed of whatever a loss draws."""
+    num_labelled: int | None = None
+    """Rows that have labels, the first ones; None for all."""
+    weights: tuple[float, ...] = (1.0,)
+    """Of the teachers; they add up to 1."""
+    masking: Masking | None = None
+    """Hides the tokens of copies."""
+
+    @property
+    def teacher(self) -> Teacher:
+        """The teacher of losses that look inside of it."""
+        return self.teachers[0]
+
+    def labelled(self, *indices: NDArray[np.int64]) -> Tensor | None:
+        """Returns which rows of a batch have labels, bool `[b]`, in each of some lists of rows; None where all have."""
+        if self.num_labelled is None:
+            return None
+        return torch.from_numpy(np.logical_and.reduce([rows < self.num_labelled for rows in indices]))
 
 
 @contextmanager
@@ -118,7 +142,9 @@ def _encoded(preprocessor: Preprocessor, rows: Sequence[Any]) -> dict[str, NDArr
     return preprocessor.encode(rows) if preprocessor.modality == "image" else preprocessor.encode(rows, 0)
 
 
-def cached_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], scratch: Path, progress: Progress, label: str) -> Tensor:
+def cached_logits(
+    model: nn.Module, rows: Rows, identity: Mapping[str, Any], scratch: Path, progress: Progress, label: str, team: Team = ALONE
+) -> Tensor:
     """Returns the answers of a model to all rows, float32 `[n, C]` on the CPU; reads them from `scratch` where they are there already.
 
     Args:
@@ -128,6 +154,7 @@ def cached_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], scr
         scratch: Folder of the stage.
         progress: Where to tell.
         label: Name of the bar.
+        team: The processes that share the work, each with every `size`-th batch; the first one writes.
     """
     from safetensors.torch import load_file, save_file
 
@@ -135,21 +162,25 @@ def cached_logits(model: nn.Module, rows: Rows, identity: Mapping[str, Any], scr
     autocast = autocast_dtype(device)
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
     folder = scratch / f"teacher-{digest(identity)[:16]}"
-    if (folder / FILE).exists():
+    if team.tell((folder / FILE).exists()):
         progress.log(f"  {label}: the teacher's answers are taken from {folder}")
-        kept: Tensor = load_file(folder / FILE)["logits"]
-        return kept
+        return dict(team.spread(load_file(folder / FILE) if team.is_first else {}))["logits"]
     order = np.argsort(-rows.lengths, kind="stable")
     answers: Tensor | None = None
-    with torch.inference_mode(), progress.bar(f"{label}: teacher", len(order)) as advance:
-        for start in range(0, len(order), BATCH_SIZE):
-            indices = order[start : start + BATCH_SIZE]
+    with without_gradients(model), progress.bar(f"{label}: teacher", len(order)) as advance:
+        for start in range(BATCH_SIZE * team.rank, len(order) + BATCH_SIZE * team.rank, BATCH_SIZE * team.size):
+            mine = order[start : start + BATCH_SIZE]
+            indices = mine if len(mine) else order[:1]  # one that is divided answers where all processes ask
             with torch.autocast(device.type, torch.bfloat16) if autocast == torch.bfloat16 else nullcontext():
                 logits = forward(model, on_device(rows.batch(indices), device)).cpu()
-            answers = torch.empty(len(order), logits.shape[1]) if answers is None else answers
-            answers[torch.from_numpy(indices)] = logits
-            advance(len(indices))
+            answers = torch.zeros(len(order), logits.shape[1]) if answers is None else answers
+            if len(mine):
+                answers[torch.from_numpy(indices)] = logits
+            advance(min(BATCH_SIZE * team.size, len(order) - start + BATCH_SIZE * team.rank))
     assert answers is not None, "no rows"
+    team.add(answers)
+    if not team.is_first:
+        return answers
     with writing(folder) as temporary:
         save_file({"logits": answers}, temporary / FILE)
     return answers

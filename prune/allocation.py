@@ -1,10 +1,10 @@
 """Allocation: how many heads, neurons and experts each block keeps, so that all of them together cost no more than a budget.
 
 A component is the heads, the neurons or the experts of one block: n units of cost c, to be kept in steps (of `multiple_of` neurons),
-`least` of them at the least; a protected one is kept whole.
+`least` of them at the least; a protected one is kept whole. Where k units do not cost k c (milliseconds), `prices` says what they do.
 
     uniform      the same share r of every component: the largest r whose counts fit
-    global       the units with the lowest score per cost go first, whatever block they are in
+    global       the units with the lowest score per cost go first, whatever block they are in; a step that saves nothing goes with the next
     sensitivity  min sum_i D_i(k_i)   subject to   sum_i c_i k_i <= budget        D_i(k): distance with k units kept (`prune.sensitivity`)
 
 `sensitivity` is a multiple-choice knapsack, solved by dynamic programming over the budget in `STEPS` steps, costs rounded up: what fits
@@ -44,6 +44,16 @@ class Part:
     """Units that are kept at the least."""
     protected: bool = False
     """Whether it is kept whole."""
+    prices: tuple[float, ...] = ()
+    """What 0, 1, ... units cost, ascending, where that is not a multiple of `cost`."""
+
+    def price(self, count: int) -> float:
+        """Returns what so many units cost."""
+        return self.prices[count] if self.prices else self.cost * count
+
+    def saved(self, count: int, fewer: int) -> float:
+        """Returns how much less fewer units cost."""
+        return self.prices[count] - self.prices[fewer] if self.prices else self.cost * (count - fewer)
 
     def counts(self) -> list[int]:
         """Returns every number of units that may be kept, descending, from all."""
@@ -58,7 +68,7 @@ Counts = Mapping[Part, int]
 
 def cheapest(parts: Sequence[Part]) -> float:
     """Returns the lowest cost that there is."""
-    return sum(part.cost * part.counts()[-1] for part in parts)
+    return sum(part.price(part.counts()[-1]) for part in parts)
 
 
 def uniform(parts: Sequence[Part], budget: float) -> Counts:
@@ -68,7 +78,7 @@ def uniform(parts: Sequence[Part], budget: float) -> Counts:
         return {part: min(part.counts(), key=lambda count: (abs(count - share * part.whole), -count)) for part in parts}
 
     def fits(counts: Counts) -> bool:
-        return sum(part.cost * count for part, count in counts.items()) <= budget * (1 + 1e-12)
+        return sum(part.price(count) for part, count in counts.items()) <= budget * (1 + 1e-12)
 
     if fits(at(1.0)):
         return at(1.0)
@@ -89,23 +99,58 @@ def by_score(parts: Sequence[Part], scores: Mapping[Part, Tensor], budget: float
     """
     pieces: list[tuple[float, int, int]] = []
     for number, part in enumerate(parts):
+        counts = part.counts()
         ascending = scores[part].double().sort().values
-        taken, ratio = 0, 0.0
-        for position, fewer in enumerate(part.counts()[1:]):
-            gone = part.size - fewer
-            ratio = max(ratio, float(ascending[taken:gone].mean()) / part.cost)  # it ascends; rounding must not tell otherwise
-            pieces.append((ratio, number, position))
-            taken = gone
+        steps: list[_Step] = []
+        for position, fewer in enumerate(counts[1:], 1):
+            gone = ascending[part.size - counts[position - 1] : part.size - fewer]
+            steps.append(_Step(position, len(gone), float(gone.mean()), part.saved(counts[position - 1], fewer)))
+            while len(steps) > 1 and steps[-1].ratio < steps[-2].ratio * (1 - 1e-9):
+                later, earlier = steps.pop(), steps.pop()
+                steps.append(earlier.with_next(later))
+        ratio = 0.0
+        for step in steps:
+            ratio = max(ratio, step.ratio)  # it ascends; rounding must not tell otherwise
+            pieces.append((ratio, number, step.position))
     position_of = [0] * len(parts)
-    cost = sum(part.cost * part.size for part in parts)
-    for _, number, position in sorted(pieces):
-        if cost <= budget * (1 + 1e-12):
+    cost = sum(part.price(part.size) for part in parts)
+    for ratio, number, position in sorted(pieces):
+        if cost <= budget * (1 + 1e-12) or math.isinf(ratio):
             break
         part, counts = parts[number], parts[number].counts()
-        assert position == position_of[number], "the scores of a component ascend"
-        cost -= part.cost * (counts[position] - counts[position + 1])
-        position_of[number] += 1
+        cost -= part.saved(counts[position_of[number]], counts[position])
+        position_of[number] = position
     return {part: part.counts()[position] for part, position in zip(parts, position_of, strict=True)}
+
+
+def by_worth(scores: Mapping[tuple[int, Component], Tensor]) -> Callable[[Sequence[Part], float], Counts]:
+    """Returns an allocation by scores that are comparable as they are: one that cuts the lowest, whatever a unit costs on average.
+
+    Args:
+        scores: By block and component, float `[n]`, at least 0.
+    """
+    return lambda parts, budget: by_score(parts, {part: scores[part.block, part.what] * part.cost for part in parts}, budget)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """Units of a component that go together."""
+
+    position: int
+    """Of what is left, in the counts of the component."""
+    units: int
+    score: float
+    """The mean of theirs."""
+    saved: float
+
+    @property
+    def ratio(self) -> float:
+        return self.score / (self.saved / self.units) if self.saved > 0 else math.inf
+
+    def with_next(self, later: _Step) -> _Step:
+        units = self.units + later.units
+        mean = (self.units * self.score + later.units * later.score) / units
+        return _Step(later.position, units, mean, self.saved + later.saved)
 
 
 def by_distance(parts: Sequence[Part], distance: Callable[[Part, int], float], budget: float) -> Counts:
@@ -127,7 +172,7 @@ def by_distance(parts: Sequence[Part], distance: Callable[[Part, int], float], b
         counts = part.counts()
         found, chosen = np.full(STEPS + 1, np.inf), np.zeros(STEPS + 1, np.int64)
         for number, count in enumerate(counts):
-            steps = math.ceil(part.cost * (count - counts[-1]) / unit - 1e-9)
+            steps = math.ceil(part.saved(count, counts[-1]) / unit - 1e-9)
             if steps > STEPS:
                 continue
             candidate = np.full(STEPS + 1, np.inf)
@@ -140,7 +185,7 @@ def by_distance(parts: Sequence[Part], distance: Callable[[Part, int], float], b
     for part, chosen in reversed(list(zip(parts, choices, strict=True))):
         counts = part.counts()
         counted[part] = counts[chosen[left]]
-        left -= math.ceil(part.cost * (counted[part] - counts[-1]) / unit - 1e-9)
+        left -= math.ceil(part.saved(counted[part], counts[-1]) / unit - 1e-9)
     return {part: counted[part] for part in parts}
 
 

@@ -2,40 +2,72 @@
 
     macs        multiply-accumulates of the linear layers for one token: the entries of their weights, of experts those that a token goes to
     parameters  entries of all weights, biases and norms included
+    latency     milliseconds of the first engine of the target at one shape, from a measured table (`prune.latency_table`)
 
-Both are computed from the shapes of the weights alone: an axis gets its new length, whatever it runs over. The products Q K^T and P V have
-no weights; they shrink as the heads do. Embeddings, pooler and head are no part of it: surgery inside the blocks does not change them.
+The first two are computed from the shapes of the weights alone: an axis gets its new length, whatever it runs over. The products Q K^T
+and P V have no weights; they shrink as the heads do. Embeddings, pooler and head are no part of it: surgery inside the blocks does not
+change them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 
 from compress.axes import Axis
 from compress.structure import Sizes, Structure
 
-Measure = Literal["macs", "parameters"]
+Measure = Literal["macs", "parameters", "latency"]
 Component = Literal["heads", "ffn", "experts"]
 """What is pruned block by block; heads are counted in groups that share keys and values."""
 
 
+class Costs(Protocol):
+    """What the blocks of one model cost, in whatever unit."""
+
+    @property
+    def structure(self) -> Structure:
+        """That of the model."""
+
+    @property
+    def experts_per_token(self) -> int:
+        """Experts that a token goes to; 0 without experts."""
+
+    def total(self, sizes: Sizes | None = None, blocks: Sequence[int] | None = None) -> float:
+        """Returns the cost of all blocks, or of some; as they are, or with other sizes of the same layers."""
+
+    def unit(self, number: int, what: Component, sizes: Sizes) -> float:
+        """Returns what one group of heads, one neuron or one expert of a block costs, on average."""
+
+    def prices(self, number: int, what: Component) -> tuple[float, ...]:
+        """Returns what 0, 1, ... of them cost beside the rest of the block; nothing where all cost the same."""
+
+    def expected(self, counts: Mapping[tuple[int, Component], Tensor], hidden: Tensor | int, present_L: Tensor) -> Tensor:
+        """Returns the cost of all blocks, float32 `[]`, differentiable in everything that is given.
+
+        Args:
+            counts: Groups of heads and neurons of each block, float `[]` each; those that are absent are as they are.
+            hidden: Channels.
+            present_L: Share of each block that is there, float `[L]`.
+        """
+
+
 @dataclass(frozen=True)
 class Cost:
-    """The cost of the blocks of one model."""
+    """The cost of the blocks of one model, from the shapes of its weights."""
 
     structure: Structure
     shapes: Mapping[str, Sequence[int]]
     """Of all weights."""
-    measure: Measure
+    measure: Literal["macs", "parameters"]
     experts_per_token: int
     """Experts that a token goes to; 0 without experts."""
 
     @classmethod
-    def of(cls, model: nn.Module, structure: Structure, measure: Measure) -> Cost:
+    def of(cls, model: nn.Module, structure: Structure, measure: Literal["macs", "parameters"]) -> Cost:
         """Returns the cost of a model; its weights are not looked at."""
         config: Any = model.config
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
@@ -54,6 +86,19 @@ class Cost:
     def unit(self, number: int, what: Component, sizes: Sizes) -> float:
         """Returns what one group of heads, one neuron or one expert of a block costs; the cost is linear in each of them."""
         return (self.block(number, sizes) - self.block(number, with_count(sizes, number, what, 0))) / count_of(sizes, number, what)
+
+    def prices(self, number: int, what: Component) -> tuple[float, ...]:
+        """Returns nothing: every group of heads costs the same, and so does every neuron and expert."""
+        return ()
+
+    def expected(self, counts: Mapping[tuple[int, Component], Tensor], hidden: Tensor | int, present_L: Tensor) -> Tensor:
+        """Returns the cost of all blocks, float32 `[]`, of numbers that need not be whole; see `Costs`."""
+        sizes: Any = replace(self.structure.sizes, hidden=hidden)  # type: ignore[arg-type]
+        for (number, what), count in counts.items():
+            sizes = with_count(sizes, number, what, count)  # type: ignore[arg-type]
+        costs: Any = [self.block(number, sizes) for number in range(self.structure.depth)]
+        total: Tensor = sum(present_L[number] * cost for number, cost in enumerate(costs))
+        return total
 
     def _weight(self, name: str, number: int, sizes: Sizes) -> float:
         shape, experts = self.shapes[name], self.structure.experts[number]

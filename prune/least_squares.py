@@ -7,7 +7,9 @@ calibration rows, [I, I], and R what goes,
 
 minimizes sum ||W x - W'_K x_K||^2 + lambda ||W'_K - W_K||^2: the update of Optimal Brain Surgeon for whole columns (Hassibi and Stork 1993;
 for structures Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.1). A bias is the column of an input that is always 1; it
-stays and is not damped. Left out: that layers before it have changed as well, the inputs are those of the model before surgery; experts.
+stays and is not damped. Of a model whose zeros have to stay (`compress.zeros`) each output has a problem of its own, over its weights that
+are not 0; all of them are solved together by conjugate gradients. Left out: that layers before it have changed as well, the inputs are
+those of the model before surgery; experts.
 """
 
 from __future__ import annotations
@@ -20,13 +22,17 @@ from torch import Tensor, nn
 
 from compress.structure import Structure
 from compress.train import Batch
+from compress.zeros import NOTE
 from prune.places import Places, token_mask
 from prune.surgery import Kept, head_numbers
 
 DAMPING = 0.01
+STEPS, TOLERANCE = 500, 1e-8  # of conjugate gradients, which stop at either
 
 
-def surviving(weight_OI: Tensor, gram_II: Tensor, kept: Tensor, damping: float = DAMPING, constant: bool = False) -> Tensor:
+def surviving(
+    weight_OI: Tensor, gram_II: Tensor, kept: Tensor, damping: float = DAMPING, constant: bool = False, free_OK: Tensor | None = None
+) -> Tensor:
     """Returns the columns that are left, updated, float32 `[O, K]`.
 
     Args:
@@ -35,6 +41,7 @@ def surviving(weight_OI: Tensor, gram_II: Tensor, kept: Tensor, damping: float =
         kept: What stays of the I inputs, int64 `[K]`, ascending.
         damping: Keeps the update small where inputs say little, as a fraction of the mean square of those that stay.
         constant: Whether the last input is the constant of a bias, which is not damped.
+        free_OK: Which of the weights that stay may change, bool; None for all.
     """
     gone = torch.tensor(sorted(set(range(weight_OI.shape[1])) - set(kept.tolist())), dtype=torch.int64)
     if not len(gone):
@@ -46,9 +53,37 @@ def surviving(weight_OI: Tensor, gram_II: Tensor, kept: Tensor, damping: float =
     diagonal_K[damped] += damping * diagonal_K[damped].mean() + 1e-12
     if constant:
         diagonal_K[-1] += 1e-12
-    update_OK = torch.linalg.solve(gram_KK, (weight_OI[:, gone] @ gram_RK).T).T
+    wanted_OK = weight_OI[:, gone] @ gram_RK
+    update_OK = torch.linalg.solve(gram_KK, wanted_OK.T).T if free_OK is None else solve_some(gram_KK, wanted_OK, free_OK)
     updated_OK: Tensor = (weight_OI[:, kept] + update_OK).float()
     return updated_OK
+
+
+def solve_some(matrix_KK: Tensor, wanted_OK: Tensor, free_OK: Tensor) -> Tensor:
+    """Returns for each output the u with (u A)_k = wanted_k for every free k and u_k = 0 for the others, float64 `[O, K]`.
+
+    Conjugate gradients on all outputs at once, in units in which the diagonal of A is 1 (Hestenes and Stiefel 1952).
+
+    Args:
+        matrix_KK: A, symmetric and positive definite, float64.
+        wanted_OK: float64.
+        free_OK: bool.
+    """
+    unit_K = matrix_KK.diagonal().rsqrt()
+    scaled_KK = matrix_KK * unit_K * unit_K[:, None]
+    residual_OK = wanted_OK * unit_K * free_OK
+    found_OK, direction_OK = torch.zeros_like(residual_OK), residual_OK.clone()
+    power_O1 = start_O1 = residual_OK.square().sum(dim=1, keepdim=True)
+    for _ in range(STEPS):
+        if bool((power_O1 <= TOLERANCE**2 * start_O1).all()):
+            break
+        image_OK = (direction_OK @ scaled_KK) * free_OK
+        step_O1 = power_O1 / (direction_OK * image_OK).sum(dim=1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        found_OK += step_O1 * direction_OK
+        residual_OK -= step_O1 * image_OK
+        before_O1, power_O1 = power_O1, residual_OK.square().sum(dim=1, keepdim=True)
+        direction_OK = residual_OK + power_O1 / before_O1.clamp(min=torch.finfo(torch.float64).tiny) * direction_OK
+    return found_OK * unit_K
 
 
 def update(model: nn.Module, structure: Structure, kept: Kept, batches: Iterable[Batch]) -> None:
@@ -70,7 +105,12 @@ def update(model: nn.Module, structure: Structure, kept: Kept, batches: Iterable
                 torch.cat([weight_OI, bias_O.detach()[:, None]], dim=1),
                 torch.cat([numbers, torch.tensor([layer.in_features])]),
             )
-        updated_OK = surviving(weight_OI.cpu(), grams[name], numbers, constant=bias_O is not None)
+        free_OK = None
+        if getattr(model.config, NOTE, False):
+            free_OK = weight_OI.cpu()[:, numbers] != 0
+            if bias_O is not None:
+                free_OK[:, -1] = True
+        updated_OK = surviving(weight_OI.cpu(), grams[name], numbers, constant=bias_O is not None, free_OK=free_OK)
         if bias_O is not None:
             layer.bias.data = updated_OK[:, -1].to(bias_O)
             updated_OK, numbers = updated_OK[:, :-1], numbers[:-1]

@@ -6,14 +6,15 @@ between blocks (`allocation`, `sensitivity`), choose (`selection`), let what sta
 
     s_i = s (1 - (1 - i / n)^3),   i = 1 ... n        (Zhu and Gupta 2017, https://arxiv.org/abs/1710.01878, eq. 1)
 
-Scores come from calibration rows of the train split, `sensitivity` and the guard of the vocabulary from selection rows. Left out: masks
-that are learned during training; single weights.
+Scores come from calibration rows of the train split, or are learned with the weights (`learned`); `sensitivity` and the guard of the
+vocabulary come from selection rows. With `measure: latency` the cost is milliseconds of an engine (`timing`), which are measured again for
+what comes of it. Left out: single weights, which the stage `sparsify` takes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -25,26 +26,27 @@ from compress.artifact import Artifact, write_json, writing
 from compress.blocks import with_layers
 from compress.errors import InputError
 from compress.finetune import supervised
-from compress.stage import Context, Stage, is_model
+from compress.stage import Context, Stage, TimedPrecision, is_model
 from compress.structure import Sizes, Structure
 from compress.tasks import TASKS
-from prune.allocation import Counts, Part, by_distance, by_score, uniform
-from prune.cost import Cost, Measure, count_of
+from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
+from prune.cost import Cost, Costs, Measure, count_of
+from prune.joint import Learn
+from prune.learned import LEARNED, Learned, learn
 from prune.recovery import Origin, Recover, check_hidden, recover
 from prune.scores import RELATIVE, Method, scores_of
-from prune.selection import COMPONENTS, Granularity, Limits, Scores, Whole, protected_parts, select
+from prune.selection import COMPONENTS, Allocate, Granularity, Limits, Scores, Whole, lowest_share, protected_parts, select
 from prune.sensitivity import SCAN_ROWS, SHARES, scan
 from prune.surgery import Kept, shrink
+from prune.timing import LatencyCost, LatencyTarget, Ruler, Timing, target_shape
 
 if TYPE_CHECKING:
     from torch import nn
 
     from compress.data import Data
-    from compress.train import Batch
 
-BATCH_SIZE = 32
+SPARSITY = 0.5
 STEP, FIGURES = "step-{}", "step.json"
-TOLERANCE = 1e-3
 
 
 class Prune(Stage):
@@ -52,13 +54,23 @@ class Prune(Stage):
 
     NAME: ClassVar[str] = "prune"
 
-    method: Method = "activation"
+    method: Method | Learned = "activation"
     """How importance is measured. activation: size of what is said on real rows, without labels; taylor, fisher: first- and second-order
-    change of the loss; magnitude: size of the weights."""
-    sparsity: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    change of the loss; magnitude: size of the weights. Or learned in a training of its own, by masks: joint: L0 masks over all of
+    `granularity` at once; movement: whether weights move to 0, heads and neurons."""
+    learn: Learn = Learn()
+    """How joint and movement are trained, before anything is taken away; `recover` follows."""
+    sparsity: Annotated[float, Field(ge=0, lt=1)] = SPARSITY
     """Share of the blocks that is taken away, counted by `measure`."""
+    latency_ms: LatencyTarget | None = None
+    """In place of it, for measure latency: what the whole model may take."""
+    speedup: Annotated[float, Field(gt=1, le=1000)] | None = None
+    """In place of it, for measure latency: how many times faster the whole model is to be, at the largest shape of the target."""
     measure: Measure = "macs"
-    """macs: multiply-accumulates of the linear layers in the blocks; parameters: their weights."""
+    """macs: multiply-accumulates of the linear layers in the blocks; parameters: their weights; latency: milliseconds of the first engine
+    of the target, measured."""
+    precision: TimedPrecision = "int8"
+    """What that engine is timed in. int8: as the recipe quantizes."""
     granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
     """What is taken away: heads (groups that share keys and values whole), ffn (neurons), hidden (channels of the residual stream), layers,
     experts; vocabulary: tokens that the train rows do not use, whatever the sparsity."""
@@ -68,7 +80,7 @@ class Prune(Stage):
     """Modules that keep their size, as patterns of names with `*`, such as *.layer.0 or *.layer.0.attention.*; a pattern has to match."""
     allocation: Literal["uniform", "global", "sensitivity"] = "sensitivity"
     """uniform: the same share of every layer; global: the least important of all layers first; sensitivity: by the distance from the
-    incoming model that cuts of each layer cost, measured on selection rows."""
+    incoming model that cuts of each layer cost, measured on selection rows. Unused by joint and movement, which learn it."""
     schedule: Literal["one_shot", "cubic"] = "one_shot"
     """one_shot: all at once; cubic: in iterations, the first ones the largest, each followed by its part of the training."""
     iterations: Annotated[int, Field(ge=2, le=100)] = 4
@@ -88,7 +100,21 @@ class Prune(Stage):
     def _consistent(self) -> Prune:
         if len(set(self.granularity)) < len(self.granularity):
             raise ValueError("granularity: something is given twice; give each once")
-        if self.sparsity and set(self.granularity) == {"vocabulary"}:
+        asked = [name for name in ("latency_ms", "speedup") if getattr(self, name) is not None]
+        if len(asked) > 1 or (asked and self.sparsity != SPARSITY):
+            raise ValueError(f"{asked[0]}: given beside {asked[1] if len(asked) > 1 else 'sparsity'}; give one of them")
+        if asked and self.measure != "latency":
+            raise ValueError(f"{asked[0]}: given with measure: {self.measure}; give measure: latency")
+        beyond = [name for name in ("hidden", "experts") if name in self.granularity]
+        if self.measure == "latency" and beyond:
+            raise ValueError(f"measure: latency given; {beyond[0]} are not in its table: give macs or parameters")
+        if self.method in LEARNED and "experts" in self.granularity:
+            raise ValueError(f"method: {self.method} given; it has no masks for experts: give activation, taylor, fisher or magnitude")
+        if self.method == "movement" and not {"heads", "ffn", "vocabulary"} >= set(self.granularity):
+            raise ValueError("method: movement given; it scores heads and neurons: give joint, or granularity: [heads, ffn]")
+        if self.method in LEARNED and self.schedule == "cubic":
+            raise ValueError(f"schedule: cubic given; {self.method} takes away bit by bit in its own training: give one_shot")
+        if (self.sparsity or asked) and set(self.granularity) == {"vocabulary"}:
             raise ValueError(
                 f"sparsity: {self.sparsity:g} given; the vocabulary is no part of the blocks: give sparsity: 0, or add heads, ffn"
             )
@@ -108,14 +134,26 @@ class Prune(Stage):
     @property
     def shares(self) -> list[float]:
         """Shares of the cost that are left after every iteration."""
+        return self.shares_of(self.sparsity)
+
+    def shares_of(self, sparsity: float) -> list[float]:
+        """Returns the same for another sparsity."""
         count = self.iterations if self.schedule == "cubic" else 1
-        return [1 - self.sparsity * (1 - (1 - number / count) ** 3) for number in range(1, count + 1)]
+        return [1 - sparsity * (1 - (1 - number / count) ** 3) for number in range(1, count + 1)]
+
+    def depends(self, context: Context) -> Any:
+        """What is timed depends on the engine and the machine."""
+        if self.measure != "latency":
+            return None
+        settings = context.measure_latency.settings if context.measure_latency else None
+        return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
     def work(self, macs: int, data: Data) -> float:
         """Forward and backward over calibration rows, a dozen passes over selection rows for each layer of a scan, and the training."""
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
         trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
-        return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained)
+        masks = 3.0 * len(data.train) * self.learn.epochs * (self.method in LEARNED)
+        return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained + masks)
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Finds out before the first stage runs whether this model can be pruned like that.
@@ -128,10 +166,16 @@ class Prune(Stage):
             raise InputError(f"{key}.granularity: vocabulary given; {context.task} has no texts to split into fewer tokens: leave it out")
         if self.recover is not None:
             check_hidden(self.recover, config, teacher, f"{key}.recover")
+        if self.measure == "latency":
+            target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self.planned(config)
 
     def config_after(self, config: Any) -> Any:
-        """The config of the pruned model; of an allocation that depends on data, that of a uniform one. The vocabulary is kept."""
+        """The config of the pruned model, as far as it is known before. The vocabulary is kept.
+
+        Of an allocation that depends on data it is that of a uniform one. Milliseconds count as multiply-accumulates, and of a time that is
+        asked for it is not known which share it is: half, or as much as can go.
+        """
         from compress.architecture import with_sizes
 
         kept, sizes = self.planned(config)
@@ -148,8 +192,12 @@ class Prune(Stage):
         sizes = structure.sizes
         parts = {(block, what): torch.zeros(count_of(sizes, block, what)) for block in range(structure.depth) for what in COMPONENTS}
         nothing = Scores(parts, torch.zeros(structure.depth), torch.zeros(sizes.hidden))
-        cost = Cost.of(model, structure, self.measure)
-        return select(cost, Whole.of(cost), self.shares[-1], self.limits(structure), nothing, uniform, self.key), sizes
+        cost, limits = Cost.of(model, structure, "parameters" if self.measure == "parameters" else "macs"), self.limits(structure)
+        whole, share = Whole.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
+        if self.measure == "latency":
+            fewest = max(1, len(limits.blocks)) / structure.depth
+            share = max(share, lowest_share(cost, whole, limits) if limits.inside else fewest)
+        return select(cost, whole, share, limits, nothing, uniform, self.key), sizes
 
     def limits(self, structure: Structure) -> Limits:
         """Returns what may be taken away of a model.
@@ -160,6 +208,10 @@ class Prune(Stage):
         experts = any(structure.sizes.experts)
         if "experts" in self.granularity and not experts:
             raise InputError(f"{self.key}.granularity: experts given; this model has none: leave it out")
+        if self.measure == "latency" and experts:
+            raise InputError(
+                f"{self.key}.measure: latency given; the FFNs of this model are experts, which its table does not have: give macs"
+            )
         if "ffn" in self.granularity and experts:
             raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which go whole: give experts")
         return Limits(self.granularity, self.multiple_of, *protected_parts(structure, self.protect, f"{self.key}.protect"))
@@ -170,7 +222,8 @@ class Prune(Stage):
         Returns:
             `method`, `measure`, `sparsity` (what was taken away), `cost` (of the blocks), `before` and `after` (the sizes), `layers` (those
             that are left, from 0), `steps` (for each iteration its share, its losses and looks at the selection split), and where asked for
-            `vocabulary` and `sensitivity` (distances by layer and share).
+            `vocabulary` and `sensitivity` (distances by layer and share). With measure latency `latency`: the table, and what was predicted
+            and measured of the model before, of every shape that was tried, and of the result.
 
         Raises:
             InputError: Not so much can be taken away, the tokenizer cannot be cut, or training failed.
@@ -180,14 +233,19 @@ class Prune(Stage):
         source, cut = self._cut_vocabulary(parent, context)
         model = load(source)
         structure = Structure.of(model, self.key)
-        first = Cost.of(model, structure, self.measure)
+        ruler = self._ruler(model, structure, source, context)
+        first = self._cost(model, structure, ruler)
         whole, origin = Whole.of(first), Origin(range(structure.depth), range(structure.sizes.hidden))
+        sparsity = self.sparsity
+        if ruler is not None:
+            lowest = 0.0 if "layers" in self.granularity else lowest_share(first, whole, self.limits(structure))
+            sparsity = ruler.sparsity(self.sparsity, whole.cost, lowest, f"{self.key}.{'speedup' if self.speedup else 'latency_ms'}")
         steps: list[dict[str, Any]] = []
-        for number, share in enumerate(self.shares, 1):
-            model, origin, figures = self._step(number, share, model, whole, origin, source, context)
+        for number, share in enumerate(self.shares_of(sparsity), 1):
+            model, origin, figures = self._step(number, share, model, whole, origin, ruler, source, context)
             steps.append(figures)
         last = Structure.of(model, self.key)
-        cost = Cost.of(model, last, self.measure).total()
+        cost = self._cost(model, last, ruler).total()
         taken = 1 - cost / whole.cost
         context.progress.log(f"  {taken:.1%} of the {self.measure} of the blocks taken away: {_words(structure.sizes, last.sizes)}")
         save(model, source, out, f"Pruned by {self.method}: {taken:.1%} of the {self.measure} of its blocks")
@@ -203,10 +261,25 @@ class Prune(Stage):
             "steps": steps,
             **({"vocabulary": cut} if cut else {}),
             **({"sensitivity": scans[0]} if scans else {}),
+            **({"latency": ruler.figures} if ruler else {}),
         }
 
+    def _ruler(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Ruler | None:
+        """Measures the model that came in and the table of its blocks; None where no milliseconds are counted."""
+        if self.measure != "latency":
+            return None
+        shape = target_shape(context, self.latency_ms, f"{self.key}.latency_ms")
+        timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
+        return Ruler.of(timing, structure.sizes, self.multiple_of, self.latency_ms, self.speedup, self.key)
+
+    def _cost(self, model: nn.Module, structure: Structure, ruler: Ruler | None) -> Costs:
+        """Returns what the blocks of a model cost, by `measure`."""
+        if ruler is not None:
+            return LatencyCost(structure, ruler.table)
+        return Cost.of(model, structure, "parameters" if self.measure == "parameters" else "macs")
+
     def _step(
-        self, number: int, share: float, model: nn.Module, whole: Whole, origin: Origin, source: Path, context: Context
+        self, number: int, share: float, model: nn.Module, whole: Whole, origin: Origin, ruler: Ruler | None, source: Path, context: Context
     ) -> tuple[nn.Module, Origin, dict[str, Any]]:
         """One iteration; a finished one is taken from the scratch folder.
 
@@ -216,6 +289,7 @@ class Prune(Stage):
             model: As the iteration before left it.
             whole: The model that came in.
             origin: Where the layers and channels of the model come from.
+            ruler: Of milliseconds, where they are what is counted.
             source: Checkpoint with the tokenizer or image processor.
             context: That of the stage.
         """
@@ -226,7 +300,7 @@ class Prune(Stage):
             found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             context.progress.log(f"  {self.id or self.NAME}: iteration {number} is finished already")
             return load(folder), Origin(found["layers"], found["hidden"]), found["figures"]
-        small, kept, figures = self._cut(model, whole.after(origin.layers), share, source, context)
+        small, kept, figures = self._cut(model, whole.after(origin.layers), share, ruler, last, source, context)
         origin = origin.after(kept.layers, kept.hidden)
         if self.recover is not None:
             assert context.teacher is not None, "the pipeline hands over the teacher"
@@ -249,19 +323,48 @@ class Prune(Stage):
                 write_json(temporary / FIGURES, {"figures": figures, "layers": list(origin.layers), "hidden": list(origin.hidden)})
         return small, origin, figures
 
-    def _cut(self, model: nn.Module, whole: Whole, share: float, source: Path, context: Context) -> tuple[nn.Module, Kept, dict[str, Any]]:
+    def _cut(
+        self, model: nn.Module, whole: Whole, share: float, ruler: Ruler | None, last: bool, source: Path, context: Context
+    ) -> tuple[nn.Module, Kept, dict[str, Any]]:
         """Takes away what is least important until the share is left; returns the small model, what it keeps, and the figures."""
         from compress.train import training_device
+        from prune.calibration import calibration_batches
         from prune.least_squares import update
+        from prune.proof import prove
 
         name = self.id or self.NAME
         model.to(training_device())
         structure = Structure.of(model, self.key)
-        cost, limits = Cost.of(model, structure, self.measure), self.limits(structure)
-        batches = partial(self._batches, model, source, context)
-        hidden = "hidden" in self.granularity
-        scores = scores_of(self.method, model, structure, partial(batches, f"{name}: scoring"), supervised(context.task), hidden)
+        cost, limits = self._cost(model, structure, ruler), self.limits(structure)
+        batches = partial(calibration_batches, model, source, self.rows, context)
         figures: dict[str, Any] = {"share": share}
+        if self.method == "joint" or self.method == "movement":
+            scores = self._learn(self.method, model, cost, whole, share, limits, source, context, figures)
+            allocate: Allocate = by_worth(scores.components)
+        else:
+            hidden = "hidden" in self.granularity
+            scores = scores_of(self.method, model, structure, partial(batches, f"{name}: scoring"), supervised(context.task), hidden)
+            allocate = self._allocation(model, structure, scores, source, context, figures)
+        learned = self.method == "joint"
+
+        def choose(budget: float) -> Kept:
+            return select(cost, whole, budget / whole.cost, limits, scores, allocate, self.key, learned)
+
+        if ruler is None or not last:
+            kept = choose(share * whole.cost)
+        else:
+            least = 0.0 if "layers" in self.granularity else lowest_share(cost, whole, limits) * whole.cost
+            kept, figures["share"] = ruler.settled(choose, model, structure.sizes, share * whole.cost, least, whole.cost, self.key)
+        prove(model, structure, kept, next(iter(batches(""))), self.key)
+        if self.least_squares:
+            update(model, structure, kept, batches(f"{name}: least squares"))
+        return shrink(model, structure, kept, self.key), kept, figures
+
+    def _allocation(
+        self, model: nn.Module, structure: Structure, scores: Scores, source: Path, context: Context, figures: dict[str, Any]
+    ) -> Allocate:
+        """Returns how a budget is divided; a scan is made once, whatever the number of budgets, and goes into the figures."""
+        found: list[Callable[[Part, int], float]] = []
 
         def allocate(parts: Sequence[Part], budget: float) -> Counts:
             if self.allocation == "uniform":
@@ -271,36 +374,47 @@ class Prune(Stage):
                 of_parts = {part: score * part.cost for part, score in of_parts.items()}
             if self.allocation == "global":
                 return by_score(parts, of_parts, budget)
-            found, figures["sensitivity"] = self._scan(model, structure, parts, of_parts, source, context)
-            return by_distance(parts, found, budget)
+            if not found:
+                distance, figures["sensitivity"] = self._scan(model, structure, parts, of_parts, source, context)
+                found.append(distance)
+            return by_distance(parts, found[0], budget)
 
-        kept = select(cost, whole, share, limits, scores, allocate, self.key)
-        self._prove(model, structure, kept, next(iter(batches(""))))
-        if self.least_squares:
-            update(model, structure, kept, batches(f"{name}: least squares"))
-        return shrink(model, structure, kept, self.key), kept, figures
+        return allocate
 
-    def _batches(self, model: nn.Module, source: Path, context: Context, label: str) -> Iterator[Batch]:
-        """Yields the calibration rows, the longest first, and shows a bar of that label; none for an empty one."""
-        from contextlib import nullcontext
+    def _learn(
+        self,
+        method: Learned,
+        model: nn.Module,
+        cost: Costs,
+        whole: Whole,
+        share: float,
+        limits: Limits,
+        source: Path,
+        context: Context,
+        figures: dict[str, Any],
+    ) -> Scores:
+        """Trains masks with the weights, in place; returns what they say."""
+        from compress.train import training_device
 
-        import numpy as np
-        import torch
-
-        from compress.data import preprocessor
-        from compress.model import device_of
-        from compress.train import Batch
-        from compress.training_rows import Rows
-
-        chosen, device = context.data.calibration(self.rows, context.seed), device_of(model)
-        rows = Rows.prepare(chosen.rows, preprocessor(source, context.task, context.max_length, context.target))
-        order = np.argsort(-rows.lengths, kind="stable")
-        with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
-            for start in range(0, len(order), BATCH_SIZE):
-                indices = order[start : start + BATCH_SIZE]
-                features = {name: value.to(device) for name, value in rows.batch(indices).items()}
-                yield Batch(features, torch.from_numpy(chosen.labels[indices]).to(device), indices, 0, 1)
-                advance(len(indices))
+        assert context.teacher is not None, "the pipeline hands over the teacher"
+        lesson = learn(
+            method,
+            model,
+            cost,
+            whole,
+            1 - share,
+            limits,
+            self.learn,
+            self.recover or Recover(),
+            source,
+            context.teacher.path,
+            context,
+            self.key,
+            {"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest, "share": share},
+        )
+        figures["learned"] = dict(lesson.figures)
+        model.to(training_device())
+        return lesson.scores
 
     def _scan(
         self,
@@ -322,32 +436,6 @@ class Prune(Stage):
         at = {entry.part: entry.at for entry in found}
         figures = {"measure": trial.measure, "rows": len(trial.rows), "layers": [entry.as_row() for entry in found]}
         return lambda part, count: at[part](count), figures
-
-    def _prove(self, model: nn.Module, structure: Structure, kept: Kept, batch: Batch) -> None:
-        """Sees to it that surgery on heads and neurons is exact: a kind of model may do something to all heads at once.
-
-        Raises:
-            InputError: It is not.
-        """
-        import torch
-
-        from compress.model import device_of, forward
-        from prune.places import Places
-        from prune.sensitivity import silenced_all
-
-        everything = Kept.everything(structure.sizes)
-        some = replace(everything, heads=kept.heads, ffn=kept.ffn)
-        few = {name: value[:2] for name, value in batch.features.items()}
-        small = shrink(model, structure, some, self.key).to(device_of(model))
-        with torch.inference_mode():
-            with silenced_all(model, structure, Places.of(model, structure), some):
-                expected = forward(model, few)
-            difference = float((forward(small, few) - expected).abs().max() / expected.abs().max().clamp(min=1))
-        if difference > TOLERANCE:
-            kind = model.config.model_type  # type: ignore[union-attr]
-            raise InputError(
-                f"{self.key}: a {kind} without some of its heads or neurons answers other than with them silent; it cannot be pruned"
-            )
 
     def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, Any]]:
         """Returns the checkpoint to go on with, and the figures of the vocabulary where it was cut.

@@ -9,7 +9,7 @@ rows in its own tokens where the vocabulary was cut. Left out: teachers from out
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,7 +23,7 @@ from compress.errors import InputError
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
 from compress.stage import Config, Context
 from compress.tasks import TASKS
-from compress.train import Batch, History, TrainConfig, train, training_device
+from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 from compress.training_rows import Rows
 
 if TYPE_CHECKING:
@@ -125,6 +125,7 @@ def recover(
     scratch: Path,
     label: str,
     depends: Mapping[str, Any],
+    around: Callable[[Objective], Objective] = lambda objective: objective,
 ) -> History:
     """Trains a pruned model in place; leaves it on the CPU in evaluation mode.
 
@@ -139,6 +140,7 @@ def recover(
         scratch: Folder for checkpoints inside the stage.
         label: Name of the bar and of messages.
         depends: Whatever else the training depends on (JSON types).
+        around: Makes what is trained on of the objective of labels and answers.
 
     Raises:
         InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
@@ -157,7 +159,7 @@ def recover(
         objective = _taught(taught_by, settings, origin, theirs, context, source, teacher).to(device) if settings.distill else objective
     history = train(
         model,
-        objective,
+        around(objective),
         context.data.train.rows,
         context.data.train.labels,
         prepared,

@@ -7,6 +7,9 @@ each is cut to t^(1/k) of what it was, as their product is the cost; the last of
     hidden   the channels with the largest scores, in multiples of `multiple_of`
     inside   counts for each component by an allocation (`prune.allocation`), then those with the largest scores
 
+Where scores are learned probabilities to be there, the numbers of layers and channels are those that are more likely there than not, or the
+nearest with which the budget can be met; `inside` takes what is left over as before.
+
 Of equal scores the lowest index is kept.
 """
 
@@ -23,7 +26,7 @@ from torch import Tensor
 from compress.errors import InputError, nearest
 from compress.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
-from prune.cost import Component, Cost, count_of
+from prune.cost import Component, Costs, count_of
 from prune.surgery import Kept
 
 Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
@@ -66,7 +69,7 @@ class Whole:
     """Its sizes, of those blocks that are left."""
 
     @classmethod
-    def of(cls, cost: Cost) -> Whole:
+    def of(cls, cost: Costs) -> Whole:
         """Returns a model from which nothing has been taken yet."""
         return cls(cost.total(), cost.structure.depth, cost.structure.sizes)
 
@@ -117,7 +120,9 @@ def protected_parts(structure: Structure, patterns: Sequence[str], key: str) -> 
     return parts, frozenset(block for block, _ in parts)
 
 
-def select(cost: Cost, whole: Whole, share: float, limits: Limits, scores: Scores, allocate: Allocate, key: str) -> Kept:
+def select(
+    cost: Costs, whole: Whole, share: float, limits: Limits, scores: Scores, allocate: Allocate, key: str, learned: bool = False
+) -> Kept:
     """Returns what is kept of a model.
 
     Args:
@@ -128,6 +133,7 @@ def select(cost: Cost, whole: Whole, share: float, limits: Limits, scores: Score
         scores: Importance; what is not cut needs none.
         allocate: Gives the counts of components that fit a budget.
         key: Key path of the stage, for messages.
+        learned: Whether scores are probabilities to be there.
 
     Raises:
         InputError: Not so much can be taken away.
@@ -136,6 +142,10 @@ def select(cost: Cost, whole: Whole, share: float, limits: Limits, scores: Score
     sizes, kept = structure.sizes, Kept.everything(structure.sizes)
     dimensions, budget = limits.dimensions, share * whole.cost
     each = share ** (1 / max(1, len(dimensions)))
+    if learned and dimensions != ["inside"]:
+        layers, width = _likely(cost, whole, budget, limits, scores)
+        kept = replace(kept, layers=layers, hidden=top(scores.hidden, width))
+        dimensions = [name for name in dimensions if name == "inside"]
     if "layers" in dimensions:
         layers = _layers(cost, whole, each, budget, limits, scores, last=dimensions[-1] == "layers")
         kept = replace(kept, layers=layers)
@@ -145,7 +155,7 @@ def select(cost: Cost, whole: Whole, share: float, limits: Limits, scores: Score
     narrow = replace(sizes, hidden=len(kept.hidden))
     if limits.inside:
         parts = parts_of(cost, whole, limits, kept.layers, len(kept.hidden))
-        room = budget - (cost.total(narrow, kept.layers) - sum(part.cost * part.size for part in parts))
+        room = budget - (cost.total(narrow, kept.layers) - sum(part.price(part.size) for part in parts))
         if cheapest(parts) > room * (1 + 1e-9):
             raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / whole.cost, limits)
         for part, count in allocate(parts, room).items():
@@ -158,7 +168,7 @@ def select(cost: Cost, whole: Whole, share: float, limits: Limits, scores: Score
     return kept
 
 
-def parts_of(cost: Cost, whole: Whole, limits: Limits, layers: Sequence[int], hidden: int) -> list[Part]:
+def parts_of(cost: Costs, whole: Whole, limits: Limits, layers: Sequence[int], hidden: int) -> list[Part]:
     """Returns the components that may be cut, in blocks that stay, with their cost in a model of `hidden` channels."""
     sizes = replace(cost.structure.sizes, hidden=hidden)
     return [
@@ -171,6 +181,7 @@ def parts_of(cost: Cost, whole: Whole, limits: Limits, layers: Sequence[int], hi
             limits.multiple_of if what == "ffn" else 1,
             max(1, cost.experts_per_token) if what == "experts" else 1,
             (block, what) in limits.protected,
+            cost.prices(block, what),
         )
         for block in layers
         for what in limits.inside
@@ -178,7 +189,41 @@ def parts_of(cost: Cost, whole: Whole, limits: Limits, layers: Sequence[int], hi
     ]
 
 
-def _layers(cost: Cost, whole: Whole, each: float, budget: float, limits: Limits, scores: Scores, last: bool) -> list[int]:
+def lowest_share(cost: Costs, whole: Whole, limits: Limits) -> float:
+    """Returns the smallest share of the cost that heads, neurons and experts alone can be cut to."""
+    everything = range(cost.structure.depth)
+    parts = parts_of(cost, whole, limits, everything, cost.structure.sizes.hidden)
+    return (cost.total() - sum(part.price(part.size) for part in parts) + cheapest(parts)) / whole.cost
+
+
+def _likely(cost: Costs, whole: Whole, budget: float, limits: Limits, scores: Scores) -> tuple[list[int], int]:
+    """Returns the layers and the number of channels that are more likely there than not, or the nearest that fit."""
+    sizes, step, cut = cost.structure.sizes, limits.multiple_of, limits.dimensions
+    ranked = scores.layers.double().clone()
+    ranked[sorted(limits.blocks)] = math.inf
+    fewest = max(1, len(limits.blocks)) if "layers" in cut else len(ranked)
+    narrowest = min(step, sizes.hidden) if "hidden" in cut else sizes.hidden
+    number = max(fewest, int((ranked > 0.5).sum()))
+    likely = int((scores.hidden > 0.5).sum()) if "hidden" in cut else sizes.hidden
+    width = min(sizes.hidden, max(narrowest, math.floor(likely / step + 0.5) * step)) if "hidden" in cut else sizes.hidden
+
+    def most(number: int, width: int) -> float:
+        return cost.total(replace(sizes, hidden=width), top(ranked, number)) if "hidden" in cut else cost.total(blocks=top(ranked, number))
+
+    def least(number: int, width: int) -> float:
+        parts = parts_of(cost, whole, limits, top(ranked, number), width)
+        return most(number, width) - sum(part.price(part.size) for part in parts) + cheapest(parts)
+
+    while least(number, width) > budget * (1 + 1e-9) and (number > fewest or width > narrowest):
+        number, width = (number - 1, width) if number > fewest else (number, max(narrowest, (math.ceil(width / step) - 1) * step))
+    while most(number, width) < budget and number < len(ranked) and least(number + 1, width) <= budget:
+        number += 1
+    while most(number, width) < budget and width < sizes.hidden and least(number, min(sizes.hidden, width + step)) <= budget:
+        width = min(sizes.hidden, width + step)
+    return top(ranked, number), width
+
+
+def _layers(cost: Costs, whole: Whole, each: float, budget: float, limits: Limits, scores: Scores, last: bool) -> list[int]:
     depth = cost.structure.depth
     number = min(depth, max(1, len(limits.blocks), math.floor(whole.depth * each + 0.5)))
     while True:
@@ -190,7 +235,7 @@ def _layers(cost: Cost, whole: Whole, each: float, budget: float, limits: Limits
         number -= 1
 
 
-def _width(cost: Cost, whole: Whole, each: float, budget: float, limits: Limits, layers: Sequence[int], last: bool) -> int:
+def _width(cost: Costs, whole: Whole, each: float, budget: float, limits: Limits, layers: Sequence[int], last: bool) -> int:
     sizes, step = cost.structure.sizes, limits.multiple_of
     width = min(sizes.hidden, max(step, math.floor(whole.sizes.hidden * each / step + 0.5) * step))
     while last and width > step and cost.total(replace(sizes, hidden=width), layers) > budget * (1 + 1e-9):

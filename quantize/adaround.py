@@ -10,7 +10,8 @@ term by q is -2 s (d H).
 
 The error of the outputs over all calibration rows is a function of H (`moments`), so that every step sees all of them and nothing is
 drawn. Errors are divided by the mean of diag H and by the mean square of the scales of an output, so that lambda means the same for
-every layer. An output that ends with a larger error than by rounding to nearest keeps the nearest (`rounding.better_rows`).
+every layer. An output that ends with a larger error than by rounding to nearest keeps the nearest (`rounding.better_rows`). A weight that
+is 0 stays 0.
 
 Left out: inputs from quantized layers before, and the activation after the layer in the loss (section 3.3).
 
@@ -50,9 +51,10 @@ def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, 
     hessian_II = hessian_II / hessian_II.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
     start_OI = ((exact_OI - below_OI - GAMMA) / (ZETA - GAMMA)).logit()
     choice_OI = start_OI.detach().clone().requires_grad_(True)
+    free_OI = weight_OI != 0  # what is not free has no gradient, and stays at its start, h = 0
     optimizer = torch.optim.Adam([choice_OI], lr=LEARNING_RATE)
     for step in range(steps):
-        up_OI = rectified_sigmoid(choice_OI)
+        up_OI = rectified_sigmoid(choice_OI) * free_OI
         with torch.no_grad():
             code_OI = (below_OI + up_OI).clamp(low, high)
             inside_OI = code_OI == below_OI + up_OI

@@ -11,10 +11,12 @@ factorization for all outputs. The update goes on at once inside a block of 128 
 
     H <- H + 0.01 mean(diag H) I      so that the inverse exists; an input that was always 0 gets H_jj = 1 first, and so rounds to nearest
     act_order                         the inputs of largest H_jj first: they leave most to make up with
+    w_j = 0 at the start              stays 0, so that a sparse weight is as sparse in codes; the others make up for it as for any rounding
 
 Scales are given (static groups): those of a channel, or of groups of inputs, and act_order does not change which group an input is in.
-The factor 2 of the paper's H changes nothing. An output that ends with a larger error than by rounding to nearest keeps the nearest
-(`rounding.better_rows`), which the paper has not.
+The factor 2 of the paper's H changes nothing. Zeros that stay are its joint form with pruning (SparseGPT, https://arxiv.org/abs/2301.00774,
+section 3.5). An output that ends with a larger error than by rounding to nearest keeps the nearest (`rounding.better_rows`), which the
+paper has not.
 
 Left out: scales of groups found on the way, from the weights as changed by then.
 
@@ -27,6 +29,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from compress.inverse_factor import inverse_factor
 
 DAMPING = 0.01
 BLOCK = 128
@@ -74,6 +78,7 @@ def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: int,
     """Returns the codes of some outputs of a weight, int8 [O, I]; outputs do not depend on each other. See `gptq`."""
     inputs, order_I = weight_OI.shape[1], given.order_I
     left_OI, scale_OI = weight_OI[:, order_I], scale_OI[:, order_I]  # copies
+    zero_OI = left_OI == 0
     codes_OI = torch.zeros(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
     for start in range(0, inputs, BLOCK):
         stop = min(start + BLOCK, inputs)
@@ -81,22 +86,10 @@ def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: int,
         error_OB = torch.zeros_like(left_OI[:, start:stop])
         for j in range(start, stop):
             factor_I = factor_BI[j - start]
-            rounded_O = (left_OI[:, j] / scale_OI[:, j]).round().clamp(low, high)
+            rounded_O = (left_OI[:, j] / scale_OI[:, j]).round().clamp(low, high).masked_fill(zero_OI[:, j], 0)
             codes_OI[:, j] = rounded_O.to(torch.int8)
             error_O = (left_OI[:, j] - rounded_O * scale_OI[:, j]) / factor_I[j]
             left_OI[:, j + 1 : stop] -= torch.outer(error_O, factor_I[j + 1 : stop])
             error_OB[:, j - start] = error_O
         left_OI[:, stop:] -= error_OB @ factor_BI[:, stop:]
     return codes_OI[:, order_I.argsort()]
-
-
-def inverse_factor(hessian_II: Tensor, damping: float) -> Tensor:
-    """Returns the upper Cholesky factor of the inverse of the damped H, float64 [I, I]; a float64 H is overwritten by it."""
-    factor_II = hessian_II.double().mT  # symmetric; LAPACK works in place on columns that lie one after the other
-    diagonal_I = factor_II.diagonal()  # a view
-    diagonal_I[diagonal_I == 0] = 1
-    diagonal_I += damping * diagonal_I.mean()
-    torch.linalg.cholesky(factor_II, out=factor_II)
-    torch.cholesky_inverse(factor_II, out=factor_II)
-    torch.linalg.cholesky(factor_II, upper=True, out=factor_II)
-    return factor_II

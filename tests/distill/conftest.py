@@ -145,7 +145,7 @@ def make_context(checkpoint: Callable[..., Path], told: Told, tmp_path: Path) ->
         task: Task = "text-regression" if num_labels == 1 else "text-classification"
         baseline = Artifact(teacher or checkpoint("bert", num_labels=num_labels), {"id": "baseline", "stage": made_by, "digest": "0" * 64})
         return Context(
-            task, data, 16, Target(sequence_lengths=(8,)), 0, told, tmp_path / "scratch", {"baseline": baseline}, teacher=baseline
+            task, data, 16, Target(sequence_lengths=(8,)), 0, told, tmp_path / "scratch", {"baseline": baseline}, teachers=(baseline,)
         )
 
     return make

@@ -20,7 +20,8 @@ from compress.model import load
 from compress.stage import Context
 from compress.train import Batch
 from distill import objective
-from distill.distill import Distill, chosen_rows
+from distill.distill import Distill
+from distill.rows import chosen_rows
 from distill.student import Student
 
 Contexts = Callable[..., Context]
@@ -162,14 +163,14 @@ def test_some_of_the_rows_are_chosen_by_their_content(make_context: Contexts, tm
 def test_a_teacher_with_other_tokens_serves_for_answers(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     other = checkpoint("bert", words=("poor", "great", "movie"))
     context = make_context()
-    context = dataclasses.replace(context, teacher=Artifact(other, {"id": "other", "digest": "1" * 64}))
+    context = dataclasses.replace(context, teachers=(Artifact(other, {"id": "other", "digest": "1" * 64}),))
     figures = distill(context, tmp_path / "out", epochs=8, learning_rate=5e-3, hard_weight=0)
     assert figures["losses"][-1]["loss"] < 0.6 * figures["losses"][0]["loss"]
 
 
 def test_a_teacher_from_outside_is_checked_and_imported(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     context = make_context()
-    outside = dataclasses.replace(context, teacher=Artifact(checkpoint("bert", num_labels=2), {"id": "other", "digest": "1" * 64}))
+    outside = dataclasses.replace(context, teachers=(Artifact(checkpoint("bert", num_labels=2), {"id": "other", "digest": "1" * 64}),))
     figures = distill(outside, tmp_path / "out", teacher=str(checkpoint("bert", num_labels=2)))
     inside = distill(dataclasses.replace(context, scratch=tmp_path / "s"), tmp_path / "inside")
     assert figures["losses"] == inside["losses"]
@@ -193,7 +194,7 @@ def test_a_student_of_another_kind_gets_the_same_tokens(make_context: Contexts, 
 
 def test_a_loss_that_looks_inside_needs_the_tokens_of_the_teacher(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     other = checkpoint("bert", words=("poor", "great", "movie"))
-    context = dataclasses.replace(make_context(), teacher=Artifact(other, {"id": "other", "digest": "1" * 64}))
+    context = dataclasses.replace(make_context(), teachers=(Artifact(other, {"id": "other", "digest": "1" * 64}),))
     with pytest.raises(InputError, match=r"stages.distill.teacher: baseline splits the rows into other tokens than the student"):
         distill(context, tmp_path / "out", loss="minilm")
 

@@ -33,7 +33,7 @@ def context(told: Any, tmp_path: Path) -> Context:
     data = tiny_gpt.data()
     few = replace(data, train=data.train.take(range(64)), selection=data.selection.take(range(16)))
     teacher = Artifact(tiny_gpt.checkpoint(), {"id": "baseline", "digest": "teacher", "stage": "model"})
-    shared = {"checkpoints": {"baseline": teacher}, "teacher": teacher}
+    shared = {"checkpoints": {"baseline": teacher}, "teachers": (teacher,)}
     return Context("text-generation", few, tiny_gpt.LENGTH, Target(sequence_lengths=(8,)), 0, told, tmp_path / "scratch", **shared)
 
 
@@ -43,9 +43,10 @@ def test_soft_and_hard_targets_are_means_over_tokens(context: Context) -> None:
     rows = Rows.prepare(context.data.train.rows[:3], tiny_gpt.prepared())
     setting = Setting(Shape.of(student.config), Shape.of(teacher.config), "text-generation", "stages.distill.loss")
     labels = context.data.train.labels[:3]
-    pair = Pair(Capture(student, "x"), Teacher(Capture(freeze(teacher), "x"), rows, True), rows, labels, 0)
+    pair = Pair(Capture(student, "x"), (Teacher(Capture(freeze(teacher), "x"), rows, True),), rows, labels, 0)
     features = rows.batch(np.arange(3))
-    parts = Objective([SoftTarget()], [setting], pair, 2.0, 0.5, 0)(student, Batch(features, torch.from_numpy(labels), np.arange(3), 0, 1))
+    objective = Objective([SoftTarget()], [setting], pair, 2.0, 0.5, 0, "text-generation")
+    parts = objective(student, Batch(features, torch.from_numpy(labels), np.arange(3), 0, 1))
     ours, theirs = (forward(model, features)[:, :-1].detach().double() for model in (student, teacher))
     p, q = (torch.softmax(logits / 2, dim=-1) for logits in (theirs, ours))
     expected = 4 * (p * (p.log() - q.log())).sum(-1).mean(1)

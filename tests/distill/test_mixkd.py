@@ -119,6 +119,6 @@ class _Rows:
 def test_a_model_that_looks_for_the_end_in_the_tokens_is_refused(make_model: Any, make_features: Any) -> None:
     rows: Any = _Rows(make_features("gpt2"))
     decoder, encoder = Capture(make_model("gpt2"), "stages.distill"), Capture(make_model("bert"), "stages.distill")
-    MixKD().prepare(Pair(encoder, Teacher(encoder, rows, True), rows, np.zeros(3), 0))
+    MixKD().prepare(Pair(encoder, (Teacher(encoder, rows, True),), rows, np.zeros(3), 0))
     with pytest.raises(InputError, match=r"stages.distill: mixkd given; this gpt2 answers embeddings otherwise than tokens"):
-        MixKD().prepare(Pair(encoder, Teacher(decoder, rows, True), rows, np.zeros(3), 0))
+        MixKD().prepare(Pair(encoder, (Teacher(decoder, rows, True),), rows, np.zeros(3), 0))

@@ -149,6 +149,6 @@ def make_context(checkpoint: Callable[..., Path], told: Told, tmp_path: Path) ->
         data = Data(splits[0], splits[1], splits[2], ("negative", "positive"))
         baseline = Artifact(teacher or checkpoint("bert"), {"id": "baseline", "stage": made_by, "digest": "0" * 64})
         target, scratch = Target(sequence_lengths=(8,)), tmp_path / "scratch"
-        return Context("text-classification", data, 16, target, 0, told, scratch, {"baseline": baseline}, teacher=baseline)
+        return Context("text-classification", data, 16, target, 0, told, scratch, {"baseline": baseline}, teachers=(baseline,))
 
     return make

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prune.allocation import STEPS, Part, by_distance, by_score, cheapest, top, uniform
+from prune.allocation import STEPS, Part, by_distance, by_score, by_worth, cheapest, top, uniform
 
 parts = st.lists(
     st.builds(
@@ -112,3 +112,37 @@ def test_of_equal_scores_the_lowest_index_is_kept() -> None:
     assert top(torch.tensor([1.0, 2.0, 2.0, 2.0, 0.0]), 2) == [1, 2]
     assert top(torch.zeros(5), 3) == [0, 1, 2]
     assert top(torch.tensor([0.0, 1.0, 0.0]), 2) == [0, 1]
+
+
+prices = st.lists(st.sampled_from([0.0, 0.5, 1.0, 4.0]), min_size=3, max_size=13).map(lambda steps: tuple(itertools.accumulate(steps)))
+
+
+@given(st.lists(st.tuples(prices, st.integers(1, 4)), min_size=1, max_size=3), fractions, st.integers(0, 999))
+def test_prices_of_their_own_keep_to_the_budget(rows: list[tuple[tuple[float, ...], int]], fraction: float, seed: int) -> None:
+    parts = [Part(block, "ffn", len(row) - 1, 1.0, len(row) - 1, step, prices=row) for block, (row, step) in enumerate(rows)]
+    most = sum(part.price(part.size) for part in parts)
+    budget = cheapest(parts) + fraction * (most - cheapest(parts))
+    scores = {part: torch.rand(part.size, generator=torch.Generator().manual_seed(seed + part.block)) for part in parts}
+    for counts in (
+        uniform(parts, budget),
+        by_score(parts, scores, budget),
+        by_distance(parts, lambda part, count: float(part.size - count), budget),
+    ):
+        assert sum(part.price(count) for part, count in counts.items()) <= budget + 1e-9
+        assert all(count in part.counts() for part, count in counts.items())
+
+
+def test_steps_that_save_nothing_go_with_those_that_do() -> None:
+    flat = Part(0, "ffn", 4, 1.0, 4, prices=(0.0, 1.0, 1.0, 1.0, 4.0))
+    scores = {flat: torch.tensor([1.0, 2.0, 3.0, 4.0])}
+    assert by_score([flat], scores, 3.0) == {flat: 3}
+    level = Part(0, "ffn", 4, 1.0, 4, prices=(0.0, 1.0, 4.0, 4.0, 4.0))
+    assert by_score([level], {level: scores[flat]}, 3.0) == {level: 1}
+    assert by_score([level], {level: scores[flat]}, 4.0) == {level: 4}
+
+
+def test_by_worth_cuts_the_lowest_whatever_a_unit_costs() -> None:
+    cheap, dear = Part(0, "ffn", 3, 1.0, 3), Part(0, "heads", 3, 10.0, 3)
+    allocate = by_worth({(0, "ffn"): torch.tensor([0.9, 0.8, 0.7]), (0, "heads"): torch.tensor([0.1, 0.95, 0.75])})
+    assert allocate([cheap, dear], 23.0) == {cheap: 3, dear: 2}
+    assert allocate([cheap, dear], 22.0) == {cheap: 2, dear: 2}

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -73,3 +75,22 @@ def test_blocks_and_head_are_all_that_there_is(kind: str, make_model: Callable[.
     sizes = structure.sizes
     expected = LENGTH * (Cost.of(model, structure, "macs").total() + sizes.hidden * sizes.vocabulary) + products(sizes, LENGTH)
     assert count(model, "text-generation", LENGTH).macs == expected
+
+
+@pytest.mark.parametrize("measure", ["macs", "parameters"])
+def test_whole_numbers_are_expected_to_cost_what_they_cost(make_model: Callable[..., Any], measure: Any) -> None:
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    cost = Cost.of(model, structure, measure)
+
+    @settings(max_examples=25)
+    @given(st.integers(1, 4), st.integers(1, 24), st.integers(1, 16), st.integers(0, 2))
+    def check(heads: int, ffn: int, hidden: int, gone: int) -> None:
+        sizes = with_count(with_count(replace(structure.sizes, hidden=hidden), 1, "heads", heads), 1, "ffn", ffn)
+        counts: Any = {(1, "heads"): torch.tensor(float(heads)), (1, "ffn"): torch.tensor(float(ffn))}
+        present_L = torch.ones(3)
+        present_L[gone] = 0
+        found = cost.expected(counts, torch.tensor(float(hidden)), present_L)
+        assert float(found) == pytest.approx(cost.total(sizes, [block for block in range(3) if block != gone]))
+
+    check()

@@ -28,7 +28,7 @@ def context(told: Any, tmp_path: Path) -> Context:
     baseline = Artifact(tiny_gpt.checkpoint("mistral"), {"id": "baseline", "stage": "model", "digest": "0" * 64})
     data, target = tiny_gpt.data(), Target(sequence_lengths=(8,))
     return Context(
-        "text-generation", data, tiny_gpt.LENGTH, target, 0, told, tmp_path / "scratch", {"baseline": baseline}, teacher=baseline
+        "text-generation", data, tiny_gpt.LENGTH, target, 0, told, tmp_path / "scratch", {"baseline": baseline}, teachers=(baseline,)
     )
 
 
@@ -49,7 +49,7 @@ def test_it_is_pruned_and_trained_by_its_own_next_tokens(kind: str, method: Any,
     stage.check(config, config, context)
     out = tmp_path / "out"
     out.mkdir()
-    figures = stage.run(source, replace(context, teacher=source), out)
+    figures = stage.run(source, replace(context, teachers=(source,)), out)
     assert figures["sparsity"] >= 0.5
     assert {"cross_entropy", "teacher"} <= figures["steps"][0]["losses"][0].keys()
     sizes = Structure.of(load(out), "out").sizes

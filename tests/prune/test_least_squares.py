@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from compress.structure import Structure
 from compress.train import Batch
+from compress.zeros import keep_zeros
 from prune.least_squares import gram_matrices, surviving, update
 from prune.places import Places
 from prune.surgery import Kept, shrink
@@ -64,6 +65,45 @@ def test_a_constant_input_goes_into_the_bias() -> None:
     kept = torch.tensor([0, 1, 3, 4])
     updated = surviving(augmented, inputs.T.double() @ inputs.double(), kept, damping=1e-9, constant=True)
     torch.testing.assert_close(updated[:, -1], bias + 5 * weight[:, 2], atol=1e-3, rtol=1e-3)
+
+
+@given(st.integers(0, 999), st.integers(1, 4), st.integers(3, 9), st.booleans())
+def test_zeros_stay_and_the_rest_is_the_solution_of_each_output(seed: int, outputs: int, inputs: int, constant: bool) -> None:
+    """Written out: a system of its own for each output, over the weights that may change."""
+    weight, x = problem(seed, outputs, inputs)
+    generator = torch.Generator().manual_seed(seed + 1)
+    weight *= torch.rand(weight.shape, generator=generator) < 0.6
+    x *= torch.randn(inputs, generator=generator).exp()
+    kept = torch.arange(0, inputs - 1) if not constant else torch.arange(1, inputs)
+    gone = [i for i in range(inputs) if i not in kept.tolist()]
+    free = weight[:, kept] != 0
+    gram = x.T.double() @ x.double()
+    found = surviving(weight, gram, kept, 0.1, constant, free)
+    matrix = gram[kept][:, kept].clone()
+    damped = len(kept) - constant
+    matrix[range(damped), range(damped)] += 0.1 * matrix.diagonal()[:damped].mean()
+    for o in range(outputs):
+        some = free[o].nonzero().flatten()
+        expected = torch.zeros(len(kept), dtype=torch.float64)
+        wanted = weight[o, gone].double() @ gram[gone][:, kept]
+        expected[some] = weight[o, kept][some].double() + torch.linalg.solve(matrix[some][:, some], wanted[some])
+        assert bool((found[o][~free[o]] == 0).all())
+        torch.testing.assert_close(found[o].double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_update_of_a_model_keeps_its_zeros_where_it_has_to(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    batches = [Batch(make_features("bert", rows=8, seed=seed), torch.zeros(8), np.arange(8), 0, 1) for seed in range(2)]
+    lost = []
+    for noted in (True, False):
+        model = make_model("bert")
+        structure = Structure.of(model, KEY)
+        layer = model.get_submodule(Places.of(model, structure).heads[1])
+        layer.weight.data[:, ::3] = 0
+        if noted:
+            keep_zeros(model)
+        update(model, structure, replace(Kept.everything(structure.sizes), heads=[range(4), (0, 2), range(4)]), batches)
+        lost.append(bool((layer.weight[:, [0, 3, 9]] != 0).any()))
+    assert lost == [False, True]
 
 
 @pytest.mark.parametrize("kind", ["bert", "llama"])

@@ -145,3 +145,25 @@ def test_what_cannot_be_is_said_before_anything_runs(changes: dict[str, Any], me
     with pytest.raises(InputError, match=f"stages.prune.{message}"):
         describe(asked, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_milliseconds_are_those_of_real_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time is asserted: what is asked for is a share, and the table, whatever it says, is what the share is of."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("compress.latency.MAX_SECONDS", 0.05)
+    stages = [
+        {"prune": {"measure": "latency", "sparsity": 0.1, "method": "magnitude", "allocation": "global", "rows": 16, "recover": None}}
+    ]
+    asked = recipe(tmp_path, [*stages, {"quantize": {"calibration": {"rows": 16}}}])
+    outcome = run(asked, tmp_path / "run", progress=ConsoleProgress("quiet"))
+    figures = outcome.report["variants"][1]["pruning"]
+    told = figures["latency"]
+    assert (told["engine"], told["precision"], told["batch"], told["sequence"]) == ("openvino", "int8", 1, 8)
+    assert len(told["points"]) == len(told["heads"]["counts"]) + len(told["ffn"]["counts"])
+    assert all(ms > 0 for *_, ms in told["points"])
+    assert told["before"]["measured_ms"] > 0
+    assert told["after"]["measured_ms"] > 0
+    assert figures["cost"]["after"] <= 0.9 * figures["cost"]["before"]
+    assert '<section id="pruning">' in (tmp_path / "run" / "report.html").read_text()
+    assert len(list((tmp_path / "cache" / "compress" / "latency").iterdir())) == 1

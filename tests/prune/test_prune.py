@@ -189,7 +189,7 @@ def test_a_smaller_vocabulary_learns_from_a_teacher_with_the_whole(
         replace(
             context,
             data=data,
-            teacher=Artifact(checkpoint("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), {"digest": "1"}),
+            teachers=(Artifact(checkpoint("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0), {"digest": "1"}),),
         ),
         tmp_path / "out",
     )

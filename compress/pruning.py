@@ -1,0 +1,181 @@
+"""What the report prints of the stage `prune`: what is left, what it costs, how it was chosen, trained and timed.
+
+Each function turns figures of the manifest into strings and positions for the template; what a manifest does not tell is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compress import wording
+from compress.line_chart import LineChart, Series, line_chart
+
+View = dict[str, Any]
+Figures = Mapping[str, Any]
+NAMES = {"heads": "heads", "ffn": "neurons", "experts": "experts"}
+UNITS = {"macs": "multiply-accumulates of the blocks", "parameters": "parameters of the blocks", "latency": "milliseconds of the blocks"}
+
+
+def pruning(report: Figures) -> list[View]:
+    """Returns a view for each variant that was pruned."""
+    found = [(variant.get("id"), variant.get("pruning")) for variant in report["variants"]]
+    return [_view(str(name), figures) for name, figures in found if isinstance(figures, Mapping) and figures.get("before")]
+
+
+def _view(name: str, figures: Figures) -> View:
+    scan = figures.get("sensitivity") or {}
+    return {
+        "id": name,
+        "settings": _settings(figures),
+        "blocks": _blocks(figures),
+        "whole": _whole(figures),
+        "costs": _costs(figures),
+        "scans": _scans(scan),
+        "scan_rows": scan.get("rows"),
+        "unit": wording.DISTANCES.get(str(scan.get("measure")), "distance"),
+        "steps": [row for number, step in enumerate(figures.get("steps") or (), 1) for row in _step(number, step)],
+        "latency": _latency(figures.get("latency") or {}),
+    }
+
+
+def _settings(figures: Figures) -> list[tuple[str, str]]:
+    taken = figures.get("sparsity")
+    return [
+        ("method", str(figures.get("method"))),
+        (
+            "taken away",
+            wording.NOT_MEASURED if taken is None else f"{100 * taken:.1f} % of the {UNITS.get(str(figures.get('measure')), 'blocks')}",
+        ),
+    ]
+
+
+def _blocks(figures: Figures) -> list[View]:
+    """Returns for each block of the model that came in what is left of its heads, neurons and experts."""
+    before, after = figures["before"], figures["after"]
+    place = {block: number for number, block in enumerate(figures.get("layers") or range(len(before["heads"])))}
+    shown = [what for what in NAMES if any(before.get(what) or ())]
+    most = {what: max(before[what]) for what in shown}
+    return [
+        {
+            "number": block,
+            "gone": block not in place,
+            "parts": [
+                {
+                    "what": NAMES[what],
+                    "before": before[what][block],
+                    "after": after[what][place[block]] if block in place else 0,
+                    "width": round(100 * (after[what][place[block]] if block in place else 0) / most[what], 2),
+                    "whole": round(100 * before[what][block] / most[what], 2),
+                }
+                for what in shown
+            ],
+        }
+        for block in range(len(before["heads"]))
+    ]
+
+
+def _whole(figures: Figures) -> list[str]:
+    """Returns what of the whole model became smaller, in words."""
+    before, after = figures["before"], figures["after"]
+    names = {"hidden": "channels of the residual stream", "vocabulary": "tokens of the vocabulary"}
+    return [f"{after[key]:,} of {before[key]:,} {name}" for key, name in names.items() if after.get(key) != before.get(key)]
+
+
+def _costs(figures: Figures) -> list[View]:
+    cost, measure = figures.get("cost") or {}, str(figures.get("measure"))
+    rows: list[tuple[str, Any, Any]] = [(UNITS.get(measure, "cost of the blocks"), cost.get("before"), cost.get("after"))]
+    write = wording.milliseconds if measure == "latency" else wording.count
+    return [
+        {"name": name, "before": write(before), "after": write(after), "width": round(100 * after / before, 2)}
+        for name, before, after in rows
+        if before and after is not None
+    ]
+
+
+def _scans(scan: Figures) -> list[LineChart]:
+    """Returns a chart for each component: distance against the share that is gone, a line for each block."""
+    charts = []
+    for what, name in NAMES.items():
+        series = [
+            Series(
+                _block_of(entry["name"]), f"{entry['name']}: {entry['distances'][-1][1]:.3g}", [(0.0, 0.0), *map(tuple, entry["distances"])]
+            )
+            for entry in scan.get("layers") or ()
+            if entry.get("what") == what and entry.get("distances")
+        ]
+        charts.append(line_chart(name, f"share of the {name} of one block that is gone", series, lambda share: f"{100 * share:.0f} %"))
+    return [chart for chart in charts if chart is not None]
+
+
+def _block_of(name: str) -> str:
+    found = re.search(r"\d+", name)
+    return found[0] if found else name
+
+
+def _step(number: int, step: Figures) -> list[View]:
+    """Returns the rows of one iteration: its masks, where they were learned, and its recovery."""
+    rows = []
+    for what, history in (("masks", step.get("learned") or {}), ("recovery", step)):
+        losses, looks = history.get("losses") or (), history.get("selection") or ()
+        if losses or what == "recovery":
+            kept = next(
+                (look["value"] for look in looks if look["step"] == history.get("best_step")), looks[-1]["value"] if looks else None
+            )
+            rows.append(
+                {
+                    "name": f"{number}, {what}",
+                    "share": f"{100 * step['share']:.1f} %" if step.get("share") is not None else "",
+                    "steps": history.get("steps") or "none",
+                    "losses": [f"{loss['loss']:.4g}" for loss in losses],
+                    "parts": ", ".join(
+                        f"{part} {value:.3g}" for part, value in (losses[-1] if losses else {}).items() if part not in ("epoch", "loss")
+                    ),
+                    "selection": "" if kept is None else f"{kept:.4f}",
+                }
+            )
+    return rows
+
+
+def _latency(told: Figures) -> View | None:
+    """Returns the table that was measured as charts, and what was predicted and measured of the models."""
+    if not told:
+        return None
+    charts = [
+        line_chart(
+            f"ms that {NAMES[what]} add to a block",
+            f"{NAMES[what]} of the block{' (groups that share keys and values)' if what == 'heads' else ''}",
+            [Series("", f"{NAMES[what]} of a block", list(zip(told[what]["counts"], told[what]["ms"], strict=True)))],
+        )
+        for what in ("heads", "ffn")
+    ]
+    place = wording.place(f"{told['engine']} {told['precision']}, {told['batch']}" + (f" x {told['sequence']}" if told["sequence"] else ""))
+    rounds: Sequence[Figures] = told.get("rounds") or ()
+    rows = [("before", told.get("before") or {}, False)]
+    rows += [
+        (f"after, round {number}" if len(rounds) > 1 else "after", entry, entry == told.get("after"))
+        for number, entry in enumerate(rounds, 1)
+    ]
+    return {
+        "place": place,
+        "charts": [chart for chart in charts if chart is not None],
+        "rest": wording.milliseconds(told["rest_ms"]),
+        "block": wording.milliseconds(told["block_ms"]),
+        "asked": None if told.get("asked_ms") is None else wording.milliseconds(told["asked_ms"]),
+        "rows": [_timed(name, entry, kept, told.get("asked_ms")) for name, entry, kept in rows if entry],
+    }
+
+
+def _timed(name: str, entry: Figures, kept: bool, asked: float | None) -> View:
+    predicted, measured = entry["predicted_ms"], entry["measured_ms"]
+    beside = "" if asked is None or name == "before" else f"{100 * (measured / asked - 1):+.1f} %".replace("-", wording.MINUS)
+    return {
+        "name": name,
+        "kept": kept,
+        "predicted": wording.milliseconds(predicted),
+        "measured": wording.milliseconds(measured),
+        "error": f"{100 * (predicted / measured - 1):+.1f} %".replace("-", wording.MINUS),
+        "beside": beside,
+        "speedup": wording.ratio(entry["speedup"]) if entry.get("speedup") else "",
+    }

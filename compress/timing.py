@@ -1,0 +1,169 @@
+"""How long a checkpoint takes in the first engine of the target, before it is worth exporting: what stages that choose a shape ask.
+
+A float checkpoint becomes an engine as it does in `export`, without evaluation and parity: ONNX, for int8 quantized as the recipe says but
+with the ranges of a handful of rows and nothing searched or learned (time does not depend on scales), built, opened in a process of its
+own. Processes take turns and throw their warm-up away (`compress.latency`).
+
+    T_i = median over the groups of T_0 * (T_i / T_0 in its own group)        of more than `GROUP` + 1 checkpoints, in groups with the first
+
+so that few processes are alive at once, and what slows the machine for a while does not tell one group from the next. The float part of an
+int8 engine is in bf16 wherever `export` may choose that. Left out: layers that a recipe keeps in float, whose patterns name layers that a
+model of another depth need not have.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from compress.artifact import Artifact
+from compress.errors import InputError
+from compress.latency import Shape, measure
+from compress.splits import Split
+from compress.stage import Context, TimedPrecision
+
+if TYPE_CHECKING:
+    from export.engine import EngineSpec
+    from export.export import Export
+    from quantize.quantize import Quantize
+
+GROUP = 4
+ROWS = 8
+"""Rows that the ranges of int8 are taken of."""
+MODEL = "model.onnx"
+
+
+@dataclass(frozen=True)
+class Timer:
+    """How checkpoints are timed in one run."""
+
+    context: Context
+    """Data, task and target."""
+    quantizer: Quantize
+    """The stage that quantizes in the recipe, or one of default settings."""
+    exporter: Export
+    """The stage that exports, or one of default settings."""
+
+    @property
+    def settings(self) -> Any:
+        """What of the recipe a time depends on, beside the target: JSON types."""
+        return [self._shortest().model_dump(mode="json"), self.exporter.float_precision]
+
+    def __call__(self, checkpoints: Sequence[Path], shape: Shape, precision: TimedPrecision) -> list[float]:
+        """Returns the median milliseconds of each checkpoint.
+
+        Args:
+            checkpoints: Float checkpoints.
+            shape: (batch, sequence); the sequence is None for images.
+            precision: int8: as the recipe quantizes; fp32: as they are.
+
+        Raises:
+            InputError: The first engine of the target does not run here.
+            EngineError: An engine failed.
+        """
+        context, specs = self.context, []
+        with tempfile.TemporaryDirectory(dir=checkpoints[0].parent, prefix="engines-") as folder:
+            for number, checkpoint in enumerate(context.progress.track(checkpoints, "building engines to time")):
+                work = Path(folder, str(number))
+                work.mkdir()
+                made = self._quantized(checkpoint, work / "int8") if precision == "int8" else checkpoint
+                specs.append(self._engine(made, work))
+            groups = [specs[start : start + GROUP] for start in range(1, len(specs), GROUP)] or [[]]
+            found = [[float(row["p50_ms"]) for row in measure([specs[0], *group], [shape], context.progress)] for group in groups]
+        first = median(times[0] for times in found)
+        return [first, *(first * time / times[0] for times in found for time in times[1:])]
+
+    def _shortest(self) -> Quantize:
+        """Returns the stage that quantizes to what the recipe asks for, without a search."""
+        from quantize.quantize import Calibration, Quantize, SmoothQuant
+
+        asked = self.quantizer
+        smoothing = asked.smoothing
+        return Quantize(
+            scheme=asked.scheme,
+            group_size=asked.group_size,
+            weight_bits=asked.weight_bits,
+            calibration=Calibration(method="minmax" if asked.scheme in ("w8a8", "fp8") else None, rows=ROWS),
+            smoothquant=False if smoothing is None else SmoothQuant(alpha=0.5, prescale=smoothing.prescale),
+            attention=asked.attention is True,
+            residual=asked.residual is True,
+            stream=False,
+        )
+
+    def _quantized(self, checkpoint: Path, out: Path) -> Path:
+        """Quantizes a checkpoint; returns the folder of what came of it."""
+        context, selection = self.context, self.context.data.selection
+        data = replace(context.data, selection=Split(selection.rows[:0], selection.labels[:0]))
+        out.mkdir()
+        self._shortest().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=_Silent(), data=data), out)
+        return out
+
+    def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
+        """Builds one engine in `folder`; returns how to open it, in the mode that is recommended."""
+        from compress.data import preprocessor
+        from export.engine import spec_of, torch_spec
+        from export.onnx import export_float
+        from export.schemes import DYNAMIC, precision_of, refusal, runtime_options, write_graphs
+
+        context = self.context
+        engine, precision = context.target.engines[0], precision_of(checkpoint)
+        prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
+        prepared.save(folder)
+        if engine == "torch":
+            return torch_spec(checkpoint, folder, "fp32" if precision == "fp32" else "int8", context.target)
+        model = folder / MODEL
+        if precision == "fp32":
+            export_float(checkpoint, prepared, model)
+        else:
+            write_graphs(export_float(checkpoint, prepared, folder / "float" / MODEL), checkpoint, model, context.target.engines)
+        reason = refusal(engine, precision, model)
+        mode, file, rest = "dynamic", model, "fp32"
+        match engine:
+            case "openvino" if reason is None:
+                from export import openvino
+
+                mode, file = "static", openvino.build(model, folder, runtime_options(precision, model))[0]
+                halved = precision == "int8" and self.exporter.float_precision != "fp32" and openvino.computes_bf16()
+                rest = "bf16" if halved else "fp32"
+            case "onnxruntime" if reason is None:
+                from export import onnxruntime
+
+                source = model.with_name(DYNAMIC) if precision == "int8-dynamic" else model
+                file = onnxruntime.build(source, folder, quantized=precision == "int8")
+            case "tensorrt" if reason is None:
+                from export import tensorrt
+
+                largest = max(context.target.batch_sizes)
+                entries = tensorrt.build(
+                    model, folder, precision=precision, buckets=prepared.buckets, max_batch_size=largest, log=lambda _: None
+                )
+                reason, mode = entries[0]["reason"], entries[0]["mode"]
+                file = folder / str(entries[0]["file"]).rpartition("/")[2]
+        if reason is not None:
+            raise InputError(f"target.engines: {engine} given first, in which nothing can be timed here: {reason}")
+        build = {"precision": precision, "float_precision": rest, "folder": "."}
+        return spec_of(folder, build, {"engine": engine, "mode": mode, "file": file.name}, context.target)
+
+
+class _Silent:
+    """Says nothing: what is quantized only to be timed is no news."""
+
+    def log(self, message: str) -> None:
+        """Takes a line."""
+
+    def warn(self, message: str) -> None:
+        """Takes a line."""
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        """Yields `items`."""
+        yield from items
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Gives a function that does nothing."""
+        yield lambda steps: None

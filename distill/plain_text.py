@@ -1,0 +1,177 @@
+"""Plain text: rows without labels, to learn a teacher's answers on, or a corpus to learn its inside on.
+
+A file of tsv, csv, json, jsonl or parquet gives a row for each of its rows, a text file (.txt) one for each line, a folder those of all
+such files in it, in the order of their names, a data set of the Hub those of one split; each also as .gz. Rows of nothing but blanks are
+left out. `packed` cuts a corpus into pieces of as many tokens as a row may have:
+
+    lines -> tokens -> a line that is too long is cut between words, short ones that follow each other are joined by a line feed
+
+Rows that equal an evaluation or selection row are never learned from: `new_rows` leaves them out by the hash of their content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from compress import readers
+from compress.errors import InputError
+from compress.preprocess import Row
+from compress.sources import ColumnName
+from compress.splits import content_key
+from compress.stage import Config
+
+CHUNK = 1024
+
+
+class PlainText(Config):
+    """Text without labels."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """A file of csv tsv txt json jsonl parquet (.gz too; a line of txt is a row), a folder of such files, or a Hub id (owner/name)."""
+    subset: str | None = None
+    """Configuration of a Hub data set."""
+    split: Annotated[str, Field(min_length=1)] = "train"
+    """Split of a Hub data set."""
+    text: ColumnName = "text"
+    """The column of the text, or of the first of a pair; by position where a file has no header."""
+    text_pair: ColumnName | None = None
+    """The column of the second text of a pair; needed where the rows of the data are pairs."""
+    header: bool = True
+    """Whether the first line of a tsv or csv names the columns."""
+
+
+def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda message: None) -> list[Row]:
+    """Returns the rows: texts, or pairs of texts where a second column is given.
+
+    Args:
+        config: What to read.
+        key: Its key path in the recipe, for messages.
+        log: Where to tell that something may be downloaded.
+
+    Raises:
+        InputError: It cannot be read, holds something else than text, or no text at all.
+    """
+    where = Path(config.path).expanduser()
+    if where.is_dir():
+        files = [path for path in sorted(where.iterdir()) if path.is_file() and readers.suffix(path) in readers.TABLES]
+    else:
+        files = [where] if where.exists() else []
+    if not files and (where.exists() or config.path.count("/") != 1 or config.path.startswith((".", "/", "~"))):
+        raise InputError(f"{key}.path: {config.path} given; a file ({' '.join(readers.TABLES)}), a folder of them or a Hub id is allowed")
+    try:
+        if not files:
+            log(f"{key}: reading {config.path} from the Hub or its cache")
+        rows = list(_read(config, tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)))
+    except InputError as error:
+        raise InputError(*(re.sub(r"\bdata\.path\b", f"{key}.path", problem) for problem in error.problems)) from error
+    if not rows:
+        raise InputError(f"{key}.path: {config.path}: holds no text; at least one row is needed")
+    return rows
+
+
+@lru_cache(maxsize=2)
+def _read(config: PlainText, files: tuple[tuple[str, int, int], ...]) -> tuple[Row, ...]:
+    """Reads all files, or the Hub where there are none; kept in memory until a file changes."""
+    if files:
+        return tuple(row for path, _, _ in files for row in _rows_of(Path(path), config))
+    columns = _columns(config)
+    positions = [column for column in columns if isinstance(column, int)]
+    if positions:
+        raise InputError(f"data.path {config.path}: column {positions[0]} given; a data set of the Hub names its columns")
+    found = readers.read_hub(config.path, config.subset, [str(column) for column in columns], lambda message: None)
+    if config.split not in found:
+        raise InputError(f"data.path {config.path}: no split {config.split!r}; it has {', '.join(found)}")
+    return tuple(_texts(enumerate(found[config.split][0], 1), f"{config.path} split {config.split} row"))
+
+
+def _rows_of(path: Path, config: PlainText) -> Iterator[Row]:
+    if readers.suffix(path) == ".txt":
+        return _texts(((number, (line,)) for number, line in enumerate(readers.read_document(path).split("\n"), 1)), f"{path} line")
+    table = readers.Table(path, _columns(config), config.header)
+    return _texts(readers.read_table(table), f"{path} {table.unit}")
+
+
+def _columns(config: PlainText) -> tuple[ColumnName, ...]:
+    return (config.text,) if config.text_pair is None else (config.text, config.text_pair)
+
+
+def _texts(cells: Iterable[tuple[int, readers.Cells]], where: str) -> Iterator[Row]:
+    for number, found in cells:
+        for text in found:
+            if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
+                raise InputError(f"{where} {number}: {text!a:.60} given as text; a text of Unicode characters is allowed")
+        texts = [text.strip() for text in found]
+        if any(texts):
+            yield texts[0] if len(texts) == 1 else (texts[0], texts[1])
+
+
+def digest(rows: Sequence[Row]) -> str:
+    """Returns the sha256 (hex) of the contents of some rows, in their order."""
+    return hashlib.sha256(b"".join(content_key(row) for row in rows)).hexdigest()
+
+
+def new_rows(rows: Sequence[Row], held_out: Iterable[bytes], known: Iterable[bytes]) -> tuple[list[Row], int, int]:
+    """Returns the rows that are not there yet, how many equal a row that is held out, and how many are there already.
+
+    Args:
+        rows: Rows; of equal ones the first is kept.
+        held_out: Content keys of evaluation and selection rows.
+        known: Content keys of rows that are learned from anyway.
+    """
+    banned, seen = frozenset(held_out), set(known)
+    kept: list[Row] = []
+    dropped = 0
+    for row in rows:
+        row_key = content_key(row)
+        dropped += row_key in banned
+        if row_key not in banned and row_key not in seen:
+            kept.append(row)
+        seen.add(row_key)
+    return kept, dropped, len(rows) - len(kept) - dropped
+
+
+def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
+    """Returns pieces of at most `max_length` tokens that hold all of the texts, in their order.
+
+    Args:
+        texts: Lines or documents.
+        tokenizer: A fast tokenizer of Transformers.
+        max_length: Tokens of a piece, special tokens included.
+    """
+    engine = tokenizer.backend_tokenizer
+    engine.no_truncation()
+    engine.no_padding()
+    most = max_length - engine.num_special_tokens_to_add(False)
+    pieces: list[str] = []
+    open_piece, used = "", 0
+    for start in range(0, len(texts), CHUNK):
+        chunk = list(texts[start : start + CHUNK])
+        for text, encoded in zip(chunk, engine.encode_batch(chunk, add_special_tokens=False), strict=True):
+            for first, end in _cuts(encoded.word_ids, most):
+                piece = text[encoded.offsets[first][0] : encoded.offsets[end - 1][1]].strip()
+                joint = 1 if used else 0  # some tokenizers have a token for the line feed
+                if used + joint + end - first > most:
+                    pieces.append(open_piece)
+                    open_piece, used, joint = "", 0, 0
+                open_piece, used = f"{open_piece}\n{piece}".strip(), used + joint + end - first
+    return [piece for piece in [*pieces, open_piece] if piece]
+
+
+def _cuts(words: Sequence[int | None], most: int) -> Iterator[tuple[int, int]]:
+    """Yields (first, end) of runs of at most `most` tokens that end with a word, unless one word alone is longer."""
+    first = 0
+    while first < len(words):
+        end = min(first + most, len(words))
+        back = end
+        while back > first and back < len(words) and words[back] == words[back - 1]:
+            back -= 1
+        end = back if back > first else end
+        yield first, end
+        first = end

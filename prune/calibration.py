@@ -1,0 +1,40 @@
+"""Calibration: the training rows that a model is looked at with, in batches of like length, the longest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from compress.data import preprocessor
+from compress.model import device_of
+from compress.stage import Context
+from compress.train import Batch
+from compress.training_rows import Rows
+
+BATCH_SIZE = 32
+
+
+def calibration_batches(model: nn.Module, source: Path, number: int, context: Context, label: str) -> Iterator[Batch]:
+    """Yields calibration rows, on the device of the model.
+
+    Args:
+        model: What is going to see them.
+        source: Checkpoint with its tokenizer or image processor.
+        number: How many rows, at most.
+        context: Data, task, seed, progress.
+        label: Of the bar; empty for none.
+    """
+    chosen, device = context.data.calibration(number, context.seed), device_of(model)
+    rows = Rows.prepare(chosen.rows, preprocessor(source, context.task, context.max_length, context.target))
+    order = np.argsort(-rows.lengths, kind="stable")
+    with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
+        for start in range(0, len(order), BATCH_SIZE):
+            indices = order[start : start + BATCH_SIZE]
+            features = {name: value.to(device) for name, value in rows.batch(indices).items()}
+            yield Batch(features, torch.from_numpy(chosen.labels[indices]).to(device), indices, 0, 1)
+            advance(len(indices))

@@ -1,0 +1,40 @@
+"""Hard concrete gates: random numbers in [0, 1] that are exactly 0 or 1 often enough, with a probability that gradients reach.
+
+    u ~ Uniform(0, 1),   s = sigmoid((log u - log(1 - u) + log_alpha) / beta)
+    z = min(1, max(0, s (zeta - gamma) + gamma))                               a draw, differentiable in log_alpha where 0 < z < 1
+    P(z > 0) = sigmoid(log_alpha - beta log(-gamma / zeta))                    the expected L0 norm of a gate
+    z_fixed  = min(1, max(0, sigmoid(log_alpha) (zeta - gamma) + gamma))       without noise
+
+beta = 2/3, gamma = -0.1, zeta = 1.1: Louizos et al. 2018, https://arxiv.org/abs/1712.01312, section 2.2, eqs. 10 to 13. log_alpha is kept
+within +-`BOUND` as in the code of CoFi, so that no gate is lost for good.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
+BOUND = math.log(100)
+OPEN = 2.5
+"""log_alpha that gates begin with: 98 % are above 0, and without noise they are exactly 1."""
+SMALLEST = 1e-6
+
+
+def draw(log_alpha: Tensor) -> Tensor:
+    """Returns random gates, float32 in [0, 1], one of each; random numbers come from the generator of torch."""
+    u = torch.rand_like(log_alpha).clamp(SMALLEST, 1 - SMALLEST)
+    stretched = torch.sigmoid((u.log() - (-u).log1p() + log_alpha) / BETA) * (ZETA - GAMMA) + GAMMA
+    return stretched.clamp(0, 1)
+
+
+def present(log_alpha: Tensor) -> Tensor:
+    """Returns the probability that a gate is above 0."""
+    return torch.sigmoid(log_alpha - BETA * math.log(-GAMMA / ZETA))
+
+
+def fixed(log_alpha: Tensor) -> Tensor:
+    """Returns gates without noise, in [0, 1]."""
+    return (torch.sigmoid(log_alpha) * (ZETA - GAMMA) + GAMMA).clamp(0, 1)

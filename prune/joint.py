@@ -1,0 +1,177 @@
+"""Joint: masks over heads, neurons, whole attentions, whole FFNs, blocks and channels are learned together with the weights (CoFi).
+
+Each mask has a hard concrete gate z (`prune.hard_concrete`). What a unit is multiplied by is the product of the gates that it stands under:
+
+    group h of heads of block i   z_attention,i z_h,i        neuron n   z_ffn,i z_n,i        block i   z_layer,i        channel c   z_c
+    C(z) = cost of the blocks of the expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
+    t(step) = t min(1, step / (warmup steps)),   t the sparsity asked for,   s = 1 - C(z) / C(1)
+    max over lambda, min over weights and z   L + lambda_1 (s - t) + lambda_2 (s - t)^2
+
+L is the objective of `prune.recovery`. The multipliers rise by their gradient while the rest falls, all by Adam; masks and multipliers at a
+rate of their own. Xia et al. 2022, https://arxiv.org/abs/2204.00408, sections 3.1 and 3.2; the Lagrangian is Wang et al. 2020,
+https://arxiv.org/abs/1910.04732, section 3.2. Afterwards units are ranked by the product of P(z > 0) and chosen by `prune.selection`, which
+keeps to the budget exactly. Left out: attentions and FFNs that go whole (one group or one step of neurons stays: no architecture here has
+less); a searched map of layers, as those of the student are those of the incoming model: each learns from the one that it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from compress.stage import Config
+from compress.train import Batch, Objective
+from prune.cost import Component, Costs, count_of
+from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
+from prune.masks import Gate
+from prune.selection import Limits, Scores
+
+MASK_RATE, CROSSINGS = 0.01, 4
+"""Learning rate of masks at the least, and how many times a gate can go from open to closed in one training."""
+
+
+class Learn(Config):
+    """How masks are learned, by joint and movement; what the loss is stands in `recover`."""
+
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 2
+    """Passes over the train split; 0.5 is half a pass."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
+    """Peak learning rate of the weights."""
+    mask_learning_rate: Annotated[float, Field(gt=0, le=100)] | None = None
+    """That of masks and multipliers; absent: 0.01, or what lets a mask open and close four times in so many steps, where that is more."""
+    warmup: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Fraction of the steps over which the sparsity rises to what is asked for: linearly with joint, as `cubic` with movement."""
+    batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Rows per step."""
+    micro_batch_size: Annotated[int, Field(ge=1)] | None = None
+    """Rows in memory at once, where a whole batch does not fit."""
+
+
+def mask_rate(settings: Learn, num_steps: int) -> float:
+    """Returns the learning rate of masks with the default resolved."""
+    return settings.mask_learning_rate or max(MASK_RATE, CROSSINGS * 2 * OPEN / num_steps)
+
+
+class Scaled(nn.Module):
+    """A vector that is learned at another rate than the weights: Adam moves `raw` by one rate, and the value is `ratio` times that.
+
+    Args:
+        value: What it begins with, float32 `[n]`.
+        ratio: Its rate divided by that of the weights.
+        ascends: Whether it follows its gradient up.
+    """
+
+    def __init__(self, value: Tensor, ratio: float, ascends: bool = False) -> None:
+        super().__init__()
+        self.raw, self.ratio = nn.Parameter(value / ratio), ratio
+        # Adam's steps do not depend on the size of a gradient, but the clipping of all gradients together does: it sees that of the value.
+        self.raw.register_hook(lambda gradient: gradient * (-1 if ascends else 1) / ratio)  # type: ignore[no-untyped-call]
+
+    def forward(self) -> Tensor:
+        """Returns the vector, float32 `[n]`."""
+        return self.raw * self.ratio
+
+    def bound(self, most: float) -> None:
+        """Puts entries back that went beyond `most`."""
+        with torch.no_grad():
+            self.raw.clamp_(-most / self.ratio, most / self.ratio)
+
+
+class Joint(nn.Module):
+    """The objective: the loss of the masked model, and what the Lagrangian adds.
+
+    Args:
+        loss: Gives the parts of the loss.
+        cost: Of the model that comes in.
+        whole: What shares are taken of.
+        sparsity: Share of it that is to go.
+        limits: What may be masked.
+        ratio: Rate of masks divided by that of the weights.
+        warmup: Fraction of the steps over which the sparsity rises.
+    """
+
+    def __init__(self, loss: Objective, cost: Costs, whole: float, sparsity: float, limits: Limits, ratio: float, warmup: float) -> None:
+        super().__init__()
+        self.loss, self.cost, self.whole, self.sparsity, self.limits, self.warmup = loss, cost, whole, sparsity, limits, warmup
+        structure = cost.structure
+        free: dict[str, int] = {}
+        for block in range(structure.depth):
+            for what in limits.inside:
+                if (block, what) not in limits.protected:
+                    free |= {f"{what}_{block}": count_of(structure.sizes, block, what), f"all_{what}_{block}": 1}
+            if "layers" in limits.granularity and block not in limits.blocks:
+                free[f"layer_{block}"] = 1
+        if "hidden" in limits.granularity:
+            free["hidden"] = structure.sizes.hidden
+        self.masks = nn.ModuleDict({name: Scaled(torch.full((size,), OPEN), ratio) for name, size in free.items()})
+        self.lambda_1, self.lambda_2 = (Scaled(torch.zeros(1), ratio, ascends=True) for _ in range(2))
+        self.drawn: dict[str, Tensor] = {}
+
+    def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the parts of the loss, float32 `[b]` each; new gates are drawn for every batch."""
+        for mask in self.masks.values():
+            mask.bound(BOUND)  # type: ignore[operator]
+        self.drawn = {name: draw(mask()) for name, mask in self.masks.items()}
+        parts = self.loss(model, batch)
+        penalty = self.penalty(batch.step, batch.num_steps)
+        return {**parts, "sparsity": penalty.expand(len(batch.indices))}
+
+    def penalty(self, step: int, num_steps: int) -> Tensor:
+        """Returns what the Lagrangian adds to the loss of each row, float32 `[]`."""
+        target = self.sparsity * min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
+        gap = self.expected_sparsity() - target
+        penalty_1: Tensor = self.lambda_1() * gap + self.lambda_2() * gap.square()
+        return penalty_1[0]
+
+    def expected_sparsity(self) -> Tensor:
+        """Returns the share of the cost that is gone with the expected sizes, float32 `[]`."""
+        structure = self.cost.structure
+        chances = {name: present(mask()) for name, mask in self.masks.items()}
+        counts: dict[tuple[int, Component], Tensor] = {}
+        for block in range(structure.depth):
+            for what in self.limits.inside:
+                if f"{what}_{block}" in chances:
+                    counts[block, what] = chances[f"{what}_{block}"].sum() * chances[f"all_{what}_{block}"][0]
+        certain = next(self.parameters()).new_ones(1)
+        present_L = torch.cat([chances.get(f"layer_{block}", certain) for block in range(structure.depth)])
+        hidden = chances["hidden"].sum() if "hidden" in chances else structure.sizes.hidden
+        return 1 - self.cost.expected(counts, hidden, present_L) / self.whole
+
+    def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
+        """Returns the gates of a model, as `prune.masks` takes them: drawn in training, without noise otherwise."""
+
+        def product(*names: str) -> Gate:
+            def gate(training: bool) -> Tensor:
+                found = [self.drawn[name] if training else fixed(self.masks[name]()) for name in names]
+                return found[0] * found[1] if len(found) == 2 else found[0]
+
+            return gate
+
+        found: dict[tuple[int, str] | str, Gate] = {}
+        for name in self.masks:
+            what, _, block = name.rpartition("_")
+            if what in ("heads", "ffn"):
+                found[int(block), what] = product(name, f"all_{name}")
+            elif what == "layer":
+                found[int(block), what] = product(name)
+            elif name == "hidden":
+                found[name] = product(name)
+        return found
+
+    @torch.no_grad()
+    def scores(self) -> Scores:
+        """Returns the probability of everything to be there; of what is not masked it is 1."""
+        structure = self.cost.structure
+        sizes, chances = structure.sizes, {name: present(mask()).cpu() for name, mask in self.masks.items()}
+        components = {
+            (block, what): chances.get(f"{what}_{block}", torch.ones(count_of(sizes, block, what)))
+            * chances.get(f"all_{what}_{block}", torch.ones(1))
+            for block in range(structure.depth)
+            for what in self.limits.inside
+        }
+        layers = torch.cat([chances.get(f"layer_{block}", torch.ones(1)) for block in range(structure.depth)])
+        return Scores(components, layers, chances.get("hidden", torch.ones(sizes.hidden)))

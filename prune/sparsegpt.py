@@ -1,0 +1,71 @@
+"""SparseGPT: weights are zeroed one input at a time, and those of later inputs make up for it (Frantar and Alistarh 2023,
+https://arxiv.org/abs/2301.00774, algorithm 1).
+
+Every output has its own problem min (w - w') H (w - w')^T, with one H = sum of x x^T. With H^-1 = U^T U (`compress.inverse_factor`) the
+inputs j = 1, 2, ... are settled in turn, and of those that go
+
+    e = w_j / U_jj,     w_k <- w_k - e U_jk   for k >= j        which makes w_j 0
+
+Which weights go is chosen as late as the pattern lets it, from the weights as they are by then (adaptive mask selection, section 3.3):
+
+    S_oi = w_oi^2 / U_ii^2       the error that zeroing it costs, all later inputs making up for it
+    unstructured   for 128 inputs together, over all outputs        N:M   for each group of M inputs
+    block R x C    for as many strips of C inputs as 128 hold
+
+The update goes on at once inside of a stretch of inputs of about 128, and for all later inputs together at its end. In choosing blocks the
+error of a block is taken as the sum of those of its weights. Left out: the joint choice of zeros and integers; GPTQ keeps zeros instead.
+
+Tensor names carry their shapes: O outputs, I inputs, B inputs of a stretch.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from compress.inverse_factor import inverse_factor
+from prune.patterns import NM, Blocks, Pattern, mask
+
+DAMPING = 0.01
+STRETCH = 128
+
+
+def sparsegpt(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern, sparsity: float, damping: float = DAMPING) -> Tensor:
+    """Returns the weights with zeros in the pattern and the others updated, float32 `[O, I]`.
+
+    Args:
+        weight_OI: float32.
+        hessian_II: Sum or mean of x x^T over the inputs, float64; overwritten.
+        pattern: Where zeros may be.
+        sparsity: Share of the weights to zero, at least; not looked at for N:M.
+        damping: What is added to the diagonal of H, as a fraction of its mean.
+    """
+    inputs, weight_OI = weight_OI.shape[1], weight_OI.clone()
+    factor_II = inverse_factor(hessian_II, damping)
+    together = _together(pattern)
+    stretch = together * max(1, STRETCH // together)
+    for start in range(0, inputs, stretch):
+        stop = min(start + stretch, inputs)
+        factor_BI = factor_II[start:stop].to(weight_OI)
+        left_OB, error_OB = weight_OI[:, start:stop], weight_OI.new_zeros(len(weight_OI), stop - start)
+        diagonal_B = factor_BI[:, start:stop].diagonal()
+        for j in range(stop - start):
+            if j % together == 0:
+                chosen = slice(j, j + together)
+                kept_OC = mask(left_OB[:, chosen].abs() / diagonal_B[chosen], pattern, sparsity)
+            gone_O = left_OB[:, j].masked_fill(kept_OC[:, j % together], 0)
+            error_OB[:, j] = gone_O / diagonal_B[j]
+            left_OB[:, j + 1 :] -= error_OB[:, j, None] * factor_BI[j, start + j + 1 : stop]
+            left_OB[:, j] = left_OB[:, j].masked_fill(~kept_OC[:, j % together], 0)  # not by subtraction, which leaves a rounding error
+        weight_OI[:, stop:] -= error_OB @ factor_BI[:, stop:]
+    return weight_OI
+
+
+def _together(pattern: Pattern) -> int:
+    """Returns for how many inputs the mask is chosen together."""
+    match pattern:
+        case NM():
+            return pattern.group
+        case Blocks():
+            return pattern.columns * max(1, STRETCH // pattern.columns)
+        case _:
+            return STRETCH

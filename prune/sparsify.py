@@ -1,0 +1,385 @@
+"""The stage `sparsify`: zeros inside the matrices of the blocks, whose shapes stay; the stage `prune` changes shapes.
+
+No speed is claimed: engines multiply zeros like any other number, and files are as large as before until something packs them. The one
+exception are kernels for 2:4, which NVIDIA GPUs have from Ampere on and which TensorRT takes where it is told to look for them and finds
+them faster. What zeros have emptied (whole neurons, whole heads) a later `prune` can take out.
+
+    magnitude, wanda, sparsegpt    choose, in one go                              `prune.one_shot`
+    movement                       train weights and scores of them together      `prune.movement`
+    lasso                          train under a penalty, then zero what is small `prune.lasso`
+    recover                        train what is left, zeros staying zeros        `prune.recovery`, `compress.zeros`
+
+in patterns of `prune.patterns`. Every linear layer inside the repeated blocks gets the same share of zeros. From then on the checkpoint
+says that its zeros are to be kept, which every later training does; rounding to symmetric grids keeps them anyway. Rows for choosing are
+calibration rows of the train split. Left out: a share for each layer; experts that are one stacked tensor; models too large for memory.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from compress.artifact import Artifact, write_json, writing
+from compress.blocks import repeated_blocks
+from compress.errors import InputError, nearest
+from compress.stage import Config, Context, Stage, is_model
+from compress.structure import Structure
+from compress.train import History, Objective
+from compress.zeros import block_linears, keep_zeros
+from prune.calibration import calibration_batches
+from prune.emptied import emptied, unread
+from prune.forward_order import Features
+from prune.lasso import QUANTILES, Groups, Lasso, balanced_mask, layer_mask, pieces, quantiles, strengths
+from prune.movement import Movement, extract, insert
+from prune.one_shot import zero_gone, zero_weights
+from prune.patterns import NM, Blocks, Pattern, Unstructured, block_sizes, block_sums
+from prune.recovery import Origin, Recover, check_hidden, recover
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from compress.data import Data
+
+ZEROED, FIGURES = "zeroed", "zeroed.json"
+LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints
+NO_SPEED = "engines multiply zeros like any other number: no speed is claimed"
+TWO_FOUR = "TensorRT alone multiplies 2:4 faster, on NVIDIA GPUs from Ampere on, where it is told to and finds it so: no speed is claimed"
+N_OF_M = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
+ALLOWED = 'unstructured, N:M with N smaller than M, in quotes ("2:4"; without them YAML may read a number), or {block: [R, C]} is allowed'
+
+
+def _text(given: Any) -> Any:
+    if not isinstance(given, str):
+        raise ValueError(ALLOWED)
+    return given
+
+
+def _known(given: str) -> str:
+    found = N_OF_M.fullmatch(given)
+    if given != "unstructured" and (found is None or int(found[1]) >= int(found[2])):
+        raise ValueError(ALLOWED)
+    return given
+
+
+class BlockPattern(Config):
+    """Zeros in whole blocks."""
+
+    block: tuple[Annotated[int, Field(ge=1, le=65536)], Annotated[int, Field(ge=1, le=65536)]]
+    """Outputs and inputs of a block; the last blocks of a matrix may be smaller. For lasso the blocks whose rows or columns are groups."""
+
+
+class Learning(Recover):
+    """How weights and zeros are learned together, for movement and lasso."""
+
+    epochs: Annotated[float, Field(gt=0, le=1000)] = 3
+    """Passes over the train split; 0.5 is half a pass."""
+    keep: Literal["last"] = "last"
+    """The last weights are kept: only those have all of the zeros."""
+
+
+class MovementSettings(Config):
+    """When movement makes zeros."""
+
+    warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Share of the steps without zeros, at the start."""
+    cooldown: Annotated[float, Field(ge=0, lt=1)] = 0.3
+    """Share of the steps with all of them, at the end; between the two their share rises, first fast, then slower."""
+
+    @model_validator(mode="after")
+    def _room(self) -> MovementSettings:
+        if self.warmup + self.cooldown >= 1:
+            raise ValueError(f"warmup: {self.warmup:g} and cooldown: {self.cooldown:g} leave no steps between them; give less")
+        return self
+
+
+class LassoSettings(Config):
+    """What group lasso makes small, and what it zeroes."""
+
+    groups: Groups = "rows"
+    """What goes together: rows: a piece of an output inside of a block; columns: a piece of an input; both: either."""
+    strength: Annotated[float, Field(ge=0, le=1000)] = 1e-4
+    """lambda: weight of the penalty in the loss, for each layer."""
+    strengths: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
+    """lambda of some layers, by patterns of module names with `*`; of several that match the last one counts."""
+    reweight: Annotated[float, Field(gt=0, le=1)] = 0.25
+    """Share of the steps after which the groups are weighed again, by their norms then; 1: at the start alone."""
+    threshold: Literal["layer", "balanced"] = "layer"
+    """layer: the smallest groups of a layer go; balanced: every block loses the same share of its rows, or columns."""
+
+
+class Sparsify(Stage):
+    """Puts zeros into the matrices of the blocks, without changing a shape; claims no speed."""
+
+    NAME: ClassVar[str] = "sparsify"
+
+    method: Literal["magnitude", "wanda", "sparsegpt", "movement", "lasso"] = "sparsegpt"
+    """magnitude: the smallest weights; wanda: those that do least on real rows; sparsegpt: those that the others can make up for, which are
+    updated; movement: learned in training, by where weights move; lasso: learned in training, by a penalty that makes groups small."""
+    pattern: Annotated[
+        Annotated[str, BeforeValidator(_text), AfterValidator(_known), Tag("str")] | Annotated[BlockPattern, Tag("BlockPattern")],
+        Discriminator(lambda given: "BlockPattern" if isinstance(given, Mapping | BlockPattern) else "str"),
+    ] = "unstructured"
+    """Where zeros may be: unstructured; N:M in quotes, such as "2:4": at most N of each M consecutive inputs stay; a map: whole blocks."""
+    sparsity: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """Share of the weights of every layer that become 0. Absent: 0.5, for N:M what it says."""
+    exclude: tuple[str, ...] = ()
+    """Layers that stay as they are, as patterns of module names with `*`; a pattern has to match a layer."""
+    rows: Annotated[int, Field(ge=1, le=1_000_000)] = 128
+    """Training rows that wanda and sparsegpt look at."""
+    learning: Learning = Learning()
+    """How weights and zeros are learned together, for movement and lasso."""
+    movement: MovementSettings = MovementSettings()
+    """When movement makes zeros."""
+    lasso: LassoSettings = LassoSettings()
+    """What group lasso makes small, and what it zeroes."""
+    recover: Recover | None = Recover()
+    """How the weights that are left are trained again; zeros stay zeros. null: not at all."""
+    teacher: Annotated[str, Field(min_length=1)] = "baseline"
+    """Who teaches it: baseline, input (the incoming model), or the id of an earlier stage."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Sparsify:
+        pattern = self.zeros
+        if isinstance(pattern, NM) and self.sparsity is not None and abs(self.sparsity - self.asked) > 1e-9:
+            raise ValueError(f"sparsity: {self.sparsity:g} given; {pattern} makes {self.asked:g} of the weights 0: leave it out")
+        if self.method == "movement" and isinstance(pattern, NM):
+            raise ValueError(f"pattern: {pattern} given; movement takes unstructured or a block")
+        if self.method == "lasso" and not isinstance(pattern, Blocks):
+            raise ValueError(
+                f"pattern: {pattern} given; lasso takes a block, whose rows or columns are its groups, such as block: [256, 256]"
+            )
+        if self.lasso.threshold == "balanced" and self.lasso.groups == "both":
+            raise ValueError("lasso.threshold: balanced goes with groups: rows or columns; both takes layer")
+        if is_model(self.teacher):
+            raise ValueError(f"teacher: {self.teacher!r} given; baseline, input or the id of an earlier stage is allowed")
+        return self
+
+    @property
+    def key(self) -> str:
+        """Key path of this stage in the recipe."""
+        return f"stages.{self.id or self.NAME}"
+
+    @property
+    def zeros(self) -> Pattern:
+        """Where zeros may be."""
+        if isinstance(self.pattern, BlockPattern):
+            return Blocks(*self.pattern.block)
+        found = N_OF_M.fullmatch(self.pattern)
+        return Unstructured() if found is None else NM(int(found[1]), int(found[2]))
+
+    @property
+    def asked(self) -> float:
+        """Share of the weights that has to become 0."""
+        pattern = self.zeros
+        if isinstance(pattern, NM):
+            return 1 - pattern.kept / pattern.group
+        return 0.5 if self.sparsity is None else self.sparsity
+
+    @property
+    def learns(self) -> bool:
+        """Whether zeros are learned in training."""
+        return self.method in ("movement", "lasso")
+
+    def work(self, macs: int, data: Data) -> float:
+        """Some passes over calibration rows, and the trainings."""
+        epochs = (self.learning.epochs if self.learns else 0.0) + (self.recover.epochs if self.recover else 0.0)
+        looked = 6.0 * min(self.rows, len(data.train)) * (self.method in ("wanda", "sparsegpt"))
+        return macs * (looked + (3.0 * len(data.train) + len(data.selection)) * epochs)
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Finds out before the first stage runs whether this model can get zeros like that.
+
+        Raises:
+            InputError: It is no stack of blocks, a pattern of names matches nothing, or the teacher does not fit.
+        """
+        from compress.architecture import on_meta
+
+        self.layers_of(on_meta(config))
+        for name, settings in ((LEARNING, self.learning if self.learns else None), ("recover", self.recover)):
+            if settings is not None:
+                check_hidden(settings, config, teacher, f"{self.key}.{name}")
+
+    def layers_of(self, model: nn.Module) -> dict[str, nn.Linear]:
+        """Returns the layers that get zeros, by module name.
+
+        Raises:
+            InputError: There are none, or a pattern of names matches nothing.
+        """
+        prefix, _ = repeated_blocks(model, self.key)
+        layers = {name: layer for name, layer in block_linears(model).items() if name.startswith(f"{prefix}.")}
+        named = f"layers are named like {', '.join(list(layers)[:3])}"
+        given = {f"{self.key}.exclude": self.exclude, f"{self.key}.lasso.strengths": tuple(self.lasso.strengths or ())}
+        problems = [
+            f"{key}: {pattern!r} matches no layer; {named}{nearest(pattern, layers)}"
+            for key, patterns in given.items()
+            for pattern in patterns
+            if not fnmatch.filter(layers, pattern)
+        ]
+        if problems:
+            raise InputError(*problems)
+        chosen = {name: layer for name, layer in layers.items() if not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exclude)}
+        if not chosen:
+            raise InputError(f"{self.key}: no linear layer in the blocks is left to put zeros into; shorten exclude")
+        return chosen
+
+    def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """Writes the sparse checkpoint.
+
+        Returns:
+            `method`, `pattern`, `asked` and `sparsity` (shares of zeros, of all layers that get them), `speed` (what is claimed), `layers`
+            (for each its name, `weights`, `zeros`, `sparsity`, the `outputs` and `inputs` that are 0 from end to end, and for blocks
+            `blocks` and `zero_blocks`), `unread` (heads and neurons that nobody reads; null with a `reason` where they cannot be told),
+            `unreached` (layers without zeros, as no calibration row came to them), and of each training that there was, `learning` and
+            `recovery`, the losses, looks at the selection split and steps. Of lasso `groups`: quantiles of the root mean squares of the
+            groups of each layer before and after the training.
+
+        Raises:
+            InputError: The model is no stack of blocks, its input is not finite, or training failed.
+        """
+        from compress.model import save
+
+        model, figures = self._zeroed(parent.path, context)
+        if self.recover is not None:
+            history = self._train(model, self.recover, parent.path, context, RECOVERY)
+            figures |= {"recovery": _figures(history)}
+        layers = self.layers_of(model)
+        rows = [self._row(name, layer.weight.detach()) for name, layer in layers.items()]
+        zeros, weights = (sum(row[key] for row in rows) for key in ("zeros", "weights"))
+        nobody = self._unread(model)
+        speed = TWO_FOUR if self.zeros == NM(2, 4) else NO_SPEED
+        share = f"{zeros / weights:.2%} of the weights of {len(rows)} layers are 0 ({self.zeros})"
+        dead = f"{nobody['heads']} heads and {nobody['neurons']} neurons are read by nobody; " if nobody.get("heads") is not None else ""
+        context.progress.log(f"  {share}; {dead}{speed}")
+        save(model, parent.path, out, f"Zeros by {self.method}: {share}; shapes are as before, and {speed}")
+        return {
+            "method": self.method,
+            "pattern": str(self.zeros),
+            "asked": self.asked,
+            "sparsity": zeros / weights,
+            "speed": speed,
+            "layers": rows,
+            "unread": nobody,
+            **figures,
+        }
+
+    def _zeroed(self, source: Path, context: Context) -> tuple[nn.Module, dict[str, Any]]:
+        """Returns the model with its zeros, before it is trained again, and the figures of that; a finished one from the scratch folder."""
+        from compress.model import load, save
+
+        folder = context.scratch / ZEROED
+        if (folder / FIGURES).is_file():
+            context.progress.log(f"  {self.id or self.NAME}: the zeros are chosen already")
+            found: dict[str, Any] = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
+            return load(folder), found
+        model = load(source)
+        if self.learns:
+            figures = (self._by_movement if self.method == "movement" else self._by_lasso)(model, source, context)
+        else:
+            figures = self._in_one_go(model, source, context)
+        keep_zeros(model)
+        with writing(folder) as temporary:
+            save(model, source, temporary, "Zeros chosen")
+            write_json(temporary / FIGURES, figures)
+        return model, figures
+
+    def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
+        """Zeroes weights by a method that does not train."""
+        from compress.train import training_device
+
+        assert not self.learns, self.method
+        layers = self.layers_of(model.to(training_device()))
+
+        def features() -> list[Features]:
+            return [batch.features for batch in calibration_batches(model, source, self.rows, context, "")]
+
+        with context.progress.bar(f"{self.id or self.NAME}: {self.method}", len(layers)) as advance:
+            unreached = zero_weights(self.method, model, layers, self.zeros, self.asked, features, self.key, advance)  # type: ignore[arg-type]
+        model.cpu()
+        if unreached:
+            context.progress.warn(
+                f"{self.id or self.NAME}: {len(unreached)} layers are reached by no calibration row and have no zeros, first {unreached[0]}"
+            )
+        return {"unreached": unreached}
+
+    def _by_movement(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
+        """Learns the zeros with the weights."""
+        pattern = self.zeros
+        assert not isinstance(pattern, NM), pattern
+        insert(model, self.layers_of(model), pattern)
+        around = partial(Movement, sparsity=self.asked, warmup=self.movement.warmup, cooldown=self.movement.cooldown)
+        history = self._train(model, self.learning, source, context, LEARNING, around)
+        extract(model, self.asked)
+        return {"unreached": [], "learning": _figures(history)}
+
+    def _by_lasso(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
+        """Trains under the penalty, then zeroes the groups that became small."""
+        blocks, settings = self.zeros, self.lasso
+        assert isinstance(blocks, Blocks), blocks
+        layers, shapes = self.layers_of(model), pieces(blocks, settings.groups)
+        lambdas = strengths(list(layers), settings.strength, settings.strengths or {})
+        before = quantiles(layers, shapes)
+        around = partial(Lasso, layers=layers, strengths=lambdas, shapes=shapes, reweight=settings.reweight)
+        history = self._train(model, self.learning, source, context, LEARNING, around)
+        after = quantiles(layers, shapes)
+        for layer in layers.values():
+            weight_OI = layer.weight.detach()
+            balanced = settings.threshold == "balanced"
+            zero_gone(
+                layer,
+                balanced_mask(weight_OI, blocks, settings.groups, self.asked) if balanced else layer_mask(weight_OI, shapes, self.asked),
+            )
+        groups = {"quantiles": list(QUANTILES), "before": before, "after": after}
+        return {"unreached": [], "learning": _figures(history), "groups": groups}
+
+    def _train(
+        self,
+        model: nn.Module,
+        settings: Recover,
+        source: Path,
+        context: Context,
+        folder: str,
+        around: Callable[[Objective], Objective] = lambda objective: objective,
+    ) -> History:
+        """Trains the model in place, in a folder of the scratch folder; leaves it on the CPU."""
+        config: Any = model.config
+        assert context.teacher is not None, "the pipeline hands over the teacher"
+        return recover(
+            model,
+            settings,
+            settings.epochs,
+            Origin(range(config.num_hidden_layers), range(config.hidden_size)),
+            source,
+            context.teacher.path,
+            context,
+            context.scratch / folder,
+            self.id or self.NAME,
+            {"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest, "phase": folder},
+            around,
+        )
+
+    def _row(self, name: str, weight_OI: Tensor) -> dict[str, Any]:
+        """Returns the figures of one layer."""
+        pattern, zeros = self.zeros, int((weight_OI == 0).sum())
+        row: dict[str, Any] = {"name": name, "weights": weight_OI.numel(), "zeros": zeros, "sparsity": zeros / weight_OI.numel()}
+        if isinstance(pattern, Blocks):
+            empty = block_sums((weight_OI != 0).long(), pattern) == 0
+            row |= {"blocks": block_sizes(weight_OI.shape, pattern).numel(), "zero_blocks": int(empty.sum())}
+        return row | emptied(weight_OI)
+
+    def _unread(self, model: nn.Module) -> dict[str, Any]:
+        """Returns how many heads and neurons nobody reads, or why that cannot be told."""
+        try:
+            return dict(unread(model, Structure.of(model, self.key)))
+        except InputError as error:
+            return {"heads": None, "neurons": None, "reason": error.problems[0]}
+
+
+def _figures(history: History) -> dict[str, Any]:
+    return {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}

@@ -1,0 +1,100 @@
+"""Structured movement: a score for every group of heads and every neuron, learned together with the weights; what moves to 0 goes.
+
+    g_s = 1 for the units with the highest scores that fit the budget, 0 for the rest            the factor of unit s on the model
+    dL/dS_s = dL/dg_s = sum over the weights w that read s of w * dL/dw                           straight through the choice
+    share(step) = 1 - t (1 - (1 - min(1, step / (warmup steps)))^3)                               what the rest may cost
+
+A score falls where the loss wants the weights of its unit smaller: S sums up -w dL/dw, so that units whose weights move away from 0 stay,
+however small they are. Rows of the layers before a unit and columns of the one behind it have one score: Lagunas et al. 2021,
+https://arxiv.org/abs/2109.04838, section 3.2, after Sanh et al. 2020, https://arxiv.org/abs/2005.07683, sections 3 and 4.1. The choice in
+every step is the one that surgery makes at the end (`prune.selection`). Left out: blocks of weights inside of heads; the soft threshold,
+under which the budget is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from compress.train import Batch, Objective
+from prune.allocation import by_worth
+from prune.cost import Component, Costs, count_of
+from prune.joint import Scaled
+from prune.masks import Gate
+from prune.selection import Limits, Scores, Whole, select
+
+
+class StructuredMovement(nn.Module):
+    """The objective: the loss of the model with all but the best units silent.
+
+    Args:
+        loss: Gives the parts of the loss.
+        cost: Of the model that comes in.
+        whole: What shares are taken of.
+        sparsity: Share of it that is to go.
+        limits: What may be taken away: heads and neurons.
+        ratio: Rate of scores divided by that of the weights.
+        warmup: Fraction of the steps over which the sparsity rises.
+        key: Key path of the stage, for messages.
+    """
+
+    def __init__(
+        self, loss: Objective, cost: Costs, whole: Whole, sparsity: float, limits: Limits, ratio: float, warmup: float, key: str
+    ) -> None:
+        super().__init__()
+        self.loss, self.cost, self.whole, self.sparsity, self.limits = loss, cost, whole, sparsity, limits
+        self.warmup, self.key = warmup, key
+        sizes = cost.structure.sizes
+        free = [(block, what) for block in range(cost.structure.depth) for what in limits.inside if (block, what) not in limits.protected]
+        self.values = nn.ModuleDict({f"{what}_{block}": Scaled(torch.zeros(count_of(sizes, block, what)), ratio) for block, what in free})
+        self.open: dict[str, Tensor] = {}
+
+    def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        """Returns the parts of the loss, float32 `[b]` each."""
+        self.choose(self.share(batch.step, batch.num_steps))
+        return dict(self.loss(model, batch))
+
+    def share(self, step: int, num_steps: int) -> float:
+        """Returns what may be left in a step, as a share of the cost."""
+        done = min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
+        return 1 - self.sparsity * (1 - (1 - done) ** 3)
+
+    def choose(self, share: float) -> None:
+        """Opens the units with the highest scores that fit."""
+        kept = select(self.cost, self.whole, share, self.limits, self.scores(), by_worth(self.scores().components), self.key)
+        for name, value in self.values.items():
+            what, block = name.split("_")
+            mask_S = torch.zeros_like(value.raw)  # type: ignore[arg-type]
+            mask_S[list(getattr(kept, what)[int(block)])] = 1
+            self.open[name] = mask_S
+
+    def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
+        """Returns the gates of a model, as `prune.masks` takes them: 0 or 1, with the gradient of the score."""
+
+        def straight(name: str) -> Gate:
+            def gate(training: bool) -> Tensor:
+                score_S = self.values[name]()
+                passed: Tensor = self.open[name] + score_S - score_S.detach()
+                return passed
+
+            return gate
+
+        return {(int(name.split("_")[1]), name.split("_")[0]): straight(name) for name in self.values}
+
+    @torch.no_grad()
+    def scores(self) -> Scores:
+        """Returns the scores, the least of all 0."""
+        structure = self.cost.structure
+        values: dict[tuple[int, Component], Tensor] = {
+            (block, what): self.values[f"{what}_{block}"]().cpu() if f"{what}_{block}" in self.values else torch.zeros(0)
+            for block in range(structure.depth)
+            for what in self.limits.inside
+        }
+        lowest = min((float(value.min()) for value in values.values() if len(value)), default=0.0)
+        known = {
+            (block, what): value - lowest if len(value) else torch.zeros(count_of(structure.sizes, block, what))
+            for (block, what), value in values.items()
+        }
+        return Scores(known, torch.ones(structure.depth), torch.ones(structure.sizes.hidden))

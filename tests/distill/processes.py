@@ -1,0 +1,133 @@
+"""Trainings that one process and two come to the same in; run by `test_processes.py`, alone and as `processes.py FOLDER` under torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from compress import train
+from compress.artifact import Artifact
+from compress.finetune import Finetune
+from compress.parallel import ALONE, Strategy, Team, joined, leave
+from compress.splits import Data
+from compress.stage import Context, Stage, Target
+from distill import teacher
+from distill.distill import Distill
+from tests.distill.conftest import LABELS, sentences
+from tests.told import Told
+
+ROWS, BATCH = 46, 5
+"""Ten steps an epoch; the last of them has a single row, fewer than processes."""
+STEADY = {"learning_rate": 2e-3, "batch_size": BATCH, "epochs": 5}
+CASES: Mapping[str, tuple[str, Stage]] = {
+    "finetune": ("still", Finetune(**STEADY, weight_decay=0.1)),
+    "answers": ("still", Distill(**{**STEADY, "epochs": 1}, student={"layers": 2}, loss="soft_target")),  # type: ignore[arg-type]
+    "inside": (
+        "still",
+        Distill(
+            **STEADY,  # type: ignore[arg-type]
+            micro_batch_size=2,
+            student={"layers": 2, "hidden": 8, "heads": 2},  # type: ignore[arg-type]
+            losses=[{"name": "hidden"}, {"name": "minilmv2"}, {"name": "soft_target", "steps": [0.5, 1.0]}],  # type: ignore[arg-type]
+        ),
+    ),
+}
+KILLED = ("dropping", Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH))  # type: ignore[arg-type]
+
+
+class Killed(Exception):
+    """Stands for a kill."""
+
+
+def context_of(folder: Path, kind: str, scratch: Path, team: Team) -> Context:
+    """The context of a stage on one of the two checkpoints in `folder`: one drops out, one does not."""
+    splits = [sentences(num_rows, seed) for seed, num_rows in enumerate((ROWS, 20, 20))]
+    data = Data(splits[0], splits[1], splits[2], LABELS[2])
+    baseline = Artifact(folder / kind, {"id": "baseline", "stage": "model", "digest": "0" * 64})
+    mine = scratch if team.is_first else scratch.with_name(f"{scratch.name}.{team.rank}")
+    target = Target(sequence_lengths=(8,))
+    return Context("text-classification", data, 16, target, 0, Told(), mine, {"baseline": baseline}, teachers=(baseline,), team=team)
+
+
+def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team) -> dict[str, Any]:
+    """Runs one stage in float32; returns its figures, and the norm of the gradient of every step as `norms`."""
+    context = context_of(folder, kind, scratch, team)
+    out.mkdir(parents=True, exist_ok=True)
+    train.autocast_dtype = teacher.autocast_dtype = lambda device: torch.float32
+    norms, clip = [], train._Loop._clip
+
+    def noted(self: Any) -> float:
+        norms.append(clip(self))
+        return norms[-1]
+
+    train._Loop._clip = noted  # type: ignore[method-assign]
+    try:
+        return {**stage.run(context.baseline, context, out), "norms": norms}
+    finally:
+        train._Loop._clip = clip  # type: ignore[method-assign]
+
+
+@contextlib.contextmanager
+def dying(step: int) -> Iterator[None]:
+    """Every process is killed after a step; every step before has its checkpoint."""
+    original, seconds = train._Loop._look, train.TrainConfig.model_fields["checkpoint_seconds"].default
+
+    def look(self: Any, *arguments: Any) -> None:
+        if self.history.steps == step + 1:
+            raise Killed
+        original(self, *arguments)
+
+    train._Loop._look = look  # type: ignore[method-assign]
+    train.TrainConfig.model_fields["checkpoint_seconds"].default = 0.0
+    train.TrainConfig.model_rebuild(force=True)
+    try:
+        yield
+    finally:
+        train._Loop._look = original  # type: ignore[method-assign]
+        train.TrainConfig.model_fields["checkpoint_seconds"].default = seconds
+        train.TrainConfig.model_rebuild(force=True)
+
+
+def together(folder: Path) -> None:
+    """What two processes do; writes one folder for each case, and `results.json`."""
+    strategies: tuple[Strategy, ...] = ("ddp", "fsdp2")
+    results: dict[str, Any] = {}
+    with joined() as first:
+        for strategy in strategies:
+            team = replace(first, strategy=strategy)
+
+            def out(name: str, strategy: str = strategy) -> Path:
+                return folder / strategy / (name if first.is_first else f"{name}.{first.rank}")
+
+            for name, (kind, stage) in CASES.items():
+                results[f"{strategy} {name}"] = run(folder, kind, stage, out(name), folder / strategy / f"{name}-scratch", team)
+            run(folder, *KILLED, out("whole"), folder / strategy / "whole-scratch", team)
+            with dying(4), contextlib.suppress(Killed):
+                run(folder, *KILLED, out("killed"), folder / strategy / "killed-scratch", team)
+            torch.manual_seed(99 + first.rank)  # new processes have other generators
+            results[f"{strategy} resumed"] = run(folder, *KILLED, out("resumed"), folder / strategy / "killed-scratch", team)
+        drawn = first.gather(torch.tensor([float(first.rank)]))
+        results["ranks"] = [float(value) for value in drawn]
+        if first.is_first:
+            (folder / "results.json").write_text(json.dumps(results))
+
+
+def alone(folder: Path) -> dict[str, Any]:
+    """What one process does."""
+    return {
+        name: run(folder, kind, stage, folder / "alone" / name, folder / "alone" / f"{name}-scratch", ALONE)
+        for name, (kind, stage) in CASES.items()
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    together(Path(sys.argv[1]))
+    leave(0)

@@ -1,0 +1,134 @@
+"""Several processes: they come to what one process comes to, go on after a kill, and fail with one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from compress.model import load
+from tests.distill import processes
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+
+
+def launch(*command: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCHELASTIC_ERROR_FILE": ""}
+    return subprocess.run([*LAUNCH, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """The folder of all trainings, the figures of one process, and those of two."""
+    folder = tmp_path_factory.mktemp("processes")
+    still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    (folder / "still").symlink_to(checkpoint("bert", **still))
+    (folder / "dropping").symlink_to(checkpoint("bert"))
+    finished = launch(str(ROOT / "tests" / "distill" / "processes.py"), str(folder))
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    patched = processes.train.autocast_dtype, processes.teacher.autocast_dtype
+    try:
+        ours = processes.alone(folder)
+    finally:
+        processes.train.autocast_dtype, processes.teacher.autocast_dtype = patched
+    return folder, ours, json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("case", list(processes.CASES))
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, results: Any) -> None:
+    folder, ours, both = results
+    one, two = ours[case], both[f"{strategy} {case}"]
+    assert one["steps"] == two["steps"] == (10 if case == "answers" else 50)
+    assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]
+    for mine, theirs in zip(one["losses"], two["losses"], strict=True):
+        for name, value in mine.items():
+            assert theirs[name] == pytest.approx(value, abs=1e-4), name
+    assert one["norms"] == pytest.approx(two["norms"], rel=0.05)  # AdamW would hide a mean in the place of a sum
+    assert one["selection"] == two["selection"]
+    assert case == "answers" or one["losses"][-1]["loss"] < one["losses"][0]["loss"]
+    a, b = (load(folder / place / case).state_dict() for place in ("alone", strategy))
+    assert a.keys() == b.keys()
+    apart = {name: float((a[name] - b[name]).abs().mean()) for name in a}
+    # A bias of the keys shifts all scores of a query alike: its gradient is 0 but for rounding, which AdamW brings to full size.
+    assert max(value for name, value in apart.items() if not name.endswith("key.bias")) < 1e-5, apart
+    assert not list((folder / strategy / f"{case}.1").iterdir())  # the second process writes nothing
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_killed_processes_continue_to_equal_bits(strategy: str, results: Any) -> None:
+    folder, _, _ = results
+    whole, resumed = (load(folder / strategy / name).state_dict() for name in ("whole", "resumed"))
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_a_checkpoint_of_a_divided_model_is_the_stock_one(results: Any) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    folder, _, both = results
+    assert both["ranks"] == [0.0, 1.0]
+    names = [sorted(path.name for path in (folder / place / "inside").iterdir()) for place in ("alone", "ddp", "fsdp2")]
+    assert names[0] == names[1] == names[2]
+    model: nn.Module = AutoModelForSequenceClassification.from_pretrained(folder / "fsdp2" / "finetune")
+    assert type(model).__name__ == json.loads((folder / "fsdp2" / "finetune" / "config.json").read_text())["architectures"][0]
+
+
+RECIPE = """
+name: tiny
+model:
+  config: {model_type: vit, image_size: 8, patch_size: 4, num_channels: 1, hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 2,
+    intermediate_size: 64}
+  init: random
+  task: image-classification
+  head: new
+data: {path: "sklearn:digits"}
+parallel: {strategy: STRATEGY}
+stages:
+  - finetune: {epochs: 0.1, learning_rate: 1.0e-3}
+  - distill: {student: {layers: 2}, epochs: 0.1}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_run_of_two_processes_leaves_the_files_of_one(strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("STRATEGY", strategy))
+    outcome = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
+    assert outcome.returncode == 0, outcome.stderr[-3000:]
+    assert outcome.stdout.count("report:") == 1
+    assert outcome.stderr.count("\nfinetune: running") == 1
+    command = [sys.executable, "-m", "cli", "run", str(recipe), "--out", str(tmp_path / "one")]
+    subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=200)
+    paths = [[str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*")] for name in ("one", "two")]
+    files = [sorted(re.sub(r"-[0-9a-f]{8}\b", "", path) for path in found) for found in paths]
+    assert files[0] == files[1]
+    log = [[line.split(" ", 1)[1] for line in (tmp_path / name / "log.txt").read_text().splitlines()] for name in ("one", "two")]
+    assert [line.split()[0] for line in log[0]] == [line.split()[0] for line in log[1]]
+    again = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
+    assert again.returncode == 0
+    assert "distill: unchanged" in again.stderr
+
+
+@pytest.mark.slow
+def test_what_fails_is_told_in_one_line(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(RECIPE.replace("STRATEGY", "ddp").replace("learning_rate: 1.0e-3", "learning_rate: 1.0, max_length: 3"))
+    outcome = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
+    assert outcome.returncode != 0
+    assert outcome.stderr.count("unknown key") == 1
+    recipe.write_text(RECIPE.replace("STRATEGY", "ddp").replace("layers: 2", "layers: 7"))
+    outcome = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
+    assert outcome.stderr.count("stages.distill.student.layers: 7 given") == 1
+    assert "internal error" not in outcome.stderr

@@ -1,0 +1,103 @@
+"""The stage with learned masks on a tiny checkpoint: the budget is met, nothing depends on a kill, weights hold the gates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+
+from compress import train as training
+from compress.artifact import Artifact
+from compress.model import load
+from compress.stage import Context
+from compress.structure import Structure
+from prune.cost import Cost
+from prune.prune import Prune
+
+QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None, "least_squares": False}
+LEARN = {"epochs": 3, "learning_rate": 1e-3, "mask_learning_rate": 0.2, "batch_size": 16}
+
+
+def pruned(stage: Prune, folder: Path, context: Context, out: Path) -> tuple[Any, dict[str, Any]]:
+    out.mkdir()
+    config = load(folder).config
+    stage.check(config, config, context)
+    figures = stage.run(Artifact(folder, {"id": "baseline", "digest": "0" * 64}), context, out)
+    return load(out), figures
+
+
+@pytest.mark.parametrize(
+    ("settings", "least"),
+    [
+        ({"method": "joint"}, 0.5),
+        ({"method": "movement"}, 0.5),
+        ({"method": "joint", "granularity": ["layers", "hidden", "heads", "ffn"], "recover": {"epochs": 0.3}}, 0.5),
+        ({"method": "joint", "granularity": ["layers"]}, 0.6),
+    ],
+    ids=str,
+)
+def test_the_budget_is_met(
+    settings: dict[str, Any], least: float, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    model, figures = pruned(Prune(**{**QUICK, "learn": LEARN, **settings}), checkpoint("bert"), make_context(), tmp_path / "out")
+    assert least <= figures["sparsity"] <= least + 0.1
+    structure = Structure.of(model, "out")
+    assert Cost.of(model, structure, "macs").total() == figures["cost"]["after"]
+    learned = figures["steps"][0]["learned"]
+    assert learned["steps"] == 9
+    assert {"cross_entropy", "teacher"} <= learned["losses"][0].keys()
+    assert all(size % 4 == 0 for size in structure.sizes.ffn)
+    if settings["method"] == "joint":
+        assert 0 < learned["sparsity"] < 1
+        assert "sparsity" in learned["losses"][0]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("method", ["joint", "movement"])
+def test_a_kill_costs_no_bit(
+    method: str, checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Prune(**{**QUICK, "method": method, "learn": {**LEARN, "epochs": 2}})
+    context = make_context()
+    whole, figures = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "whole"), tmp_path / "out")
+    monkeypatch.setattr(training.TrainConfig.model_fields["checkpoint_seconds"], "default", 0.0)
+    training.TrainConfig.model_rebuild(force=True)
+    step, steps = training._Loop._step, []
+
+    def dies(self: Any, indices: Any) -> None:
+        steps.append(self.history.steps)
+        if len(steps) == 5:
+            raise Killed
+        step(self, indices)
+
+    monkeypatch.setattr(training._Loop, "_step", dies)
+    killed = replace(context, scratch=tmp_path / "killed")
+    with pytest.raises(Killed):
+        pruned(stage, checkpoint("bert"), killed, tmp_path / "first")
+    resumed, again = pruned(stage, checkpoint("bert"), killed, tmp_path / "second")
+    monkeypatch.undo()
+    training.TrainConfig.model_rebuild(force=True)
+    assert steps == [0, 1, 2, 3, 4, 4, 5]
+    assert again == figures
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"method": "movement", "granularity": ["layers"]}, "movement given; it scores heads and neurons"),
+        ({"method": "joint", "granularity": ["experts"], "measure": "parameters"}, "joint given; it has no masks for experts"),
+        ({"method": "joint", "schedule": "cubic", "recover": {}}, "schedule: cubic given; joint takes away bit by bit"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Prune(**{**QUICK, **settings})

@@ -1,0 +1,89 @@
+"""Gates on a model: binary ones are surgery, any ones can be folded into the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.model import forward
+from compress.structure import Structure
+from prune.masks import fold, masked
+from prune.surgery import Kept, shrink
+
+KEY = "stages.prune"
+DENSE = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama")
+
+
+def constant(values: list[float]) -> Callable[[bool], torch.Tensor]:
+    return lambda training: torch.tensor(values)
+
+
+def some(number: int, draw: torch.Generator) -> list[int]:
+    chosen = [index for index in range(number) if torch.rand((), generator=draw) < 0.6]
+    return chosen or [number - 1]
+
+
+@pytest.mark.parametrize("kind", DENSE)
+def test_binary_gates_answer_as_the_model_without_what_is_closed(
+    kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model, features, draw = make_model(kind), make_features(kind), torch.Generator().manual_seed(7)
+    structure = Structure.of(model, KEY)
+    sizes = structure.sizes
+    everything = Kept.everything(sizes)
+    kept = Kept(
+        (0, 2),
+        [some(count, draw) for count in sizes.key_value_heads],
+        [some(count, draw) for count in sizes.ffn],
+        everything.experts,
+        everything.hidden,
+        everything.vocabulary,
+    )
+    gates: dict[Any, Any] = {(1, "layer"): constant([0.0]), (0, "layer"): constant([1.0])}
+    for block in range(structure.depth):
+        for what, number in (("heads", sizes.key_value_heads[block]), ("ffn", sizes.ffn[block])):
+            gates[block, what] = constant([float(index in getattr(kept, what)[block]) for index in range(number)])
+    with torch.inference_mode():
+        before = forward(model, features)
+        with masked(model, structure, gates):
+            found = forward(model, features)
+        torch.testing.assert_close(found, forward(shrink(model, structure, kept, KEY), features), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(forward(model, features), before, atol=0, rtol=0)
+    assert (found - before).abs().max() > 1e-3
+
+
+@given(st.sampled_from(("bert", "gpt2", "llama")), st.integers(0, 99))
+def test_gates_of_heads_and_neurons_go_into_the_weights(
+    make_model: Callable[..., Any], make_features: Callable[..., Any], kind: str, seed: int
+) -> None:
+    model, features, draw = make_model(kind), make_features(kind), torch.Generator().manual_seed(seed)
+    structure = Structure.of(model, KEY)
+    gates: dict[Any, Any] = {
+        (block, what): constant(torch.rand(count, generator=draw).tolist())
+        for block in range(structure.depth)
+        for what, count in (("heads", structure.sizes.key_value_heads[block]), ("ffn", structure.sizes.ffn[block]))
+    }
+    with torch.inference_mode():
+        with masked(model, structure, gates):
+            expected = forward(model, features)
+        fold(model, structure, gates)
+        torch.testing.assert_close(forward(model, features), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_gates_of_channels_scale_the_norms(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    model, features = make_model("bert"), make_features("bert")
+    structure = Structure.of(model, KEY)
+    values = torch.rand(structure.sizes.hidden)
+    with torch.inference_mode():
+        with masked(model, structure, {"hidden": lambda training: values}):
+            found = forward(model, features)
+        for name, module in model.named_modules():
+            if name.endswith("LayerNorm"):
+                module.weight.mul_(values)
+                module.bias.mul_(values)
+        torch.testing.assert_close(found, forward(model, features), atol=1e-5, rtol=1e-5)

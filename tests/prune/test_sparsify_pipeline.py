@@ -1,0 +1,77 @@
+"""A recipe from zeros to int8, on a tiny BERT: the zeros are counted in the integers."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress.catalogue import catalogue
+from compress.errors import InputError
+from compress.model import load
+from compress.pipeline import run
+from compress.plan import describe
+from compress.progress import ConsoleProgress
+from compress.recipe import Recipe, check, dump
+from compress.run_folder import open_run
+from tests.export import sentiment
+
+SPARSIFY: dict[str, Any] = {"pattern": "2:4", "rows": 32, "recover": {"epochs": 0.5, "learning_rate": 1e-3}}
+STAGES: list[dict[str, Any]] = [
+    {"sparsify": SPARSIFY},
+    {"quantize": {"calibration": {"rows": 64}, "rounding": "gptq"}},
+]
+
+
+def recipe(folder: Path, stages: list[dict[str, Any]]) -> Recipe:
+    data = folder / "data"
+    data.mkdir(exist_ok=True)
+    rows = sentiment.rows(150)
+    for split, texts in {"train": rows[:120], "validation": rows[120:135], "test": rows[135:]}.items():
+        with (data / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(["text", "label"])
+            writer.writerows([text + " good" * (row % 2), ("negative", "positive")[row % 2]] for row, text in enumerate(texts))
+    return check(
+        {
+            "name": "sparse",
+            "model": {"path": str(sentiment.checkpoint()), "task": "text-classification"},
+            "data": {"path": str(data), "max_length": 16},
+            "target": {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1},
+            "stages": stages,
+        }
+    )
+
+
+def test_the_zeros_are_in_the_integers(tmp_path: Path) -> None:
+    asked = recipe(tmp_path, STAGES)
+    assert "sparsify" in describe(asked, tmp_path / "run")
+    assert check(dump(asked)) == asked
+    outcome = run(asked, tmp_path / "run", progress=ConsoleProgress("quiet"))
+    assert [variant["id"] for variant in outcome.report["variants"]] == ["baseline", "sparsify", "quantize"]
+    baseline, sparse = outcome.report["variants"][:2]
+    assert (sparse["parameters"], sparse["macs"]) == (baseline["parameters"], baseline["macs"])  # no shape has changed
+    made = open_run(outcome.folder).artifacts["sparsify"].metrics
+    assert (made["pattern"], made["asked"], made["sparsity"]) == ("2:4", 0.5, 0.5)
+    assert len(made["recovery"]["losses"]) == 1
+    quantized = load(open_run(outcome.folder).artifacts["quantize"].path)
+    integers = [codes for codes in quantized.state_dict().values() if codes.dtype == torch.int8 and codes.dim() == 2]
+    assert len(integers) == len(made["layers"])
+    for codes_OI in integers:
+        assert float((codes_OI == 0).float().mean()) >= 0.5
+        assert int((codes_OI.reshape(-1, 4) != 0).sum(dim=1).max()) <= 2
+
+
+def test_it_may_come_in_any_order_with_prune_and_distill_but_not_after_quantize(tmp_path: Path) -> None:
+    stages: list[dict[str, Any]] = [{"sparsify": {}}, {"prune": {}}, {"distill": {}}, {"sparsify": {"id": "again"}}, {"quantize": {}}]
+    assert [stage.id for stage in recipe(tmp_path, stages).stages] == ["sparsify", "prune", "distill", "again", "quantize"]
+    with pytest.raises(InputError, match=r"stages.sparsify: sparsify cannot follow quantize"):
+        recipe(tmp_path, [{"quantize": {}}, {"sparsify": {}}])
+
+
+def test_it_is_listed() -> None:
+    assert "sparsify      Puts zeros into the matrices of the blocks" in catalogue("stages")
+    assert "sparsify.method: magnitude, wanda, sparsegpt, movement, lasso" in catalogue("methods")

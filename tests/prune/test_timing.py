@@ -1,0 +1,191 @@
+"""Milliseconds asked for: the search on made-up engines, and what the stage makes of it. No clock is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from compress.architecture import sizes_of
+from compress.artifact import Artifact
+from compress.errors import InputError
+from compress.model import load
+from compress.model_config import read_config
+from compress.stage import Context
+from prune.prune import Prune
+from prune.timing import NEAR, ROUNDS, settle, table_folder
+
+QUICK: dict[str, Any] = {"method": "magnitude", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None, "measure": "latency"}
+
+
+class Engine:
+    """Times checkpoints by their sizes, and keeps what it was asked.
+
+    A block takes 0.1 ms, a head 0.2 ms, a neuron 0.01 ms, embeddings and head 0.5 ms; `caches` is what a model of less than half of its
+    neurons saves on top of that: what no table of parts knows.
+    """
+
+    def __init__(self, caches: float = 0.0) -> None:
+        self.caches, self.asked = caches, list[tuple[int, tuple[int, int | None], str]]()
+
+    settings = None
+
+    def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: str) -> list[float]:
+        self.asked.append((len(checkpoints), shape, precision))
+        return [self.time(sizes_of(read_config(folder, "test"), "test")) for folder in checkpoints]
+
+    def time(self, sizes: Any) -> float:
+        ms = 0.5 + sum(0.1 + 0.2 * heads + 0.01 * ffn for heads, ffn in zip(sizes.heads, sizes.ffn, strict=True))
+        few = len(set(zip(sizes.heads, sizes.ffn, strict=True))) > 1  # blocks of the table are all alike
+        return ms * (1 - self.caches * few)
+
+
+WHOLE = 0.5 + 3 * (0.1 + 0.8 + 0.24)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def pruned(stage: Prune, context: Context, folder: Path, out: Path) -> dict[str, Any]:
+    out.mkdir()
+    config = load(folder).config
+    stage.check(config, config, context)
+    return stage.run(Artifact(folder, {"id": "baseline", "digest": "0" * 64}), context, out)
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "caches"),
+    [
+        ({"latency_ms": {"sequence": 8, "value": 3.0}}, 3.0, 0.0),
+        ({"latency_ms": {"batch": 8, "sequence": 16, "value": 2.2}}, 2.2, 0.15),
+        ({"speedup": 1.5, "schedule": "cubic", "iterations": 2, "recover": {"epochs": 0.1}}, WHOLE / 1.5, 0.15),
+    ],
+    ids=str,
+)
+def test_what_is_asked_for_is_measured_in_the_end(
+    settings: dict[str, Any],
+    asked: float,
+    caches: float,
+    checkpoint: Callable[..., Path],
+    make_context: Callable[..., Context],
+    tmp_path: Path,
+) -> None:
+    engine = Engine(caches)
+    context = replace(make_context(), measure_latency=engine)
+    figures = pruned(Prune(**{**QUICK, **settings}), context, checkpoint("bert"), tmp_path / "out")
+    told = figures["latency"]
+    made = engine.time(sizes_of(read_config(tmp_path / "out", "test"), "test"))
+    assert told["after"]["measured_ms"] == pytest.approx(made)
+    assert made == pytest.approx(asked, rel=0.1)
+    assert told["asked_ms"] == pytest.approx(asked)
+    assert told["before"] == {"predicted_ms": pytest.approx(WHOLE), "measured_ms": pytest.approx(WHOLE)}
+    assert len(told["rounds"]) == 1 or caches or abs(told["rounds"][0]["measured_ms"] / asked - 1) > NEAR
+    assert (told["engine"], told["precision"], told["batch"]) == (
+        "openvino",
+        "int8",
+        8 if "latency_ms" not in settings or told["sequence"] == 16 else 1,
+    )
+    assert {shape for _, shape, _ in engine.asked} == {(told["batch"], told["sequence"])}
+    assert json.loads(json.dumps(figures)) is not None
+
+
+def test_a_share_of_the_milliseconds_is_taken_away(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    context = replace(make_context(), measure_latency=Engine())
+    figures = pruned(Prune(**QUICK, sparsity=0.4, precision="fp32"), context, checkpoint("bert"), tmp_path / "out")
+    assert figures["measure"] == "latency"
+    assert figures["sparsity"] == pytest.approx(0.4, abs=0.02)
+    assert figures["cost"]["before"] == pytest.approx(WHOLE - 0.5)
+    assert figures["cost"]["after"] == pytest.approx(figures["latency"]["after"]["predicted_ms"] - 0.5)
+    assert figures["latency"]["after"]["measured_ms"] == pytest.approx(figures["latency"]["after"]["predicted_ms"])
+    assert figures["latency"]["asked_ms"] is None
+
+
+def test_a_table_is_measured_once_on_a_machine(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    engine = Engine()
+    context = replace(make_context(), measure_latency=engine)
+    stage = Prune(**QUICK, speedup=2.0)
+    first = pruned(stage, replace(context, scratch=tmp_path / "a"), checkpoint("bert"), tmp_path / "first")
+    assert [number for number, *_ in engine.asked] == [10, 1, 2]
+    again = pruned(stage, replace(context, scratch=tmp_path / "b"), checkpoint("bert"), tmp_path / "again")
+    assert [number for number, *_ in engine.asked] == [10, 1, 2, 1, 2]
+    assert again["latency"] == first["latency"]
+    after_a_kill = pruned(stage, replace(context, scratch=tmp_path / "b"), checkpoint("bert"), tmp_path / "third")
+    assert len(engine.asked) == 5
+    assert after_a_kill == again
+    (file,) = table_folder().iterdir()
+    file.write_text('{"table": {"rest_ms"')  # cut off by a kill
+    other = replace(context, scratch=tmp_path / "c", fingerprint={"hardware": {"cpu": "another"}})
+    pruned(stage, other, checkpoint("bert"), tmp_path / "other")
+    assert engine.asked[5][0] == 10
+    pruned(stage, replace(context, scratch=tmp_path / "d"), checkpoint("bert"), tmp_path / "repaired")
+    assert engine.asked[8][0] == 10
+
+
+def test_what_nothing_reaches_is_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
+    context = replace(make_context(), measure_latency=Engine())
+    with pytest.raises(InputError, match=r"stages.prune.speedup: 0.392 ms asked for; what may be taken away leaves 1.52 ms: ask for more"):
+        pruned(Prune(**QUICK, speedup=10.0), context, checkpoint("bert"), tmp_path / "out")
+    for latency, message in (
+        ({"batch": 3, "sequence": 8, "value": 1.0}, r"latency_ms.batch: 3 given; a batch size of the target is needed: 1, 8"),
+        ({"sequence": 9, "value": 2.0}, r"latency_ms.sequence: 9 given; a length of the target is needed: 8, 16"),
+        ({"value": 3.0}, r"latency_ms.sequence: None given"),
+    ):
+        with pytest.raises(InputError, match=f"stages.prune.{message}"):
+            pruned(Prune(**QUICK, latency_ms=latency), context, checkpoint("bert"), tmp_path / str(latency["value"]))
+
+
+@pytest.mark.parametrize("granularity", [["layers"], ["heads"], ["layers", "heads", "ffn"], ["heads", "ffn"]], ids=str)
+@pytest.mark.parametrize("asked", [{"speedup": 50.0}, {"speedup": 1.1}, {"latency_ms": {"value": 1.0}}, {"sparsity": 0.9}], ids=str)
+def test_a_plan_is_made_before_anything_is_measured(granularity: Any, asked: dict[str, Any], make_model: Callable[..., Any]) -> None:
+    config = make_model("bert").config
+    assert Prune(**{**QUICK, "granularity": granularity, **asked}).config_after(config).num_hidden_layers >= 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speedup": 2.0, "measure": "macs"}, "speedup: given with measure: macs; give measure: latency"),
+        ({"speedup": 2.0, "sparsity": 0.3}, "speedup: given beside sparsity; give one of them"),
+        ({"speedup": 2.0, "latency_ms": {"value": 1}}, "latency_ms: given beside speedup; give one of them"),
+        ({"granularity": ["hidden", "ffn"]}, "measure: latency given; hidden are not in its table"),
+        ({"speedup": 2.0, "granularity": ["vocabulary"]}, "the vocabulary is no part of the blocks"),
+    ],
+)
+def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        Prune(**{**QUICK, **settings})
+
+
+@given(st.floats(0.5, 2.0), st.floats(0.0, 2.0), st.floats(0.3, 0.9), st.floats(0.0, 0.3))
+def test_the_search_finds_what_an_engine_takes_that_the_table_is_wrong_about(scale: float, rest: float, share: float, bend: float) -> None:
+    def engine(ms: float) -> float:
+        return scale * (ms - bend * ms * (rest + 10 - ms) / (rest + 10))
+
+    asked = engine(rest + share * 10)
+    kept, number = settle(lambda ms: ms, lambda ms: ms, engine, asked, rest + 5)
+    assert number < ROUNDS
+    assert engine(kept) == pytest.approx(asked, rel=0.05)
+
+
+def test_of_rounds_that_miss_the_nearest_is_kept() -> None:
+    measured = iter((2.0, 1.2, 0.5, 0.7))
+    assert settle(lambda ms: ms, lambda ms: ms, lambda ms: next(measured), 1.0, 1.0)[1] == 1
+
+
+def test_a_choice_is_measured_once() -> None:
+    calls: list[float] = []
+    assert settle(lambda ms: 1.0, lambda ms: ms, lambda ms: calls.append(ms) or 1.5, 1.0, 1.0) == (1.0, 0)  # type: ignore[func-returns-value]
+    assert calls == [1.0]
