@@ -31,6 +31,7 @@ from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 from compress.statistics import wilson
 from export.engine import EngineSpec, spec_of, torch_spec
+from export.openvino import computes_bf16
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, 32), (1, 128), (8, 128)]
@@ -75,7 +76,7 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     floating, int8 = by_name["baseline-fp32"], by_name["quantize-int8"]
 
     def spec(build: dict[str, Any], engine: str, mode: str) -> EngineSpec:
-        entry = next(e for e in build["engines"] if (e["engine"], e["mode"]) == (engine, mode))
+        entry = next(e for e in build["engines"] if (e["engine"], e["mode"], e["float_precision"]) == (engine, mode, "fp32"))
         return spec_of(exported.path, build, entry, recipe.target)
 
     float_static, float_dynamic = spec(floating, "openvino", "static"), spec(floating, "openvino", "dynamic")
@@ -84,6 +85,11 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
     onnx = exported.path / floating["onnx"]
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), print)
     nncf = nncf_int8(onnx, folder, data.calibration(CALIBRATION_ROWS, recipe.seed).rows, out / "nncf.xml")
+    nncf_static, ours_static = replace(float_static, path=str(nncf), precision="int8"), spec(int8, "openvino", "static")
+    halves = {
+        "openvino int8 by NNCF, static, rest bf16": replace(nncf_static, float_precision="bf16"),
+        "ours: openvino int8, static, rest bf16": replace(ours_static, float_precision="bf16"),
+    }
     return {
         "torch fp32": torch_spec(baseline, folder, "fp32", recipe.target),
         "torch bf16": torch_spec(baseline, folder, "bf16", recipe.target),
@@ -95,10 +101,11 @@ def engines(ours: Run, recipe: Recipe, out: Path) -> dict[str, EngineSpec]:
         "openvino fp32, static": float_static,
         "openvino bf16, static": replace(float_static, precision="bf16", float_precision="bf16"),
         "openvino int8 by NNCF, dynamic": replace(float_dynamic, path=str(nncf), precision="int8"),
-        "openvino int8 by NNCF, static": replace(float_static, path=str(nncf), precision="int8"),
+        "openvino int8 by NNCF, static": nncf_static,
         "ours: onnxruntime int8": spec(int8, "onnxruntime", "dynamic"),
         "ours: openvino int8, dynamic": spec(int8, "openvino", "dynamic"),
-        "ours: openvino int8, static": spec(int8, "openvino", "static"),
+        "ours: openvino int8, static": ours_static,
+        **(halves if computes_bf16() else {}),
     }
 
 

@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from compress import goals, tables, wording
 from compress.pruning import pruning
+from compress.sparsity import sparsity
 from compress.wording import NO_REASON, NOT_MEASURED, engine_name
 
 MANY_LAYERS = 60
@@ -57,6 +58,7 @@ def render(report: Report) -> str:
         served=tables.served(whole),
         sizes=_sizes(whole),
         pruning=pruning(whole),
+        sparsity=sparsity(whole),
         layers=_layers(whole),
         quantization=_quantization(whole),
         parity=_parity(whole),

@@ -37,6 +37,7 @@ def _view(name: str, figures: Figures) -> View:
         "unit": wording.DISTANCES.get(str(scan.get("measure")), "distance"),
         "steps": [row for number, step in enumerate(figures.get("steps") or (), 1) for row in _step(number, step)],
         "latency": _latency(figures.get("latency") or {}),
+        "loads": _loads(figures),
     }
 
 
@@ -73,6 +74,26 @@ def _blocks(figures: Figures) -> list[View]:
             ],
         }
         for block in range(len(before["heads"]))
+    ]
+
+
+def _loads(figures: Figures) -> list[View]:
+    """Returns for each block with experts how much each of them has to do, before and after; heights are shares of the busiest one."""
+    routed = figures.get("loads") or {}
+    before, after = routed.get("before") or [], routed.get("after") or []
+    place = {block: number for number, block in enumerate(figures.get("layers") or range(len(before)))}
+
+    def bars(shares: Sequence[float]) -> list[View]:
+        most = max(shares, default=0) or 1
+        return [
+            {"height": round(100 * share / most, 1), "words": f"expert {number}: {100 * share:.1f} %"}
+            for number, share in enumerate(shares)
+        ]
+
+    return [
+        {"number": block, "before": bars(shares), "after": bars(after[place[block]] if block in place else [])}
+        for block, shares in enumerate(before)
+        if shares
     ]
 
 

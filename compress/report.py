@@ -94,6 +94,7 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
         "parity": build.get("parity") if build else None,
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
+        "sparsity": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "sparsify" else None,
     }
 
 

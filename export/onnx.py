@@ -40,6 +40,7 @@ from compress.conv1d import with_linears
 from compress.model_config import auto_class, quiet, read_config
 from compress.preprocess import GENERATION, Preprocessor
 from compress.stage import Task
+from export.experts import make_exportable
 
 OPSET = 20
 MODULE = "module"
@@ -171,6 +172,7 @@ def _load(checkpoint: Path, task: Task) -> Any:
     model = auto_class(task, config).from_pretrained(
         checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
+    make_exportable(model)
     return with_linears(model).eval()
 
 
@@ -282,7 +284,8 @@ def _name_gemms(graph: onnx.GraphProto) -> None:
         helper.set_metadata_props(node, {MODULE: path})
         weight = turned.get(node.input[1], node.input[1])
         if weight in weights:
-            renamed[weight] = f"{path}.weight"
+            others = sum(name.startswith(f"{path}.weight") for other, name in renamed.items() if other != weight)
+            renamed[weight] = f"{path}.weight.{others + 1}" if others else f"{path}.weight"  # experts have two in one module
             node.name = f"{path}/{node.op_type}"
         else:
             node.name = f"{path}/{'pv' if producer.get(node.input[0]) == 'Softmax' else 'qk'}"

@@ -222,8 +222,9 @@ class Prune(Stage):
         Returns:
             `method`, `measure`, `sparsity` (what was taken away), `cost` (of the blocks), `before` and `after` (the sizes), `layers` (those
             that are left, from 0), `steps` (for each iteration its share, its losses and looks at the selection split), and where asked for
-            `vocabulary` and `sensitivity` (distances by layer and share). With measure latency `latency`: the table, and what was predicted
-            and measured of the model before, of every shape that was tried, and of the result.
+            `vocabulary` and `sensitivity` (distances by layer and share). Of a model with experts `loads`: `before` and `after`, the share
+            of the tokens that every expert of every block gets (`prune.routing`). With measure latency `latency`: the table, and what was
+            predicted and measured of the model before, of every shape that was tried, and of the result.
 
         Raises:
             InputError: Not so much can be taken away, the tokenizer cannot be cut, or training failed.
@@ -236,6 +237,7 @@ class Prune(Stage):
         ruler = self._ruler(model, structure, source, context)
         first = self._cost(model, structure, ruler)
         whole, origin = Whole.of(first), Origin(range(structure.depth), range(structure.sizes.hidden))
+        routed = self._loads(model, structure, source, context)
         sparsity = self.sparsity
         if ruler is not None:
             lowest = 0.0 if "layers" in self.granularity else lowest_share(first, whole, self.limits(structure))
@@ -248,6 +250,7 @@ class Prune(Stage):
         cost = self._cost(model, last, ruler).total()
         taken = 1 - cost / whole.cost
         context.progress.log(f"  {taken:.1%} of the {self.measure} of the blocks taken away: {_words(structure.sizes, last.sizes)}")
+        routed = {"before": routed, "after": self._loads(model, last, source, context)} if routed else {}
         save(model, source, out, f"Pruned by {self.method}: {taken:.1%} of the {self.measure} of its blocks")
         scans = [step.pop("sensitivity") for step in steps if "sensitivity" in step]
         return {
@@ -262,7 +265,17 @@ class Prune(Stage):
             **({"vocabulary": cut} if cut else {}),
             **({"sensitivity": scans[0]} if scans else {}),
             **({"latency": ruler.figures} if ruler else {}),
+            **({"loads": routed} if routed else {}),
         }
+
+    def _loads(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Any:
+        """Returns what share of the tokens every expert gets, by block; nothing for a model without experts."""
+        from prune.calibration import calibration_batches
+        from prune.routing import loads
+
+        if not any(structure.sizes.experts):
+            return []
+        return loads(model, structure, calibration_batches(model, source, self.rows, context, f"{self.id or self.NAME}: routing"))
 
     def _ruler(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Ruler | None:
         """Measures the model that came in and the table of its blocks; None where no milliseconds are counted."""

@@ -99,8 +99,12 @@ def generation_settings(recipe: Recipe, folder: Path) -> list[str]:
         lines = tiny_gpt.text(count, seed).splitlines(keepends=True)
         rows = "".join(json.dumps({recipe.data.columns.text: line}) + "\n" for line in lines)
         (folder / "data" / f"{split}.jsonl").write_text(rows)
-    sizes = "{model_type: gpt2, n_layer: 1, n_embd: 32, n_head: 2, n_positions: 16}"
-    return [f"data.path={folder / 'data'}", "data.max_length=16", f"model.config={sizes}", "tokenizer.vocab_size=300"]
+    sizes = {
+        "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16},
+        "mixtral": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 16},
+    }[recipe.model.config["model_type"]]
+    smaller = [f"model.config.{key}={value}" for key, value in sizes.items()]
+    return [f"data.path={folder / 'data'}", "data.max_length=16", "tokenizer.vocab_size=300", *smaller]
 
 
 def image_settings(recipe: Recipe, folder: Path) -> list[str]:

@@ -1,0 +1,69 @@
+"""What the report prints of the stage `sparsify`: how many zeros each layer has, and what the penalty of lasso did to its groups.
+
+Each function turns figures of the manifest into strings and positions for the template; what a manifest does not tell is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compress import wording
+
+View = dict[str, Any]
+Figures = Mapping[str, Any]
+
+
+def sparsity(report: Figures) -> list[View]:
+    """Returns a view for each variant that was given zeros."""
+    found = [(variant.get("id"), variant.get("sparsity")) for variant in report["variants"]]
+    return [_view(str(name), figures) for name, figures in found if isinstance(figures, Mapping) and figures.get("layers")]
+
+
+def _view(name: str, figures: Figures) -> View:
+    return {
+        "id": name,
+        "settings": _settings(figures),
+        "layers": [_layer(row) for row in figures["layers"]],
+        "quantiles": [_share(share) for share in (figures.get("groups") or {}).get("quantiles") or ()],
+        "groups": _groups(figures.get("groups") or {}),
+        "claim": str(figures.get("speed") or ""),
+    }
+
+
+def _settings(figures: Figures) -> list[tuple[str, str]]:
+    unread = figures.get("unread") or {}
+    settings = [
+        ("method", str(figures.get("method"))),
+        ("pattern", str(figures.get("pattern"))),
+        ("weights that are 0", _share(figures.get("sparsity"))),
+        ("asked for", _share(figures.get("asked"))),
+    ]
+    if unread.get("heads") is not None:
+        settings.append(("read by nobody", f"{unread['heads']} heads, {unread['neurons']} neurons"))
+    return settings
+
+
+def _layer(row: Figures) -> View:
+    blocks = f"{row['zero_blocks']:,} of {row['blocks']:,}" if row.get("blocks") else ""
+    return {
+        "name": row["name"],
+        "share": _share(row.get("sparsity")),
+        "width": round(100 * (row.get("sparsity") or 0), 2),
+        "blocks": blocks,
+        "outputs": row.get("outputs"),
+        "inputs": row.get("inputs"),
+    }
+
+
+def _groups(groups: Figures) -> list[View]:
+    """Returns for each layer the quantiles of its groups, before and after the penalty."""
+    before, after = groups.get("before") or {}, groups.get("after") or {}
+    return [
+        {"name": name, "before": [f"{value:.2g}" for value in before[name]], "after": [f"{value:.2g}" for value in after[name]]}
+        for name in before
+    ]
+
+
+def _share(value: Any) -> str:
+    return wording.NOT_MEASURED if value is None else f"{100 * float(value):.1f} %"
