@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 RADIUS = 5.5
+SMALLEST_STEP = 1e-300  # of an axis: below, floating point has no room for round values
 MAX_LABELS = 26
 CHARACTER, BOLD, LINE = 7.0, 8.0, 15.0  # width of a letter and height of 12 px system text, measured for wide fonts
 DIRECTIONS = ((1, 0), (-1, 0), (0.75, -0.75), (0.75, 0.75), (-0.75, -0.75), (-0.75, 0.75), (0, -1), (0, 1))
@@ -177,11 +178,13 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns round values of a linear axis between `low` and `high`, at most `most`."""
+    """Returns round values of a linear axis between `low` and `high`, at most `most`; of an axis without length its one value."""
     raw = (high - low) / most
+    if raw < SMALLEST_STEP:
+        return [low]
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(factor * power for factor in (1, 2, 5, 10, 20) if factor * power >= raw)
-    return [round(index * step, 10) for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
+    return [float(f"{index * step:.10g}") for index in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:

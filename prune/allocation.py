@@ -14,6 +14,7 @@ there fits (Frantar and Alistarh 2022, https://arxiv.org/abs/2201.13096, section
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -163,7 +164,7 @@ def by_distance(parts: Sequence[Part], distance: Callable[[Part, int], float], b
     """
     lowest = cheapest(parts)
     room = budget - lowest
-    if room <= 0:
+    if room / STEPS < sys.float_info.min:  # no room, or so little that no step of it is a number
         return {part: part.counts()[-1] for part in parts}
     unit = room / STEPS
     best = np.zeros(STEPS + 1)

@@ -52,7 +52,7 @@ def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: C
     assert scheme_of(bert.path) is None
     assert figures["weight_bits"] == {"w4a16": 4, "fp8": 8}.get(scheme, figures["weight_bits"])
     assert (figures.get("group_size"), figures["calibrator"]) == {
-        "w8a8": (None, "percentile"),
+        "w8a8": (None, "minmax"),
         "w8a8-dynamic": (None, None),
         "w4a16": (16, None),
         "fp8": (None, "minmax"),
