@@ -67,6 +67,8 @@ class TrainConfig(Config):
     """Steps between two looks at the selection split; absent: once an epoch."""
     keep: Literal["best", "last"] = "best"
     """Weights that are kept: the best on the selection split, or the last."""
+    look_first: bool = False
+    """Whether the weights that come in may be the best: for models that are good already."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
     """Seconds between two checkpoints inside the stage: what a kill costs at most. 0: after every step."""
 
@@ -268,6 +270,9 @@ class _Loop:
         """Takes all steps that are left; the first process writes checkpoints."""
         self.trained.train()
         batches: list[NDArray[np.int64]] = []
+        if self.config.look_first and self.select is not None and not self.history.selection:
+            progress.log(f"  {self.label}: as it came, selection {self._judge(self.select):.4f}")
+            self.trained.train()
         saved = last = time.monotonic()
         with progress.bar(self.label, self.num_steps) as advance:
             advance(self.history.steps)
@@ -340,14 +345,7 @@ class _Loop:
         finished = steps == self.num_steps
         message = ""
         if self.select is not None and (steps % every == 0 or finished):
-            looks = self.team.is_first or self.team.shards
-            value = self.team.tell(self.select(self.model) if looks else 0.0)
-            self._check_finite(value, "value on the selection split")
-            if self.history.improves(value):
-                self.history.best_step = steps
-                self.best = self._weights() if self.keeps_best else {}
-            self.history.selection.append({"step": steps, "value": value})
-            message = f", selection {value:.4f}"
+            message = f", selection {self._judge(self.select):.4f}"
         if steps % self.epoch_steps == 0 or finished:
             means = {name: total / self.seen for name, total in self.sums.items()}
             self.history.losses.append({"epoch": epoch + 1, **means, "loss": sum(means.values())})
@@ -355,6 +353,17 @@ class _Loop:
             self.sums, self.seen = {}, 0
         if message:
             progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
+
+    def _judge(self, select: Callable[[nn.Module], float]) -> float:
+        """Returns the value on the selection split; keeps the weights where it is the best so far."""
+        looks = self.team.is_first or self.team.shards
+        value = self.team.tell(select(self.model) if looks else 0.0)
+        self._check_finite(value, "value on the selection split")
+        if self.history.improves(value):
+            self.history.best_step = self.history.steps
+            self.best = self._weights() if self.keeps_best else {}
+        self.history.selection.append({"step": self.history.steps, "value": value})
+        return value
 
     def _weights(self) -> dict[str, Tensor]:
         """Returns a copy of all weights, on the CPU where they are not divided."""

@@ -34,22 +34,28 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from compress.distilled import Distilled
-from compress.finetune import selection_metric, supervised
+from compress.evaluate import predict
+from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.stage import Config, Context
 from compress.tasks import TASKS
-from compress.train import History, Objective, TrainConfig, train, training_device
+from compress.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.trial import distance
+
+if TYPE_CHECKING:
+    from compress.preprocess import Preprocessor
 
 Learned = Literal["lsq", "pact", "fixed"]
+Select = Callable[[nn.Module], float] | None
 
 
 class Qat(Config):
@@ -79,10 +85,13 @@ class Qat(Config):
     """Softens these answers; unused for regression."""
     soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
     """Share of these answers in the loss; the labels have the rest."""
+    dropout: bool = False
+    """Whether dropout is on: its noise is far larger than that of rounding, which is what is to be learned."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two looks at the selection split; absent: once an epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights and scales that are kept: the best on the selection split, or the last."""
+    """Weights and scales that are kept: the best on the selection split, or the last. Best is nearest to the model before quantization
+    where that teaches, else by the metric; those before the training are among them."""
 
 
 class Int8Function(torch.autograd.Function):
@@ -304,24 +313,57 @@ def learn(
 
     model.to(training_device())
     objective = _objective(model, settings, context)
-    insert(model, scales, settings.scales, settings.scale_learning_rate)
+    objective = objective if settings.dropout else WithoutDropout(objective)
     prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
+    select, higher_is_better = _selection(model, settings, context, prepared)
+    insert(model, scales, settings.scales, settings.scale_learning_rate)
     history = train(
         model,
         objective,
         context.data.train.rows,
         context.data.train.labels,
         prepared,
-        TrainConfig.of(settings),
+        TrainConfig.of(settings, look_first=True),
         context.seed,
         context.scratch,
         context.progress,
-        selection_metric(context, prepared),
+        select,
         label,
         depends=settings.model_dump(mode="json"),
-        higher_is_better=TASKS[context.task].higher_is_better,
+        higher_is_better=higher_is_better,
     )
     return extract(model.cpu()), history
+
+
+def _selection(model: nn.Module, settings: Qat, context: Context, prepared: Preprocessor) -> tuple[Select, bool]:
+    """Returns what weights are chosen by on selection rows, and whether more of it is better.
+
+    A model that learns from what it was in float is judged by its distance from that (`compress.trial`), which tells apart on some hundred
+    rows what their labels cannot; one that learns from labels alone, and one that generates, by the primary metric.
+    """
+    rows = context.data.selection.rows
+    if not settings.distill or TASKS[context.task].answer == "tokens" or not rows:
+        return selection_metric(context, prepared), TASKS[context.task].higher_is_better
+    before = predict(model, prepared, rows, EVALUATION_BATCH)
+    return lambda now: distance(context.task, before, predict(now, prepared, rows, EVALUATION_BATCH)), False
+
+
+class WithoutDropout(nn.Module):
+    """An objective of a model that is in evaluation mode but for its `QatLinear` layers.
+
+    Args:
+        objective: The objective.
+    """
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__()
+        self.objective = objective
+
+    def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        """Returns the parts of the loss, float32 `[b]` each."""
+        for module in model.modules():
+            module.training = isinstance(module, QatLinear)
+        return self.objective(model, batch)
 
 
 def _objective(model: nn.Module, settings: Qat, context: Context) -> Objective:

@@ -94,7 +94,7 @@ class MixedPrecision(Config):
 class Quantize(Stage):
     """Makes the linear layers of the blocks true int8, or int4 or FP8."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     NAME: ClassVar[str] = "quantize"
 
     mode: Literal["ptq", "qat", "auto"] = "ptq"
@@ -271,7 +271,8 @@ class Quantize(Stage):
         if self.mode == "qat":
             learned, history = learn(model, cast("Mapping[str, LayerScales]", scales), self.qat, context, parent.path, name)
             scales = dict(learned)
-            trained = {"qat": {"losses": history.losses, "selection": history.selection, "steps": history.steps}}
+            looks = {"selection": history.selection, "best_step": history.best_step}
+            trained = {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
         else:
             round_weights(layers, rounded, scales)
         sites, added = steps.sites(scales, calibrator, scan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.distilled import Distilled, soft_target_loss
 from compress.errors import InputError
+from compress.evaluate import predict
 from compress.int8 import (
     SMALLEST_SCALE,
     Int8Linear,
@@ -414,7 +416,7 @@ def test_training_lowers_the_loss(bert: Artifact, context: Context, learned: Any
     part, factor = ("teacher", 0.5) if distill else ("cross_entropy", 0.9)
     assert history.losses[-1][part] < factor * history.losses[0][part]
     assert set(history.losses[0]) == {"epoch", "cross_entropy", "loss"} | ({"teacher"} if distill else set())
-    assert len(history.selection) == 6
+    assert [look["step"] for look in history.selection] == list(range(0, 43, 7))
     assert not model.training
     inputs_moved = [not torch.equal(new.input_scale, narrow[name].input_scale) for name, new in found.items()]
     weights_moved = [not torch.equal(new.weight_scale, narrow[name].weight_scale) for name, new in found.items()]
@@ -422,6 +424,52 @@ def test_training_lowers_the_loss(bert: Artifact, context: Context, learned: Any
     assert all(weights_moved) == any(weights_moved) == (learned == "lsq")
     query, key = (found[f"bert.encoder.layer.0.attention.self.{name}"] for name in ("query", "key"))
     assert torch.equal(query.input_scale, key.input_scale)
+
+
+def test_weights_before_the_training_are_kept_where_they_are_nearest(bert: Artifact, context: Context) -> None:
+    """A learning rate that ruins the model: what is left is what calibration gave."""
+    model, scales = start_of(bert.path, context)
+    found, history = learn(model, scales, Qat(epochs=1, learning_rate=0.5), context, bert.path, "quantize")
+    assert history.best_step == 0
+    assert history.selection[0]["value"] < history.selection[-1]["value"]
+    assert all(torch.equal(found[name].input_scale, start.input_scale) for name, start in scales.items())
+
+
+@pytest.mark.parametrize("distill", [True, False])
+def test_weights_are_chosen_by_distance_from_the_teacher_or_by_labels(bert: Artifact, context: Context, distill: bool) -> None:
+    model, scales = start_of(bert.path, context)
+    floating = copy.deepcopy(model)
+    _, history = learn(model, scales, Qat(epochs=1, distill=distill, learning_rate=1e-4, keep="last"), context, bert.path, "quantize")
+    prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+    rows, labels = context.data.selection.rows, context.data.selection.labels
+    before, after = (predict(one, prepared, rows, 8) for one in (floating, model))
+    if distill:
+        p, q = (torch.log_softmax(torch.from_numpy(logits).double(), dim=1) for logits in (before, after))
+        expected = float((p.exp() * (p - q)).sum(dim=1).mean())
+        # what is written in float32 is nearly what was trained
+        assert history.selection[-1]["value"] == pytest.approx(expected, rel=0.5, abs=2e-3)
+        assert not history.higher_is_better
+    else:
+        assert history.higher_is_better
+        assert history.selection[-1]["value"] == pytest.approx((after.argmax(1) == labels).mean(), abs=0.1)
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+def test_dropout_is_on_where_it_is_asked_for(bert: Artifact, context: Context, dropout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: set[tuple[type, bool]] = set()
+    forward = QatLinear.forward
+
+    def watching(layer: QatLinear, x: torch.Tensor) -> torch.Tensor:
+        if torch.is_grad_enabled():
+            seen.update((type(module), module.training) for module in watched.modules())
+        return forward(layer, x)
+
+    watched, scales = start_of(bert.path, context)
+    monkeypatch.setattr(QatLinear, "forward", watching)
+    learn(watched, scales, Qat(epochs=0.1, dropout=dropout), context, bert.path, "quantize")
+    assert (QatLinear, True) in seen
+    assert (QatLinear, False) not in seen
+    assert ((torch.nn.Dropout, True) in seen) == dropout
 
 
 @pytest.mark.parametrize("start", [0.2, 5.0])
