@@ -420,7 +420,8 @@ def test_training_lowers_the_loss(bert: Artifact, context: Context, learned: Any
     assert not model.training
     inputs_moved = [not torch.equal(new.input_scale, narrow[name].input_scale) for name, new in found.items()]
     weights_moved = [not torch.equal(new.weight_scale, narrow[name].weight_scale) for name, new in found.items()]
-    assert all(inputs_moved) == any(inputs_moved) == (learned != "fixed")
+    assert any(inputs_moved) == (learned != "fixed")
+    assert all(inputs_moved) or learned != "lsq"  # pact learns from what is clipped, of what the answer depends on
     assert all(weights_moved) == any(weights_moved) == (learned == "lsq")
     query, key = (found[f"bert.encoder.layer.0.attention.self.{name}"] for name in ("query", "key"))
     assert torch.equal(query.input_scale, key.input_scale)
