@@ -1,9 +1,10 @@
 """What an int8 engine of OpenVINO computes its float part in: fp32, or bf16 where the answers come no further from the float model.
 
-LayerNorm, softmax, GELU, attention and what stands between two int8 layers are a third of the time of a small encoder in int8; bf16
-halves what they read and write, and multiplies faster. Which codes int8 layers get then differs from torch in every row, so that bf16
-cannot be held to parity. The same files in fp32 are, and bf16 is judged by what int8 is allowed to cost at all: with D(r) the distance on
-selection rows between the answers of the float variant's engine and of the int8 engine with the rest in r,
+LayerNorm, softmax, GELU, attention and what stands between two int8 layers take part of the time of an encoder in int8, the more of it the
+longer and the more rows are; bf16 halves what they read and write, and multiplies faster (benchmarks/README.md, peers). Which codes int8
+layers get then differs from torch in every row, so that bf16 cannot be held to parity. The same files in fp32 are, and bf16 is judged by
+what int8 is allowed to cost at all: with D(r) the distance on selection rows between the answers of the float variant's engine and of the
+int8 engine with the rest in r,
 
     bf16   where  D(bf16) - D(fp32) <= max(D(fp32) / 4, floor)
 
