@@ -41,7 +41,7 @@ CALIBRATION_ROWS = 512
 def main() -> None:
     """Runs the recipe up to its engines, builds the peers, measures all of them, prints."""
     arguments = parse()
-    settings = ["stages=[{quantize: {mode: ptq}}, {export: {}}]", "target.engines=[openvino, onnxruntime]"]
+    settings = [f"stages={arguments.stages}", "target.engines=[openvino, onnxruntime]"]
     settings += [f"model.path={arguments.model}"] if arguments.model else []
     settings += [f"data.path={arguments.data}"] if arguments.data else []
     recipe = read(ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml", settings)
@@ -64,6 +64,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, help="fine-tuned checkpoint; the recipe's Hub id where absent")
     parser.add_argument("--data", type=Path, help="SST-2 folder; the recipe's Hub id where absent")
+    parser.add_argument("--stages", default="[{quantize: {mode: ptq}}, {export: {}}]", help="what is done to the model before it is ours")
     parser.add_argument("--out", type=Path, default=Path("runs/peers"), help="where to work")
     return parser.parse_args()
 

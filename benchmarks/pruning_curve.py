@@ -3,7 +3,7 @@
     python benchmarks/pruning_curve.py --set model.path=MODEL --set data.path=DATA [--methods activation joint] [--sparsities 0.3 0.5 0.7]
     python benchmarks/pruning_curve.py --set model.path=MODEL --set data.path=DATA --latency 4.0 6.0 [--at 8x128]
 
-Settings are those of `compress run`, on top of recipes/sst2-minilm-prune.yaml (`--recipe` for another one); MODEL is fine-tuned. Every cell
+Settings are those of `compress run`, on top of recipes/sst2-minilm.yaml (`--recipe` for another one); MODEL is fine-tuned. Every cell
 is a run of its own: prune with `--epochs` of recovery, quantize, export. The model that is not pruned is quantized and exported once, and
 its engine takes turns with that of the cell, so that their ratio means something. A finished cell is never computed again.
 
@@ -53,7 +53,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "sst2-minilm-prune.yaml", help="model, data and target")
+    parser.add_argument("--recipe", type=Path, default=ROOT / "recipes" / "sst2-minilm.yaml", help="model, data and target")
     parser.add_argument("--set", action="append", default=[], help="key.path=value, as for compress run")
     parser.add_argument("--methods", nargs="+", default=["activation"], help="methods of the stage prune")
     parser.add_argument("--sparsities", nargs="+", type=float, default=[0.3, 0.5, 0.7], help="shares that are taken away")
