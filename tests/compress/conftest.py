@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +116,15 @@ def vit_config() -> dict[str, Any]:
 def words() -> list[str]:
     """The words that the tokenizer of `tiny_bert` knows."""
     return list(WORDS)
+
+
+@pytest.fixture
+def folder(tiny_bert: Path, tmp_path: Path) -> Path:
+    """A copy of `tiny_bert` to break."""
+    return Path(shutil.copytree(tiny_bert, tmp_path / "source"))
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    (tmp_path / "out").mkdir()
+    return tmp_path / "out"
