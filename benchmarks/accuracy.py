@@ -17,6 +17,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,9 @@ from compress.model import label_names
 from compress.pipeline import run
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
-from compress.run_folder import Run, open_run
+from compress.run_folder import open_run
 from compress.statistics import paired_bootstrap
 from export.engine import EngineSpec, spec_of
-from export.onnx import export_float
 from export.openvino import build, computes_bf16
 from export.schemes import precision_of, write_graphs
 
@@ -135,18 +135,12 @@ def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Pa
     checkpoints = {name: one.variants["quantize"].path for name, one in finished.items()}
     asking = recipes[PTQ]
     data = load_data(asking.data, asking.model.task, label_names(asking.model), lambda line: None)
-    answers = {FLOAT: load_predictions(predictions_of(trained, "finetune"))[0]}
+    answers = {FLOAT: load_predictions(trained.predictions("finetune"))[0]}
     for name, spec in engines(checkpoints, floating, asking, data, folder).items():
         answers[name] = _answers(spec, data)
     np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels)
     document = {"task": asking.model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
     (folder / "answers.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
-
-
-def predictions_of(finished: Run, variant: str) -> Path:
-    """Returns the file of what a variant answered in torch on the evaluation split."""
-    evaluated = finished.artifacts[f"evaluate-{variant}"]
-    return evaluated.path / str(evaluated.metrics["predictions"])
 
 
 def engines(checkpoints: Mapping[str, Path], floating: Path, recipe: Recipe, data: Data, out: Path) -> dict[str, EngineSpec]:
@@ -177,15 +171,9 @@ def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
     processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
     folder.mkdir(parents=True, exist_ok=True)
     processor.save(folder)
-    precision = precision_of(checkpoint)
-    if precision == "fp32":
-        export_float(checkpoint, processor, folder / "model.onnx")
-    else:
-        floating = export_float(checkpoint, processor, folder / "float" / "model.onnx")
-        write_graphs(floating, checkpoint, folder / "model.onnx", ["openvino"])
-    xml, _ = build(folder / "model.onnx", folder)
+    xml, _ = build(write_graphs(checkpoint, processor, folder / "model.onnx", ["openvino"]), folder)
     entry = {"engine": "openvino", "mode": "static", "file": xml.name}
-    return spec_of(folder, {"precision": precision, "float_precision": "fp32", "folder": "."}, entry, recipe.target)
+    return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
 
 
 def _answers(spec: EngineSpec, data: Data) -> Any:
@@ -200,17 +188,26 @@ def summarize(task: str, seeds: list[dict[str, Any]], out: Path) -> list[dict[st
     labels = loaded[0]["labels"]
     stacked = {name: np.stack([archive[name] for archive in loaded], axis=1) for name in names}  # [n, seeds, C]
 
-    def mean_metric(logits: Any, truth: Any) -> float:
-        return float(np.mean([metrics(kind, logits[:, seed], truth)[PRIMARY[kind]] for seed in range(logits.shape[1])]))
-
+    metric = partial(mean_metric, kind)
     rows = []
     for name in names:
-        value, reference = mean_metric(stacked[name], labels), mean_metric(stacked[FLOAT], labels)
-        interval = paired_bootstrap(mean_metric, stacked[name], stacked[FLOAT], labels)
+        value, reference = metric(stacked[name], labels), metric(stacked[FLOAT], labels)
+        interval = paired_bootstrap(metric, stacked[name], stacked[FLOAT], labels)
         row = {"task": task, "name": name, "seeds": len(seeds), "n": len(labels), "metric": PRIMARY[kind], "value": value}
         row |= {"kept": value / reference, "low": interval.low, "high": interval.high, "agreement": agreement(kind, stacked, name)}
         rows.append(row)
     return rows
+
+
+def mean_metric(kind: str, logits: Any, truth: Any) -> float:
+    """Returns the primary metric, averaged over the seeds.
+
+    Args:
+        kind: The task.
+        logits: What the models of all seeds answer, `[n, seeds, C]`.
+        truth: Labels `[n]`.
+    """
+    return float(np.mean([metrics(kind, logits[:, seed], truth)[PRIMARY[kind]] for seed in range(logits.shape[1])]))
 
 
 def agreement(kind: str, stacked: dict[str, Any], name: str) -> float:

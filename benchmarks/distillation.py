@@ -21,15 +21,16 @@ from __future__ import annotations
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from accuracy import ROOT, TASKS
+from accuracy import ROOT, TASKS, mean_metric
 
 from compress.data import load_data
 from compress.environment import fingerprint
-from compress.evaluate import PRIMARY, load_predictions, metrics
+from compress.evaluate import PRIMARY, load_predictions
 from compress.model import label_names
 from compress.pipeline import run
 from compress.progress import ConsoleProgress
@@ -117,8 +118,7 @@ def read_cell(finished: Run, recipe: Recipe, answers: Path) -> dict[str, Any]:
     baseline = next(iter(finished.variants))
     logits = {}
     for name, variant in ((TEACHER, baseline), ("student", "distill")):
-        evaluated = finished.artifacts[f"evaluate-{variant}"]
-        logits[name], labels = load_predictions(evaluated.path / evaluated.metrics["predictions"])
+        logits[name], labels = load_predictions(finished.predictions(variant))
     answers.parent.mkdir(parents=True, exist_ok=True)
     np.savez(answers, **logits, labels=labels)
     student, teacher = finished.artifacts["distill"], finished.artifacts[baseline]
@@ -138,16 +138,14 @@ def summarize(task: str, fraction: float, cells: list[dict[str, Any]], arguments
         archives = [np.load(arguments.out / "cells" / f"{task}-{seed}-{fraction:g}-{preset}.npz") for seed in arguments.seeds]
         return np.stack([archive[who] for archive in archives], axis=1)  # [n, seeds, C]
 
-    def mean_metric(logits: Any, truth: Any) -> float:
-        return float(np.mean([metrics(kind, logits[:, seed], truth)[PRIMARY[kind]] for seed in range(logits.shape[1])]))
-
+    metric = partial(mean_metric, kind)
     labels = np.load(arguments.out / "cells" / f"{task}-{arguments.seeds[0]}-{fraction:g}-{CONTROL}.npz")["labels"]
-    teacher = mean_metric(stacked(CONTROL, TEACHER), labels)
+    teacher = metric(stacked(CONTROL, TEACHER), labels)
     rows = []
     for preset in presets:
         ours = stacked(preset, "student")
-        value = mean_metric(ours, labels)
-        interval = paired_bootstrap(mean_metric, ours, stacked(CONTROL, "student"), labels)
+        value = metric(ours, labels)
+        interval = paired_bootstrap(metric, ours, stacked(CONTROL, "student"), labels)
         of_preset = [cell for cell in mine if cell["preset"] == preset]
         row = {"task": task, "fraction": fraction, "preset": preset, "seeds": len(of_preset), "n": len(labels), "metric": PRIMARY[kind]}
         row |= {"value": value, "teacher": teacher, "kept": value / teacher, "low": interval.low, "high": interval.high}

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from compress.environment import fingerprint
+from compress.implicit import shapes
 from compress.latency import Shape, measure
 from compress.ledger import main_builds
 from compress.pipeline import run
@@ -87,7 +88,7 @@ def curve_cell(arguments: argparse.Namespace, method: str, sparsity: float, refe
         return dict(json.loads(file.read_text(encoding="utf-8")))
     prune = {"method": method, "sparsity": sparsity, "measure": arguments.measure}
     made = reference if method == WHOLE else finished(recipe(arguments, prune), file.with_suffix(""))
-    rows = measure([engine(*reference), engine(*made)], shapes(made[1]), ConsoleProgress())
+    rows = measure([engine(*reference), engine(*made)], shapes(made[1].model.task, made[1].target), ConsoleProgress())
     before, after = ([row for row in rows if row["job"] == job] for job in (0, 1))
     cell = {
         "method": method,
@@ -103,8 +104,8 @@ def curve_cell(arguments: argparse.Namespace, method: str, sparsity: float, refe
 
 def searched(arguments: argparse.Namespace, method: str, asked_ms: float, reference: tuple[Run, Recipe]) -> dict[str, Any]:
     """Returns what the search for a latency came to."""
-    known = shapes(reference[1])
-    at = known[-1] if arguments.at is None else shape_of(arguments.at)
+    asked = reference[1]
+    at = shapes(asked.model.task, asked.target)[-1] if arguments.at is None else shape_of(arguments.at)
     file = arguments.out / f"{method}-{asked_ms:g}ms-{shape_name(at)}-{arguments.epochs:g}.json"
     if file.exists():
         return dict(json.loads(file.read_text(encoding="utf-8")))
@@ -145,13 +146,6 @@ def accuracy(made: Run) -> dict[str, Any]:
     report = json.loads((made.folder / "report.json").read_text(encoding="utf-8"))
     variant = next(variant for variant in report["variants"] if variant["id"] == "quantize")
     return dict(variant["accuracy"][report["target"]["engines"][0]])
-
-
-def shapes(asked: Recipe) -> list[Shape]:
-    """Returns the target shapes from small to large."""
-    images = asked.model.task == "image-classification"
-    lengths: list[int | None] = [None] if images else [*sorted(asked.target.sequence_lengths)]
-    return [(batch, length) for batch in sorted(asked.target.batch_sizes) for length in lengths]
 
 
 def shape_of(text: str) -> Shape:

@@ -69,6 +69,12 @@ def gpus() -> list[str]:
     return [name[1].strip() for name in names if name]
 
 
+def cache_folder() -> Path:
+    """Returns the folder of what this machine remembers between runs; it follows $XDG_CACHE_HOME, where that is an absolute path."""
+    given = os.environ.get("XDG_CACHE_HOME")
+    return (Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache") / "compress"
+
+
 def fingerprint() -> dict[str, Any]:
     """Returns versions and hardware as they enter the cache keys of everything that is measured or built for this machine."""
     return {"versions": versions(), "hardware": hardware()}

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from compress.artifact import digest
-from compress.environment import hardware
+from compress.environment import cache_folder, hardware
 
 KEPT = 20
 REACH = 100.0
@@ -26,8 +25,8 @@ REACH = 100.0
 
 
 def history_file() -> Path:
-    """Returns the file of recorded times; its folder follows $XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compress" / "times.jsonl"
+    """Returns the file of recorded times."""
+    return cache_folder() / "times.jsonl"
 
 
 def record(stage: str, work: float, seconds: float) -> None:

@@ -11,7 +11,7 @@ from compress.data import preprocessor
 from compress.evaluate import PRIMARY, metrics, num_predictions, predict, save_predictions
 from compress.model import ModelConfig, import_model, source_digest
 from compress.model_config import read_config
-from compress.stage import Context, Stage
+from compress.stage import Context, Stage, Target, Task
 from compress.tasks import TASKS
 from compress.tokenizer import TrainTokenizer, settled
 
@@ -80,17 +80,17 @@ class Latency(Stage):
         from compress.latency import measure
 
         jobs = engine_jobs(parent, context)
-        rows = measure([spec for _, spec in jobs], shapes(context), context.progress)
+        rows = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress)
         write_json(out / LATENCY, [{"variant": jobs[row.pop("job")][0], **row} for row in rows])
         return {"rows": len(rows)}
 
 
-def shapes(context: Context) -> list[tuple[int, int | None]]:
+def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
     """Returns the target shapes (batch, sequence) from small to large; the sequence is None for images."""
     lengths: list[int | None] = [None]
-    if TASKS[context.task].modality == "text":
-        lengths = [*sorted(context.target.sequence_lengths)]
-    return [(batch, length) for batch in sorted(context.target.batch_sizes) for length in lengths]
+    if TASKS[task].modality == "text":
+        lengths = [*sorted(target.sequence_lengths)]
+    return [(batch, length) for batch in sorted(target.batch_sizes) for length in lengths]
 
 
 def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:

@@ -77,8 +77,7 @@ def hops(run: Run) -> Iterator[Hop]:
     """Yields every hop of every variant, in the order torch, engines, server; of the modes of an engine only the recommended one."""
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
-        evaluated = run.artifacts[f"evaluate-{name}"]
-        yield _hop(name, "torch", "eager", "", evaluated.path / evaluated.metrics["predictions"], evaluated.metrics["metrics"])
+        yield _hop(name, "torch", "eager", "", run.predictions(name), run.artifacts[f"evaluate-{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
         for engine in recommended(build) if build else []:
             if engine.get("predictions") and build and exported:

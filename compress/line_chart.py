@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compress.plot import linear_ticks
+from compress.plot import Axes, linear_ticks
 
 WIDTH, HEIGHT = 500, 260
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 34.0, 12.0, 40.0
@@ -37,17 +37,9 @@ class Line:
 
 
 @dataclass(frozen=True)
-class LineChart:
+class LineChart(Axes):
     """A chart ready to be drawn, in pixels."""
 
-    width: int
-    height: int
-    left: float
-    right: float
-    top: float
-    bottom: float
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
     lines: list[Line]
     caption: str
     name: str

@@ -60,8 +60,8 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Plot:
-    """A chart ready to be drawn, in pixels."""
+class Axes:
+    """Where the axes of a chart are, and what is written at them, in pixels."""
 
     width: int
     height: int
@@ -71,6 +71,12 @@ class Plot:
     bottom: float
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
+
+
+@dataclass(frozen=True)
+class Plot(Axes):
+    """A chart ready to be drawn, in pixels."""
+
     marks: list[Mark]
     front: str | None
     """Path of the Pareto front; None below two points."""

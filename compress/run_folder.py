@@ -42,6 +42,11 @@ class Run:
         """The checkpoints that are rows of the report, in order; the first is the baseline."""
         return {name: found for name, found in self.artifacts.items() if f"evaluate-{name}" in self.artifacts}
 
+    def predictions(self, variant: str) -> Path:
+        """Returns the file of what a variant answered in torch on the evaluation split."""
+        evaluated = self.artifacts[f"evaluate-{variant}"]
+        return evaluated.path / str(evaluated.metrics["predictions"])
+
     def of_kind(self, kind: str) -> Artifact | None:
         """Returns the artifact of that kind that was made last, or None."""
         return next((found for found in reversed(list(self.artifacts.values())) if found.kind == kind), None)

@@ -14,8 +14,7 @@ model of another depth need not have.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -24,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from compress.artifact import Artifact
 from compress.errors import InputError
 from compress.latency import Shape, measure
+from compress.progress import ConsoleProgress
 from compress.splits import Split
 from compress.stage import Context, TimedPrecision
 
@@ -100,14 +100,14 @@ class Timer:
         context, selection = self.context, self.context.data.selection
         data = replace(context.data, selection=Split(selection.rows[:0], selection.labels[:0]))
         out.mkdir()
-        self._shortest().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=_Silent(), data=data), out)
+        silent = ConsoleProgress("silent")  # what is quantized only to be timed is no news
+        self._shortest().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=silent, data=data), out)
         return out
 
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
         """Builds one engine in `folder`; returns how to open it, in the mode that is recommended."""
         from compress.data import preprocessor
         from export.engine import spec_of, torch_spec
-        from export.onnx import export_float
         from export.schemes import DYNAMIC, precision_of, refusal, runtime_options, write_graphs
 
         context = self.context
@@ -116,11 +116,7 @@ class Timer:
         prepared.save(folder)
         if engine == "torch":
             return torch_spec(checkpoint, folder, "fp32" if precision == "fp32" else "int8", context.target)
-        model = folder / MODEL
-        if precision == "fp32":
-            export_float(checkpoint, prepared, model)
-        else:
-            write_graphs(export_float(checkpoint, prepared, folder / "float" / MODEL), checkpoint, model, context.target.engines)
+        model = write_graphs(checkpoint, prepared, folder / MODEL, context.target.engines)
         reason = refusal(engine, precision, model)
         mode, file, rest = "dynamic", model, "fp32"
         match engine:
@@ -148,22 +144,3 @@ class Timer:
             raise InputError(f"target.engines: {engine} given first, in which nothing can be timed here: {reason}")
         build = {"precision": precision, "float_precision": rest, "folder": "."}
         return spec_of(folder, build, {"engine": engine, "mode": mode, "file": file.name}, context.target)
-
-
-class _Silent:
-    """Says nothing: what is quantized only to be timed is no news."""
-
-    def log(self, message: str) -> None:
-        """Takes a line."""
-
-    def warn(self, message: str) -> None:
-        """Takes a line."""
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        """Yields `items`."""
-        yield from items
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Gives a function that does nothing."""
-        yield lambda steps: None

@@ -7,7 +7,13 @@ What changes is put in place in memory and taken out again. Closeness is
     generation      mean over tokens of that KL; on as many blocks of full length as `LOGIT_BYTES` hold the logits of, one at least
 
 The rows are selection rows, spread evenly over the split. Where there are none, calibration rows take their place; evaluation rows never
-do. Left out: the primary metric as a measure. It needs labels, and on some hundred rows it cannot tell apart what KL can.
+do. A choice under `auto` may add to a distance D that is there in any case
+
+    bound = max(D / 4, floor),   floor = 1e-4 nats, or 1e-4 of the variance of the answers
+
+which is a quarter of what int8 costs, or what nobody could measure.
+
+Left out: the primary metric as a measure. It needs labels, and on some hundred rows it cannot tell apart what KL can.
 """
 
 from __future__ import annotations
@@ -28,6 +34,10 @@ from compress.stage import Context, Task
 from compress.tasks import TASKS
 
 TRIAL_ROWS = 500
+ADDED_SHARE = 0.25
+"""Of the distance that int8 has in any case: what a choice under `auto` may add to it."""
+ADDED_FLOOR = 1e-4
+"""What it may add however small that distance is: nats, or for regression a share of the variance of the float answers."""
 BATCH_SIZE = 32
 LOGIT_BYTES = 2**26
 Array = NDArray[Any]
@@ -114,6 +124,16 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
         return float(np.mean((reference.astype(np.float64) - logits) ** 2))
     expected, found = _log_softmax(reference), _log_softmax(logits)
     return float(np.mean(np.sum(np.exp(expected) * (expected - found), axis=-1)))
+
+
+def floor_of(task: Task, reference: Array) -> float:
+    """Returns what a choice may add in any case, in the unit of `distance`; the arguments are those of `distance`."""
+    return ADDED_FLOOR * (float(np.var(reference.astype(np.float64))) if TASKS[task].answer == "value" else 1.0)
+
+
+def bound_of(before: float, floor: float) -> float:
+    """Returns what a choice may add to the distance `before`."""
+    return max(ADDED_SHARE * before, floor)
 
 
 def spread(rows: Sequence[T], count: int) -> list[T]:

@@ -2,7 +2,7 @@
 
     loss_b = hard_weight * hard_b(labels) + sum_i weight_i * loss_i,b(student, teacher)
 
-`loss` names a published combination, `losses` lists them one by one; each is a file of this folder. The student comes from the
+`loss` names a published combination (`presets`), `losses` lists them one by one; each is a file of this folder. The student comes from the
 incoming model (`distill.student`), the teacher is the baseline unless another is named, or several are (`distill.ensemble`). The weights
 kept are the best on the selection split: by the labels where this run trained the baseline itself, else by agreement with the teacher, as
 a baseline from outside may have been trained on those rows.
@@ -15,9 +15,6 @@ out: a masked language model beside it, which checkpoints of a task have no head
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -25,65 +22,23 @@ from pydantic import Field, model_validator
 
 from compress.artifact import Artifact
 from compress.errors import InputError
-from compress.finetune import EVALUATION_BATCH, answered, judged_by, selection_metric, trained_here
-from compress.stage import Context, Stage, is_model, teachers_named
+from compress.finetune import selection_metric, trained_here
+from compress.stage import Context, Stage, teachers_named
 from compress.tasks import TASKS, num_classes
-from distill.distilbert import Cosine
-from distill.hidden import Hidden
 from distill.logit_standardization import LogitStandardization
 from distill.loss import Loss, Setting, Shape
 from distill.masking import Augment
-from distill.minilm import MiniLM, MiniLMv2
 from distill.mixkd import MixKD
 from distill.plain_text import PlainText
+from distill.presets import PRESETS, AnyLoss, Preset, PresetName
 from distill.relational import Relational
 from distill.schedules import Ramp, smallest
-from distill.soft_target import SoftTarget
 from distill.student import Student
-from distill.tinybert import TinyBert
 
 if TYPE_CHECKING:
-    from torch import nn
-
     from compress.data import Data
-    from compress.preprocess import Preprocessor
-    from compress.splits import Split
-    from compress.training_rows import Rows
-    from distill.masking import Masking
-    from distill.objective import Objective
-    from distill.teacher import Teacher
-
-AnyLoss = Annotated[
-    SoftTarget | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational, Field(discriminator="name")
-]
-
-
-@dataclass(frozen=True)
-class Preset:
-    """A published combination."""
-
-    losses: tuple[AnyLoss, ...]
-    hard_weight: float | Ramp
-    temperature: float | Ramp = 2.0
-
 
 TeacherName = Annotated[str, Field(min_length=1)]
-
-PresetName = Literal[
-    "soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational", "hard_target"
-]
-PRESETS: Mapping[PresetName, Preset] = {
-    "soft_target": Preset((SoftTarget(),), 0.5),
-    "distilbert": Preset((SoftTarget(weight=5.0), Cosine()), 2.0),
-    "minilm": Preset((SoftTarget(), MiniLM()), 0.0),
-    "minilmv2": Preset((SoftTarget(), MiniLMv2()), 0.0),
-    "pkd": Preset((SoftTarget(weight=0.5), Hidden(layers="skip", tokens="first", normalize=True)), 0.5, 5.0),
-    "tinybert": Preset((TinyBert(steps=(0.0, 0.75)), SoftTarget(steps=(0.75, 1.0))), 0.0, 1.0),
-    "mixkd": Preset((SoftTarget(), MixKD()), 1.0),
-    "logit_standardization": Preset((LogitStandardization(weight=9.0),), 0.1),
-    "relational": Preset((SoftTarget(), Relational()), 0.5),
-    "hard_target": Preset((), 1.0),
-}
 
 
 class Distill(Stage):
@@ -230,7 +185,7 @@ class Distill(Stage):
             check_length(after, context.max_length)
         preset = self.resolved()
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
-        for loss, setting in zip(preset.losses, self._settings(after, teacher, context), strict=True):
+        for loss, setting in zip(preset.losses, self.settings(after, teacher, context), strict=True):
             loss.wants(setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(f"{setting.key}: compares the rows of a batch; leave micro_batch_size ({self.micro_batch_size} given) out")
@@ -278,6 +233,14 @@ class Distill(Stage):
             where = f"loss: {self.loss}" if self.loss else f"losses: {other[0]}"
             raise InputError(f"{self.key}.{where} given; {other[0]} compares one answer a row, text-generation has many: give soft_target")
 
+    def settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
+        """Returns what each loss is used in."""
+        shapes = Shape.of(student), Shape.of(teacher)
+        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(
+            self.resolved().losses
+        )  # a corpus refuses any of `losses`
+        return [Setting(*shapes, context.task, f"{self.key}.{name}") for name in names]
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the student as a checkpoint.
 
@@ -294,13 +257,15 @@ class Distill(Stage):
         from compress.model import load, save
         from compress.parallel import shard
         from compress.train import TrainConfig, autocast_dtype, train, training_device
+        from distill.steps import Steps
         from distill.student import build
         from distill.teacher import freeze
 
         assert context.teachers, "the pipeline hands over the teachers"
         device, team = training_device(), context.team
         student, source = build(self.student, parent.path, context, f"{self.key}.student")
-        folders = [self._teacher_folder(number, context) for number in range(len(context.teachers))]
+        steps = Steps(self, source, context)
+        folders = [steps.teacher_folder(number) for number in range(len(context.teachers))]
         if team.shards:  # what is divided goes to the device block by block, the student within `train`
             teachers = [freeze(load(folder)) for folder in folders]
             teachers = [shard(teacher, repeated_blocks(teacher, f"{self.key}.teacher")[1]) for teacher in teachers]
@@ -309,10 +274,10 @@ class Distill(Stage):
             teachers = [freeze(load(folder, device)) for folder in folders]
         prepared = preprocessor(source, context.task, context.max_length, context.target)
         theirs = [preprocessor(folder, context.task, context.max_length, context.target) for folder in folders]
-        split, num_labelled = self._rows(source, context)
-        objective = self._objective(student, teachers, prepared, theirs, source, split, num_labelled, context)
+        split, num_labelled = steps.rows()
+        objective = steps.objective(student, teachers, prepared, theirs, split, num_labelled)
         outside = not trained_here(context) and TASKS[context.task].answer != "tokens"  # text is its own label
-        judged = self._judged(teachers, theirs, context) if outside and self.corpus is None else context
+        judged = steps.judged(teachers, theirs) if outside and self.corpus is None else context
         config = TrainConfig.of(self)
         history = train(
             student,
@@ -349,128 +314,6 @@ class Distill(Stage):
             "teacher": " + ".join(teacher.id for teacher in context.teachers),
             "teacher_logits": "live" if objective.pair.teacher.logits is None else "cached",
         }
-
-    def _settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
-        """Returns what each loss is used in."""
-        shapes = Shape.of(student), Shape.of(teacher)
-        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(
-            self.resolved().losses
-        )  # a corpus refuses any of `losses`
-        return [Setting(*shapes, context.task, f"{self.key}.{name}") for name in names]
-
-    def _teacher_folder(self, number: int, context: Context) -> Path:
-        """Returns the checkpoint of one of the teachers; one from outside is imported as the recipe's own model is."""
-        from compress.model import ModelConfig, import_model
-        from distill.teacher import about
-
-        teacher = context.teachers[number]
-        if not is_model(teachers_named(self)[number]):
-            return teacher.path
-        folder = context.scratch / f"teacher{number}"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        with about(f"{self.key}.teacher"):
-            config = ModelConfig(path=str(teacher.path), task=context.task, head=self.teacher_head)
-            import_model(config, context.data.labels, context.seed, folder)
-        return folder
-
-    def _rows(self, source: Path, context: Context) -> tuple[Split, int]:
-        """Returns the rows to learn from, and how many of them, the first ones, have labels."""
-        from distill.rows import gather, gather_corpus
-
-        copies, data, log = self.augment.copies if self.augment else 0, context.data, context.progress.log
-        if self.corpus is None:
-            return gather(data, self.fraction, self.extra_text, copies, self.key, log)
-        return gather_corpus(data, self.fraction, self.corpus, (source, context.max_length) if self.pack else None, copies, self.key, log)
-
-    def _judged(self, teachers: Sequence[nn.Module], theirs: Sequence[Preprocessor], context: Context) -> Context:
-        """Returns the context with the teachers' answers in place of the labels of the selection split."""
-        import torch
-
-        from compress.evaluate import predict
-        from distill.ensemble import averaged, shares
-
-        rows = context.data.selection.rows
-        if len(teachers) == 1 or not rows:
-            return judged_by(context, teachers[0], theirs[0])
-        logits = [torch.from_numpy(predict(*pair, rows, EVALUATION_BATCH)) for pair in zip(teachers, theirs, strict=True)]
-        weights = shares(self.teacher_weights, len(teachers))
-        return answered(context, averaged(logits, weights, 1.0, context.task == "text-regression").numpy())
-
-    def _objective(
-        self,
-        student: nn.Module,
-        teachers: Sequence[nn.Module],
-        prepared: Preprocessor,
-        theirs: Sequence[Preprocessor],
-        source: Path,
-        split: Split,
-        num_labelled: int,
-        context: Context,
-    ) -> Objective:
-        """Puts the losses together, and computes the teachers' answers beforehand where they are all that is needed of them."""
-        from compress.training_rows import Rows
-        from distill.capture import Capture, Wanted
-        from distill.ensemble import shares
-        from distill.masking import masking_of
-        from distill.objective import Objective
-        from distill.teacher import CACHE_BYTES, Pair, cached_logits
-
-        preset, generates = self.resolved(), TASKS[context.task].answer == "tokens"
-        settings = self._settings(student.config, teachers[0].config, context)
-        rows, masking = Rows.prepare(split.rows, prepared), None
-        if self.augment is not None:
-            originals = len(split) // (1 + self.augment.copies)
-            masking = masking_of(self.augment, source, context.seed, originals, f"{self.key}.augment")
-        asked = tuple(
-            self._asked(number, teacher, prepared, theirs[number], split, rows, masking, preset) for number, teacher in enumerate(teachers)
-        )
-        few = None if num_labelled == len(split) else num_labelled
-        weights = shares(self.teacher_weights, len(teachers))
-        pair = Pair(Capture(student, self.key), asked, rows, split.labels, context.seed, few, weights, masking)
-        objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task)
-        only_logits = bool(preset.losses) and all(wanted == Wanted(logits=True) for _, wanted in objective.wanted)
-        fits = not generates and 4 * len(split) * student.config.num_labels * len(teachers) <= CACHE_BYTES  # type: ignore[union-attr,operator]
-        if only_logits and fits and masking is None:
-            for teacher, artifact in zip(asked, context.teachers, strict=True):
-                identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
-                teacher.logits = cached_logits(
-                    teacher.capture.model, teacher.rows, identity, context.scratch, context.progress, self.id or self.NAME, context.team
-                )
-        return objective
-
-    def _asked(
-        self,
-        number: int,
-        teacher: nn.Module,
-        prepared: Preprocessor,
-        theirs: Preprocessor,
-        split: Split,
-        rows: Rows,
-        masking: Masking | None,
-        preset: Preset,
-    ) -> Teacher:
-        """Returns one of the teachers, ready to answer for the rows.
-
-        Raises:
-            InputError: It gets other tokens than the student, and something needs the same.
-        """
-        from compress.training_rows import Rows
-        from distill.capture import Capture
-        from distill.teacher import Teacher, takes_the_same
-
-        name = teachers_named(self)[number]
-        same_tokens, same_inputs = takes_the_same(prepared, theirs, split.rows)
-        if not same_tokens and prepared.task == "text-generation":
-            raise InputError(f"{self.key}.teacher: {name} has another vocabulary than the student; give one with the same tokens")
-        if not same_tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
-            raise InputError(
-                f"{self.key}.teacher: {name} splits the rows into other tokens than the student; losses that look inside of it do "
-                "not fit: give loss: soft_target"
-            )
-        if not same_tokens and masking is not None:
-            raise InputError(f"{self.key}.augment: given, and {name} splits the rows into other tokens than the student; leave it out")
-        return Teacher(Capture(teacher, self.key), rows if same_inputs else Rows.prepare(split.rows, theirs), same_inputs, masking=masking)
 
 
 def _compares_answers(loss: Loss) -> bool:

@@ -18,7 +18,6 @@ Left out: engines that need another machine are recorded with `runnable: false` 
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -224,18 +223,10 @@ class _Exporter:
 
     def _onnx(self) -> Path:
         """Writes the ONNX model, float or quantized; returns its path. bf16 has that of fp32."""
-        from export.onnx import export_float
-
         destination = self.files / MODEL
         if self.build.precision == "bf16":
             return destination
-        if self.build.precision == "fp32":
-            return export_float(self.build.checkpoint, self.preprocessor, destination)
-        scratch = self.context.scratch / "onnx"
-        floating = export_float(self.build.checkpoint, self.preprocessor, scratch / MODEL)
-        write_graphs(floating, self.build.checkpoint, destination, self.context.target.engines)
-        shutil.rmtree(scratch)
-        return destination
+        return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
 
     def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
         """Writes the files of one engine; yields its entries, the recommended mode first."""

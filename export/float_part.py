@@ -9,10 +9,8 @@ int8 engine with the rest in r,
     bf16   where  D(bf16) - D(fp32) <= max(D(fp32) / 4, floor)
 
     D      mean KL divergence in nats; mean squared difference for regression, for generation of the nll of the tokens
-    floor  1e-4; for regression times the variance of the float answers
 
-The rule is that of int8 attention under `auto` (`quantize.site_choice`). Left out: fp16, which few
-processors compute.
+The rule is that of int8 attention under `auto` (`compress.trial`, which has the floor). Left out: fp16, which few processors compute.
 """
 
 from __future__ import annotations
@@ -28,13 +26,11 @@ from compress.evaluate import differences
 from compress.preprocess import Row
 from compress.stage import Context, Task
 from compress.tasks import TASKS
+from compress.trial import bound_of, floor_of, spread
 from compress.trial import distance as divergence
-from compress.trial import spread
 
 FloatPrecision = Literal["fp32", "bf16"]
 TRIAL_ROWS = 256
-ADDED_SHARE = 0.25
-ADDED_FLOOR = 1e-4
 Array = NDArray[Any]
 
 
@@ -66,9 +62,8 @@ def judge(task: Task, reference: Array, fp32: Array, bf16: Array) -> Judgement:
         fp32: Those of the int8 engine with the rest in fp32, of the same shape.
         bf16: With the rest in bf16.
     """
-    floor = ADDED_FLOOR * (float(np.var(reference.astype(np.float64))) if TASKS[task].answer == "value" else 1.0)
     before, after = distance(task, reference, fp32), distance(task, reference, bf16)
-    bound = max(ADDED_SHARE * before, floor)
+    bound = bound_of(before, floor_of(task, reference))
     return Judgement("bf16" if after - before <= bound else "fp32", len(reference), before, after, bound)
 
 

@@ -14,6 +14,7 @@ Left out: devices other than the CPU.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ def properties(threads: int, float_precision: str) -> dict[str, str]:
     }
 
 
+@functools.cache
 def computes_bf16() -> bool:
     """Whether this processor has bf16 arithmetic, as OpenVINO sees it."""
     return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")

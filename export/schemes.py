@@ -16,10 +16,12 @@ Left out: int8 weights with float activations, which lose to int4 in size and to
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
+from compress.preprocess import Preprocessor
 from compress.quantization import Scheme, scheme_of
 
 Precision = Literal["int8", "int8-dynamic", "w4a16", "fp8", "fp32", "bf16"]
@@ -39,22 +41,37 @@ def precision_of(checkpoint: Path) -> Precision:
     return "fp32" if scheme is None else PRECISIONS[scheme]
 
 
-def write_graphs(floating: Path, checkpoint: Path, model: Path, engines: Collection[str]) -> None:
-    """Writes the graphs of a quantized checkpoint.
+def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engines: Collection[str]) -> Path:
+    """Writes the graphs of a checkpoint, float or quantized.
 
     Args:
-        floating: What `export.onnx.export_float` wrote for it.
         checkpoint: The checkpoint.
+        preprocessor: Gives modality and input names.
         model: The file to write; that of ONNX Runtime for int8-dynamic goes beside it.
         engines: Those of the target.
+
+    Returns:
+        `model`.
 
     Raises:
         ValueError: Graph and checkpoint do not belong together.
     """
+    from export.onnx import export_float
+
+    scheme = scheme_of(checkpoint)
+    if scheme is None:
+        return export_float(checkpoint, preprocessor, model)
+    with tempfile.TemporaryDirectory(dir=model.parent, prefix="float-") as folder:
+        floating = export_float(checkpoint, preprocessor, Path(folder, model.name))
+        _quantize(scheme, floating, checkpoint, model, engines)
+    return model
+
+
+def _quantize(scheme: Scheme | str, floating: Path, checkpoint: Path, model: Path, engines: Collection[str]) -> None:
+    """Writes the graphs of a quantized checkpoint from the float one that `export.onnx.export_float` wrote for it."""
     from export.qdq import insert_qdq
     from export.qdq_schemes import insert_dynamic, insert_fp8, insert_weights
 
-    scheme: Scheme | str | None = scheme_of(checkpoint)
     match scheme:
         case "w8a8":
             insert_qdq(floating, checkpoint, model)

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from compress.blocks import repeated_blocks
 from compress.errors import InputError
+from compress.padding import real_rows
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]
@@ -137,7 +138,7 @@ class _Runs:
             with _removed([layer.register_forward_pre_hook(stop)]):
                 self._run(batch)
             if seen:
-                yield _without_padding(seen[0], self._batches[batch])
+                yield real_rows(seen[0], self._batches[batch])
 
     def move_on(self) -> None:
         """Keeps what the block says now, and makes it the next one's turn."""
@@ -183,11 +184,3 @@ def _answering(blocks: Sequence[Any], said: Any) -> Iterator[None]:
     finally:
         for block in blocks:
             del block.forward  # that of the class shows again
-
-
-def _without_padding(x: Tensor, features: Features) -> Tensor:
-    """Returns the tokens of an input that `attention_mask` calls real, float [N, I]; all where its shape is not that of tokens."""
-    mask_bL = features.get("attention_mask")
-    if mask_bL is not None and x.dim() == 3 and x.shape[:2] == mask_bL.shape:
-        return x[mask_bL.bool()]
-    return x.reshape(-1, x.shape[-1])

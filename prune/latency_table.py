@@ -24,6 +24,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from compress.structure import Sizes
+
 DEPTHS = (2, 6)
 POINTS = 6
 """Of each grid, at most."""
@@ -108,6 +110,10 @@ class LatencyTable:
     def block(self, heads: float, ffn: float) -> float:
         """Returns the milliseconds of a block."""
         return self.block_ms + self.heads.at(heads) + self.ffn.at(ffn)
+
+    def predict(self, sizes: Sizes) -> float:
+        """Returns the milliseconds of a model."""
+        return self.rest_ms + sum(map(self.block, sizes.key_value_heads, sizes.ffn))
 
 
 def grid(most: int, step: int) -> tuple[int, ...]:

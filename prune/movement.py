@@ -5,10 +5,10 @@ https://arxiv.org/abs/2005.07683, sections 4 and 5).
     dL/dW = dL/dW' * M,    dL/dS = dL/dW' * W        straight through the choice: S falls where a step would bring w nearer to 0
 
 With blocks a score stands for a block and gets the sum over it (Lagunas et al. 2021, https://arxiv.org/abs/2109.04838, section 3.2). Of
-equal scores, as at the start, the first ones stay. The share of zeros follows Zhu and Gupta 2017 (https://arxiv.org/abs/1710.01878, eq. 1)
-between a warm-up without zeros and a cool-down with all of them:
+equal scores, as at the start, the first ones stay. The share of zeros follows `prune.cubic` between a warm-up without zeros and a
+cool-down with all of them:
 
-    s(t) = s (1 - (1 - p)^3),   p = clamp((t - t_w) / (T - t_w - t_c), 0, 1)
+    s(t) = s share(p),   p = clamp((t - t_w) / (T - t_w - t_c), 0, 1)
 
 Scores are parameters of the layers, trained with the weights. Only their order counts, so that their learning rate, with an optimizer that
 divides by the size of gradients, does not. Left out: the soft threshold (section 4, SMvP), which does not say beforehand how many zeros
@@ -28,6 +28,7 @@ from torch.nn import functional
 
 from compress.train import Batch, Objective
 from compress.trial import place
+from prune.cubic import cubic
 from prune.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, spread
 
 Movable = Unstructured | Blocks
@@ -119,7 +120,7 @@ def rising(step: int, num_steps: int, warmup: float, cooldown: float) -> float:
     """Returns the share of the zeros that there are in step `step` (from 0) of `num_steps`: 0 in the warm-up, 1 in the cool-down."""
     start, stop = warmup * num_steps, (1 - cooldown) * num_steps
     done = min(1.0, max(0.0, (step - start) / max(stop - start, 1e-9)))
-    return 1 - (1 - done) ** 3
+    return cubic(done)
 
 
 def insert(model: nn.Module, names: Iterable[str], pattern: Movable) -> None:

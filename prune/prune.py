@@ -2,9 +2,10 @@
 
 A run is a list of steps, each in a file of its own: cut the vocabulary (`vocabulary`), score what may go (`scores`), divide the budget
 between blocks (`allocation`, `sensitivity`), choose (`selection`), let what stays make up for what goes (`least_squares`), take it out
-(`surgery`), and train again (`recovery`). With `schedule: cubic` everything after the vocabulary is done n times, for the sparsities
+(`surgery`), and train again (`recovery`). With `schedule: cubic` everything after the vocabulary (`steps`) is done n times, for the
+sparsities
 
-    s_i = s (1 - (1 - i / n)^3),   i = 1 ... n        (Zhu and Gupta 2017, https://arxiv.org/abs/1710.01878, eq. 1)
+    s_i = s share(i / n),   i = 1 ... n        (`cubic`)
 
 Scores come from calibration rows of the train split, or are learned with the weights (`learned`); `sensitivity` and the guard of the
 vocabulary come from selection rows. With `measure: latency` the cost is milliseconds of an engine (`timing`), which are measured again for
@@ -13,30 +14,28 @@ what comes of it. Left out: single weights, which the stage `sparsify` takes.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from compress.artifact import Artifact, write_json, writing
+from compress.artifact import Artifact, writing
 from compress.blocks import with_layers
 from compress.errors import InputError
-from compress.finetune import supervised
 from compress.stage import Context, Stage, TimedPrecision, is_model
 from compress.structure import Sizes, Structure
 from compress.tasks import TASKS
-from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
+from prune.allocation import uniform
 from prune.cost import Cost, Costs, Measure, count_of
+from prune.cubic import cubic
 from prune.joint import Learn
-from prune.learned import LEARNED, Learned, learn
-from prune.recovery import Origin, Recover, check_hidden, recover
-from prune.scores import RELATIVE, Method, scores_of
-from prune.selection import COMPONENTS, Allocate, Granularity, Limits, Scores, Whole, lowest_share, protected_parts, select
-from prune.sensitivity import SCAN_ROWS, SHARES, scan
+from prune.learned import LEARNED, Learned
+from prune.recovery import Origin, Recover, check_hidden
+from prune.scores import Method
+from prune.selection import COMPONENTS, Granularity, Limits, Scores, Whole, lowest_share, protected_parts, select
+from prune.sensitivity import SCAN_ROWS, SHARES
+from prune.steps import Steps
 from prune.surgery import Kept, shrink
 from prune.timing import LatencyCost, LatencyTarget, Ruler, Timing, target_shape
 
@@ -46,7 +45,6 @@ if TYPE_CHECKING:
     from compress.data import Data
 
 SPARSITY = 0.5
-STEP, FIGURES = "step-{}", "step.json"
 
 
 class Prune(Stage):
@@ -139,7 +137,7 @@ class Prune(Stage):
     def shares_of(self, sparsity: float) -> list[float]:
         """Returns the same for another sparsity."""
         count = self.iterations if self.schedule == "cubic" else 1
-        return [1 - sparsity * (1 - (1 - number / count) ** 3) for number in range(1, count + 1)]
+        return [1 - sparsity * cubic(number / count) for number in range(1, count + 1)]
 
     def depends(self, context: Context) -> Any:
         """What is timed depends on the engine and the machine."""
@@ -192,7 +190,7 @@ class Prune(Stage):
         sizes = structure.sizes
         parts = {(block, what): torch.zeros(count_of(sizes, block, what)) for block in range(structure.depth) for what in COMPONENTS}
         nothing = Scores(parts, torch.zeros(structure.depth), torch.zeros(sizes.hidden))
-        cost, limits = Cost.of(model, structure, "parameters" if self.measure == "parameters" else "macs"), self.limits(structure)
+        cost, limits = self.cost(model, structure, None), self.limits(structure)
         whole, share = Whole.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
         if self.measure == "latency":
             fewest = max(1, len(limits.blocks)) / structure.depth
@@ -216,6 +214,12 @@ class Prune(Stage):
             raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which go whole: give experts")
         return Limits(self.granularity, self.multiple_of, *protected_parts(structure, self.protect, f"{self.key}.protect"))
 
+    def cost(self, model: nn.Module, structure: Structure, ruler: Ruler | None) -> Costs:
+        """Returns what the blocks of a model cost, by `measure`; multiply-accumulates in place of milliseconds where there is no ruler."""
+        if ruler is not None:
+            return LatencyCost(structure, ruler.table)
+        return Cost.of(model, structure, "parameters" if self.measure == "parameters" else "macs")
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the pruned checkpoint.
 
@@ -235,24 +239,25 @@ class Prune(Stage):
         model = load(source)
         structure = Structure.of(model, self.key)
         ruler = self._ruler(model, structure, source, context)
-        first = self._cost(model, structure, ruler)
+        first = self.cost(model, structure, ruler)
         whole, origin = Whole.of(first), Origin(range(structure.depth), range(structure.sizes.hidden))
         routed = self._loads(model, structure, source, context)
         sparsity = self.sparsity
         if ruler is not None:
             lowest = 0.0 if "layers" in self.granularity else lowest_share(first, whole, self.limits(structure))
             sparsity = ruler.sparsity(self.sparsity, whole.cost, lowest, f"{self.key}.{'speedup' if self.speedup else 'latency_ms'}")
-        steps: list[dict[str, Any]] = []
+        steps = Steps(self, self.id or self.NAME, whole, ruler, source, context)
+        figures: list[dict[str, Any]] = []
         for number, share in enumerate(self.shares_of(sparsity), 1):
-            model, origin, figures = self._step(number, share, model, whole, origin, ruler, source, context)
-            steps.append(figures)
+            model, origin, found = steps.iterate(number, share, model, origin)
+            figures.append(found)
         last = Structure.of(model, self.key)
-        cost = self._cost(model, last, ruler).total()
+        cost = self.cost(model, last, ruler).total()
         taken = 1 - cost / whole.cost
         context.progress.log(f"  {taken:.1%} of the {self.measure} of the blocks taken away: {_words(structure.sizes, last.sizes)}")
         routed = {"before": routed, "after": self._loads(model, last, source, context)} if routed else {}
         save(model, source, out, f"Pruned by {self.method}: {taken:.1%} of the {self.measure} of its blocks")
-        scans = [step.pop("sensitivity") for step in steps if "sensitivity" in step]
+        scans = [step.pop("sensitivity") for step in figures if "sensitivity" in step]
         return {
             "method": self.method,
             "measure": self.measure,
@@ -261,7 +266,7 @@ class Prune(Stage):
             "before": asdict(structure.sizes),
             "after": asdict(last.sizes),
             "layers": list(origin.layers),
-            "steps": steps,
+            "steps": figures,
             **({"vocabulary": cut} if cut else {}),
             **({"sensitivity": scans[0]} if scans else {}),
             **({"latency": ruler.figures} if ruler else {}),
@@ -284,171 +289,6 @@ class Prune(Stage):
         shape = target_shape(context, self.latency_ms, f"{self.key}.latency_ms")
         timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
         return Ruler.of(timing, structure.sizes, self.multiple_of, self.latency_ms, self.speedup, self.key)
-
-    def _cost(self, model: nn.Module, structure: Structure, ruler: Ruler | None) -> Costs:
-        """Returns what the blocks of a model cost, by `measure`."""
-        if ruler is not None:
-            return LatencyCost(structure, ruler.table)
-        return Cost.of(model, structure, "parameters" if self.measure == "parameters" else "macs")
-
-    def _step(
-        self, number: int, share: float, model: nn.Module, whole: Whole, origin: Origin, ruler: Ruler | None, source: Path, context: Context
-    ) -> tuple[nn.Module, Origin, dict[str, Any]]:
-        """One iteration; a finished one is taken from the scratch folder.
-
-        Args:
-            number: Of the iteration, from 1.
-            share: What is left of the cost after it.
-            model: As the iteration before left it.
-            whole: The model that came in.
-            origin: Where the layers and channels of the model come from.
-            ruler: Of milliseconds, where they are what is counted.
-            source: Checkpoint with the tokenizer or image processor.
-            context: That of the stage.
-        """
-        from compress.model import load, save
-
-        folder, last = context.scratch / STEP.format(number), number == len(self.shares)
-        if (folder / FIGURES).is_file():
-            found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
-            context.progress.log(f"  {self.id or self.NAME}: iteration {number} is finished already")
-            return load(folder), Origin(found["layers"], found["hidden"]), found["figures"]
-        small, kept, figures = self._cut(model, whole.after(origin.layers), share, ruler, last, source, context)
-        origin = origin.after(kept.layers, kept.hidden)
-        if self.recover is not None:
-            assert context.teacher is not None, "the pipeline hands over the teacher"
-            history = recover(
-                small,
-                self.recover,
-                self.recover.epochs / len(self.shares),
-                origin,
-                source,
-                context.teacher.path,
-                context,
-                context.scratch / f"training-{number}",
-                self.id or self.NAME,
-                {"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
-            )
-            figures |= {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
-        if not last:
-            with writing(folder) as temporary:
-                save(small, source, temporary, f"Iteration {number}")
-                write_json(temporary / FIGURES, {"figures": figures, "layers": list(origin.layers), "hidden": list(origin.hidden)})
-        return small, origin, figures
-
-    def _cut(
-        self, model: nn.Module, whole: Whole, share: float, ruler: Ruler | None, last: bool, source: Path, context: Context
-    ) -> tuple[nn.Module, Kept, dict[str, Any]]:
-        """Takes away what is least important until the share is left; returns the small model, what it keeps, and the figures."""
-        from compress.train import training_device
-        from prune.calibration import calibration_batches
-        from prune.least_squares import update
-        from prune.proof import prove
-
-        name = self.id or self.NAME
-        model.to(training_device())
-        structure = Structure.of(model, self.key)
-        cost, limits = self._cost(model, structure, ruler), self.limits(structure)
-        batches = partial(calibration_batches, model, source, self.rows, context)
-        figures: dict[str, Any] = {"share": share}
-        if self.method == "joint" or self.method == "movement":
-            scores = self._learn(self.method, model, cost, whole, share, limits, source, context, figures)
-            allocate: Allocate = by_worth(scores.components)
-        else:
-            hidden = "hidden" in self.granularity
-            scores = scores_of(self.method, model, structure, partial(batches, f"{name}: scoring"), supervised(context.task), hidden)
-            allocate = self._allocation(model, structure, scores, source, context, figures)
-        learned = self.method == "joint"
-
-        def choose(budget: float) -> Kept:
-            return select(cost, whole, budget / whole.cost, limits, scores, allocate, self.key, learned)
-
-        if ruler is None or not last:
-            kept = choose(share * whole.cost)
-        else:
-            least = 0.0 if "layers" in self.granularity else lowest_share(cost, whole, limits) * whole.cost
-            kept, figures["share"] = ruler.settled(choose, model, structure.sizes, share * whole.cost, least, whole.cost, self.key)
-        prove(model, structure, kept, next(iter(batches(""))), self.key)
-        if self.least_squares:
-            update(model, structure, kept, batches(f"{name}: least squares"))
-        return shrink(model, structure, kept, self.key), kept, figures
-
-    def _allocation(
-        self, model: nn.Module, structure: Structure, scores: Scores, source: Path, context: Context, figures: dict[str, Any]
-    ) -> Allocate:
-        """Returns how a budget is divided; a scan is made once, whatever the number of budgets, and goes into the figures."""
-        found: list[Callable[[Part, int], float]] = []
-
-        def allocate(parts: Sequence[Part], budget: float) -> Counts:
-            if self.allocation == "uniform":
-                return uniform(parts, budget)
-            of_parts = {part: scores.components[part.block, part.what] for part in parts}
-            if self.method in RELATIVE:  # so that what a unit of cost is worth is the same in every component, on average
-                of_parts = {part: score * part.cost for part, score in of_parts.items()}
-            if self.allocation == "global":
-                return by_score(parts, of_parts, budget)
-            if not found:
-                distance, figures["sensitivity"] = self._scan(model, structure, parts, of_parts, source, context)
-                found.append(distance)
-            return by_distance(parts, found[0], budget)
-
-        return allocate
-
-    def _learn(
-        self,
-        method: Learned,
-        model: nn.Module,
-        cost: Costs,
-        whole: Whole,
-        share: float,
-        limits: Limits,
-        source: Path,
-        context: Context,
-        figures: dict[str, Any],
-    ) -> Scores:
-        """Trains masks with the weights, in place; returns what they say."""
-        from compress.train import training_device
-
-        assert context.teacher is not None, "the pipeline hands over the teacher"
-        lesson = learn(
-            method,
-            model,
-            cost,
-            whole,
-            1 - share,
-            limits,
-            self.learn,
-            self.recover or Recover(),
-            source,
-            context.teacher.path,
-            context,
-            self.key,
-            {"stage": self.model_dump(mode="json"), "teacher": context.teacher.digest, "share": share},
-        )
-        figures["learned"] = dict(lesson.figures)
-        model.to(training_device())
-        return lesson.scores
-
-    def _scan(
-        self,
-        model: nn.Module,
-        structure: Structure,
-        parts: Sequence[Part],
-        scores: Mapping[Part, Any],
-        source: Path,
-        context: Context,
-    ) -> tuple[Any, dict[str, Any]]:
-        """Returns the distance that a count of a component costs, as a function, and the figures."""
-        from compress.trial import Trial
-
-        trial = Trial.prepare(model, source, context.data.calibration(self.rows, context.seed).rows, context).fewer(SCAN_ROWS)
-        with context.progress.bar(f"{self.id or self.NAME}: sensitivity", len(parts) * len(SHARES)) as advance:
-            found = scan(model, structure, parts, scores, trial.distance_now, advance)
-        steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
-        context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
-        at = {entry.part: entry.at for entry in found}
-        figures = {"measure": trial.measure, "rows": len(trial.rows), "layers": [entry.as_row() for entry in found]}
-        return lambda part, count: at[part](count), figures
 
     def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, Any]]:
         """Returns the checkpoint to go on with, and the figures of the vocabulary where it was cut.

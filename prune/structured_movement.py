@@ -2,7 +2,7 @@
 
     g_s = 1 for the units with the highest scores that fit the budget, 0 for the rest            the factor of unit s on the model
     dL/dS_s = dL/dg_s = sum over the weights w that read s of w * dL/dw                           straight through the choice
-    share(step) = 1 - t (1 - (1 - min(1, step / (warmup steps)))^3)                               what the rest may cost
+    cost(step) = 1 - t share(min(1, step / (warmup steps)))                                       what the rest may cost (`prune.cubic`)
 
 A score falls where the loss wants the weights of its unit smaller: S sums up -w dL/dw, so that units whose weights move away from 0 stay,
 however small they are. Rows of the layers before a unit and columns of the one behind it have one score: Lagunas et al. 2021,
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from compress.train import Batch, Objective
 from prune.allocation import by_worth
 from prune.cost import Component, Costs, count_of
+from prune.cubic import cubic
 from prune.joint import Scaled
 from prune.masks import Gate
 from prune.selection import Limits, Scores, Whole, select
@@ -59,11 +60,12 @@ class StructuredMovement(nn.Module):
     def share(self, step: int, num_steps: int) -> float:
         """Returns what may be left in a step, as a share of the cost."""
         done = min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
-        return 1 - self.sparsity * (1 - (1 - done) ** 3)
+        return 1 - self.sparsity * cubic(done)
 
     def choose(self, share: float) -> None:
         """Opens the units with the highest scores that fit."""
-        kept = select(self.cost, self.whole, share, self.limits, self.scores(), by_worth(self.scores().components), self.key)
+        scores = self.scores()
+        kept = select(self.cost, self.whole, share, self.limits, scores, by_worth(scores.components), self.key)
         for name, value in self.values.items():
             what, block = name.split("_")
             mask_S = torch.zeros_like(value.raw)  # type: ignore[arg-type]

@@ -14,7 +14,6 @@ channels of the residual stream and experts are not in the table.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from torch import Tensor, nn
 
 from compress.artifact import digest, write_json, writing
 from compress.blocks import with_layers
+from compress.environment import cache_folder
 from compress.errors import InputError
 from compress.latency import Shape
 from compress.stage import Config, Context, TimedPrecision
@@ -217,7 +217,7 @@ class Ruler:
         """
         table, figures = timing.table(sizes, step, key)
         (before,) = timing.of([timing.model.config])
-        predicted = table.rest_ms + sum(map(table.block, sizes.key_value_heads, sizes.ffn))
+        predicted = table.predict(sizes)
         asked_ms = asked.value if asked else before / speedup if speedup else None
         found = {**figures, "asked_ms": asked_ms, "before": {"predicted_ms": predicted, "measured_ms": before}, "rounds": []}
         timing.context.progress.log(f"  {timing.place}: {before:.3f} ms, {predicted:.3f} ms by the table")
@@ -243,10 +243,6 @@ class Ruler:
             raise InputError(f"{key}: {self.asked_ms:.4g} ms asked for; what may be taken away leaves {least:.4g} ms: ask for more time")
         return min(1.0, max(0.0, 1 - (self.asked_ms * scale - self.table.rest_ms) / whole))
 
-    def predict(self, sizes: Sizes) -> float:
-        """Returns the milliseconds of a model by the table."""
-        return self.table.rest_ms + sum(map(self.table.block, sizes.key_value_heads, sizes.ffn))
-
     def measure(self, kept: Kept, model: nn.Module, sizes: Sizes, key: str) -> float:
         """Returns what a model takes of which so much is kept, in milliseconds.
 
@@ -260,7 +256,7 @@ class Ruler:
 
         small = with_sizes(with_layers(model.config, kept.layers), kept.sizes(sizes), key)
         whole, measured = self.timing.of([self.whole, small])
-        predicted = self.predict(kept.sizes(sizes))
+        predicted = self.table.predict(kept.sizes(sizes))
         found = self.before_ms * measured / whole if self.relative else measured
         asked = "" if self.asked_ms is None else f", {self.asked_ms:.3f} asked for"
         self.timing.context.progress.log(f"  {self.timing.place}: {found:.3f} ms, {predicted:.3f} by the table{asked}")
@@ -284,7 +280,7 @@ class Ruler:
         rest = self.table.rest_ms
 
         def predict(kept: Kept) -> float:
-            return self.predict(kept.sizes(sizes))
+            return self.table.predict(kept.sizes(sizes))
 
         def measure(kept: Kept) -> float:
             return self.measure(kept, model, sizes, key)
@@ -345,8 +341,8 @@ def target_shape(context: Context, asked: LatencyTarget | None, key: str) -> Sha
 
 
 def table_folder() -> Path:
-    """Returns the folder of measured tables; it follows $XDG_CACHE_HOME."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compress" / "latency"
+    """Returns the folder of measured tables."""
+    return cache_folder() / "latency"
 
 
 def _read(file: Path) -> dict[str, Any] | None:

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from compress.padding import real_rows
 from compress.quantization import Scales
-from quantize.calibration import real_rows
 from quantize.trial import place
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]

@@ -43,6 +43,7 @@ from torch import Tensor, nn
 
 from compress.errors import InputError
 from compress.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
+from compress.padding import real_rows
 
 BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128
@@ -280,14 +281,6 @@ def collect(
         for handle in handles:
             handle.remove()
     return Observed(observer.statistics, observer.group)
-
-
-def real_rows(x: Tensor, features: Mapping[str, Tensor]) -> Tensor:
-    """Returns the rows of a tensor [n, L, I] that `attention_mask` [n, L] calls real, [N, I]; all rows of a tensor of another shape."""
-    mask = features.get("attention_mask")
-    if mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape:
-        return x[mask.bool()]
-    return x.reshape(-1, x.shape[-1])
 
 
 class _Observer(Generic[S]):

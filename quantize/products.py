@@ -21,11 +21,13 @@ from torch import Tensor, nn
 from compress.errors import InputError
 from compress.int8_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
 from compress.int8_sites import Sites, placed
+from compress.padding import real_rows
 from compress.quantization import Scales
 from compress.stage import Progress
-from quantize.calibration import Histogram, clipped_share, input_scale, noise, real_rows, signal
+from compress.trial import floor_of
+from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity
-from quantize.site_choice import Choice, distance_with, floor_of, passes, sensitivities, switch_on
+from quantize.site_choice import Choice, distance_with, passes, sensitivities, switch_on
 from quantize.trial import Trial
 
 Switch = bool | Literal["auto"]
@@ -98,7 +100,8 @@ def add_sites(
         assert trial is not None
         few, floats = trial.fewer(SCAN_ROWS), {layer: cast(nn.Linear, model.get_submodule(layer)) for layer in scales}
         with progress.bar(f"{name}: attention and residuals", passes(sites.names, always)) as advance:
-            choice = switch_on(sites.names, always, distance_with(few, floats, scales, sites, advance), floor_of(few))
+            distance, floor = distance_with(few, floats, scales, sites, advance), floor_of(few.context.task, few.logits)
+            choice = switch_on(sites.names, always, distance, floor)
         rows = sensitivities(choice, distance_with(few, {}, {}, sites, lambda _: None)) if scan else rows
     chosen = sites if choice is None else sites.only(choice.on)
     figures: dict[str, Any] = {

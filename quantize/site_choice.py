@@ -5,7 +5,7 @@ the sites that are on in any case:
 
     added(s) = D({s}) - D({})                                                       every site by itself, beside the int8 layers
     S = F; then in the order of added(s), the cheapest first:   S = S + {s}  where  D(S + {s}) - D(F) <= bound
-    bound = max(D({}) / 4, 1e-4)                                                    1e-4 nats, or 1e-4 of the variance of the answers
+    bound = max(D({}) / 4, floor)                                                   as `compress.trial` has it
 
 so that all of them together cost at most a quarter of what int8 linear layers cost, or what nobody could measure.
 
@@ -18,20 +18,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
-import numpy as np
 from torch import nn
 
 from compress.int8_sites import Sites, placed
 from compress.quantization import Scales
+from compress.trial import bound_of
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8
 
 Distance = Callable[[Collection[str]], float]
 """Returns the distance to the float model with these sites in int8."""
-ADDED_SHARE = 0.25
-"""Of the distance that the int8 layers have: what all sites of `auto` together may add to it."""
-ADDED_FLOOR = 1e-4
-"""What they may add in any case: nats, or for regression a share of the variance of the float answers."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,7 @@ def switch_on(sites: Sequence[str], always: Collection[str], distance: Distance,
     layers = distance([])
     added = {site: distance([site]) - layers for site in sites}
     before = distance(always) if always else layers
-    bound = max(ADDED_SHARE * layers, floor)
+    bound = bound_of(layers, floor)
     chosen, after = set(always), before
     for site in sorted((site for site in sites if site not in chosen), key=added.__getitem__):
         together = distance([*chosen, site])
@@ -102,11 +98,6 @@ def distance_with(
         return value
 
     return distance
-
-
-def floor_of(trial: Trial) -> float:
-    """Returns what may be added in any case, in the unit of the trial."""
-    return ADDED_FLOOR * (float(np.var(trial.logits.astype(np.float64))) if trial.measure == "mse" else 1.0)
 
 
 def sensitivities(choice: Choice, alone: Distance) -> list[Sensitivity]:

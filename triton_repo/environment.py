@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import write_text
+from compress.environment import cache_folder
 from compress.errors import InputError
 
 VARIABLE = "COMPRESS_SERVER_ENV"
@@ -94,9 +95,7 @@ def location() -> Path:
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
-    cache = os.environ.get("XDG_CACHE_HOME")
-    root = Path(cache) if cache and Path(cache).is_absolute() else Path.home() / ".cache"
-    return root / "compress" / f"server-{lock_digest()[:12]}"
+    return cache_folder() / f"server-{lock_digest()[:12]}"
 
 
 def check() -> ServerEnvironment:

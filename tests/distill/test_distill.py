@@ -135,13 +135,13 @@ def test_a_killed_run_continues_to_equal_bits(
 
 
 def test_kept_answers_are_those_of_the_teacher(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Any) -> None:
-    from distill import teacher
+    from distill import steps
 
     cached = distill(make_context(), tmp_path / "cached", epochs=2)
     [file] = (tmp_path / "scratch").glob("teacher-*/logits.safetensors")
     again = distill(make_context(), tmp_path / "again", epochs=2)
     assert f"the teacher's answers are taken from {file.parent}" in "".join(told.lines)
-    monkeypatch.setattr(teacher, "CACHE_BYTES", 1)
+    monkeypatch.setattr(steps, "CACHE_BYTES", 1)
     live = distill(dataclasses.replace(make_context(), scratch=tmp_path / "other"), tmp_path / "live", epochs=2)
     assert (cached["teacher_logits"], live["teacher_logits"]) == ("cached", "live")
     assert cached["losses"] == again["losses"]

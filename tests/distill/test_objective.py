@@ -19,10 +19,11 @@ from compress.stage import Target, Task
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.capture import Capture
-from distill.distill import PRESETS, Distill
+from distill.distill import Distill
 from distill.hidden import Hidden
 from distill.loss import Loss, Setting, Shape
 from distill.objective import Objective, check_covered
+from distill.presets import PRESETS
 from distill.schedules import Ramp, value_at
 from distill.soft_target import SoftTarget
 from distill.student import take_layers

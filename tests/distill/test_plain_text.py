@@ -129,13 +129,15 @@ def test_rows_without_a_label_have_no_hard_loss(make_context: Contexts, extra: P
 
     def objective(stage: Distill) -> Any:
         from compress.data import preprocessor
+        from distill.steps import Steps
         from distill.teacher import freeze
 
         folder = context.baseline.path
         student, teacher = load(folder), freeze(load(folder))
         prepared = preprocessor(folder, context.task, 16, context.target)
-        split, labelled = stage._rows(folder, context)
-        return stage._objective(student, [teacher], prepared, [prepared], folder, split, labelled, context), split, labelled
+        steps = Steps(stage, folder, context)
+        split, labelled = steps.rows()
+        return steps.objective(student, [teacher], prepared, [prepared], split, labelled), split, labelled
 
     built, split, labelled = objective(small(extra_text={"path": str(extra)}, augment={"mask": 0.3, "copies": 2}))
     assert (labelled, len(split)) == (48, 3 * 78)

@@ -165,8 +165,8 @@ def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]
 @pytest.mark.parametrize(("rest", "first"), [("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
 def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, first: str) -> None:
     monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
-    monkeypatch.setattr("export.float_part.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
-    monkeypatch.setattr("export.float_part.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
+    monkeypatch.setattr("compress.trial.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
+    monkeypatch.setattr("compress.trial.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
     *engines, judged = quantized_twice(tmp_path / "scratch", tmp_path / "out", rest)
     assert engines[0]["float_precision"] == first
     assert [engine["float_precision"] for engine in engines].count("bf16") == (rest != "fp32")

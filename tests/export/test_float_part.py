@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from export.float_part import ADDED_FLOOR, ADDED_SHARE, judge, recommended_first
+from compress.trial import ADDED_FLOOR, ADDED_SHARE
+from export.float_part import judge, recommended_first
 
 
 def kl(reference: list[list[float]], answers: list[list[float]]) -> float:

@@ -12,23 +12,14 @@ import torch
 from pydantic import ValidationError
 
 from compress import train as training
-from compress.artifact import Artifact
-from compress.model import load
 from compress.stage import Context
 from compress.structure import Structure
 from prune.cost import Cost
 from prune.prune import Prune
+from tests.prune.small_runs import pruned
 
 QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None, "least_squares": False}
 LEARN = {"epochs": 3, "learning_rate": 1e-3, "mask_learning_rate": 0.2, "batch_size": 16}
-
-
-def pruned(stage: Prune, folder: Path, context: Context, out: Path) -> tuple[Any, dict[str, Any]]:
-    out.mkdir()
-    config = load(folder).config
-    stage.check(config, config, context)
-    figures = stage.run(Artifact(folder, {"id": "baseline", "digest": "0" * 64}), context, out)
-    return load(out), figures
 
 
 @pytest.mark.parametrize(

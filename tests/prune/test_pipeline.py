@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check
 from compress.run_folder import open_run
 from tests.export import sentiment
+from tests.prune import small_runs
 
 PRUNE: dict[str, Any] = {
     "sparsity": 0.4,
@@ -32,24 +32,9 @@ PRUNE: dict[str, Any] = {
 
 
 def recipe(folder: Path, stages: list[dict[str, Any]]) -> Recipe:
-    """Writes sentences with labels; the last words of the vocabulary never occur in the train split."""
-    data = folder / "data"
-    data.mkdir(exist_ok=True)
+    """Some words of the vocabulary never occur in the data."""
     rows = [" ".join(word for word in text.split() if word not in ("this", "very", "was")) or "film" for text in sentiment.rows(300)]
-    for split, texts in {"train": rows[:240], "validation": rows[240:270], "test": rows[270:]}.items():
-        with (data / f"{split}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["text", "label"])
-            writer.writerows([text + " good" * (row % 2), ("negative", "positive")[row % 2]] for row, text in enumerate(texts))
-    return check(
-        {
-            "name": "pruned",
-            "model": {"path": str(sentiment.checkpoint()), "task": "text-classification"},
-            "data": {"path": str(data), "max_length": 16},
-            "target": {"engines": ["openvino", "onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1},
-            "stages": stages,
-        }
-    )
+    return small_runs.recipe(folder, "pruned", rows, ["openvino", "onnxruntime"], stages)
 
 
 STAGES: list[dict[str, Any]] = [

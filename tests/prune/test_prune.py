@@ -20,17 +20,10 @@ from compress.splits import Split
 from compress.stage import Context
 from compress.structure import Structure
 from prune.prune import Prune
+from tests.prune.small_runs import pruned
 
 QUICK: dict[str, Any] = {"method": "taylor", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None}
 TRAINED = {"epochs": 0.5, "learning_rate": 1e-3}
-
-
-def pruned(stage: Prune, folder: Path, context: Context, out: Path) -> tuple[Any, dict[str, Any]]:
-    out.mkdir()
-    config = load(folder).config
-    stage.check(config, config, context)
-    figures = stage.run(Artifact(folder, {"id": "baseline", "digest": "0" * 64}), context, out)
-    return load(out), figures
 
 
 @pytest.mark.parametrize(
@@ -132,7 +125,7 @@ class Killed(Exception):
 def test_a_kill_costs_no_finished_iteration_and_no_bit(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from prune import prune as module
+    from prune import steps as module
 
     stage = Prune(
         **{**QUICK, "recover": TRAINED, "schedule": "cubic", "iterations": 3, "granularity": ["heads", "ffn", "hidden", "layers"]}

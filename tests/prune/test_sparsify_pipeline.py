@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import open_run
 from tests.export import sentiment
+from tests.prune import small_runs
 
 SPARSIFY: dict[str, Any] = {"pattern": "2:4", "rows": 32, "recover": {"epochs": 0.5, "learning_rate": 1e-3}}
 STAGES: list[dict[str, Any]] = [
@@ -27,23 +27,7 @@ STAGES: list[dict[str, Any]] = [
 
 
 def recipe(folder: Path, stages: list[dict[str, Any]]) -> Recipe:
-    data = folder / "data"
-    data.mkdir(exist_ok=True)
-    rows = sentiment.rows(150)
-    for split, texts in {"train": rows[:120], "validation": rows[120:135], "test": rows[135:]}.items():
-        with (data / f"{split}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["text", "label"])
-            writer.writerows([text + " good" * (row % 2), ("negative", "positive")[row % 2]] for row, text in enumerate(texts))
-    return check(
-        {
-            "name": "sparse",
-            "model": {"path": str(sentiment.checkpoint()), "task": "text-classification"},
-            "data": {"path": str(data), "max_length": 16},
-            "target": {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1},
-            "stages": stages,
-        }
-    )
+    return small_runs.recipe(folder, "sparse", sentiment.rows(150), ["onnxruntime"], stages)
 
 
 def test_the_zeros_are_in_the_integers(tmp_path: Path) -> None:

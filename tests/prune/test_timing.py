@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compress.architecture import sizes_of
-from compress.artifact import Artifact
 from compress.errors import InputError
-from compress.model import load
 from compress.model_config import read_config
 from compress.stage import Context
 from prune.prune import Prune
 from prune.timing import NEAR, ROUNDS, settle, table_folder
+from tests.prune.small_runs import pruned
 
 QUICK: dict[str, Any] = {"method": "magnitude", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None, "measure": "latency"}
 
@@ -55,13 +54,6 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def pruned(stage: Prune, context: Context, folder: Path, out: Path) -> dict[str, Any]:
-    out.mkdir()
-    config = load(folder).config
-    stage.check(config, config, context)
-    return stage.run(Artifact(folder, {"id": "baseline", "digest": "0" * 64}), context, out)
-
-
 @pytest.mark.parametrize(
     ("settings", "asked", "caches"),
     [
@@ -81,7 +73,7 @@ def test_what_is_asked_for_is_measured_in_the_end(
 ) -> None:
     engine = Engine(caches)
     context = replace(make_context(), measure_latency=engine)
-    figures = pruned(Prune(**{**QUICK, **settings}), context, checkpoint("bert"), tmp_path / "out")
+    figures = pruned(Prune(**{**QUICK, **settings}), checkpoint("bert"), context, tmp_path / "out")[1]
     told = figures["latency"]
     made = engine.time(sizes_of(read_config(tmp_path / "out", "test"), "test"))
     assert told["after"]["measured_ms"] == pytest.approx(made)
@@ -102,7 +94,7 @@ def test_a_share_of_the_milliseconds_is_taken_away(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
     context = replace(make_context(), measure_latency=Engine())
-    figures = pruned(Prune(**QUICK, sparsity=0.4, precision="fp32"), context, checkpoint("bert"), tmp_path / "out")
+    figures = pruned(Prune(**QUICK, sparsity=0.4, precision="fp32"), checkpoint("bert"), context, tmp_path / "out")[1]
     assert figures["measure"] == "latency"
     assert figures["sparsity"] == pytest.approx(0.4, abs=0.02)
     assert figures["cost"]["before"] == pytest.approx(WHOLE - 0.5)
@@ -117,34 +109,34 @@ def test_a_table_is_measured_once_on_a_machine(
     engine = Engine()
     context = replace(make_context(), measure_latency=engine)
     stage = Prune(**QUICK, speedup=2.0)
-    first = pruned(stage, replace(context, scratch=tmp_path / "a"), checkpoint("bert"), tmp_path / "first")
+    first = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "a"), tmp_path / "first")[1]
     assert [number for number, *_ in engine.asked] == [10, 1, 2]
-    again = pruned(stage, replace(context, scratch=tmp_path / "b"), checkpoint("bert"), tmp_path / "again")
+    again = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "b"), tmp_path / "again")[1]
     assert [number for number, *_ in engine.asked] == [10, 1, 2, 1, 2]
     assert again["latency"] == first["latency"]
-    after_a_kill = pruned(stage, replace(context, scratch=tmp_path / "b"), checkpoint("bert"), tmp_path / "third")
+    after_a_kill = pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "b"), tmp_path / "third")[1]
     assert len(engine.asked) == 5
     assert after_a_kill == again
     (file,) = table_folder().iterdir()
     file.write_text('{"table": {"rest_ms"')  # cut off by a kill
     other = replace(context, scratch=tmp_path / "c", fingerprint={"hardware": {"cpu": "another"}})
-    pruned(stage, other, checkpoint("bert"), tmp_path / "other")
+    pruned(stage, checkpoint("bert"), other, tmp_path / "other")
     assert engine.asked[5][0] == 10
-    pruned(stage, replace(context, scratch=tmp_path / "d"), checkpoint("bert"), tmp_path / "repaired")
+    pruned(stage, checkpoint("bert"), replace(context, scratch=tmp_path / "d"), tmp_path / "repaired")
     assert engine.asked[8][0] == 10
 
 
 def test_what_nothing_reaches_is_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
     context = replace(make_context(), measure_latency=Engine())
     with pytest.raises(InputError, match=r"stages.prune.speedup: 0.392 ms asked for; what may be taken away leaves 1.52 ms: ask for more"):
-        pruned(Prune(**QUICK, speedup=10.0), context, checkpoint("bert"), tmp_path / "out")
+        pruned(Prune(**QUICK, speedup=10.0), checkpoint("bert"), context, tmp_path / "out")
     for latency, message in (
         ({"batch": 3, "sequence": 8, "value": 1.0}, r"latency_ms.batch: 3 given; a batch size of the target is needed: 1, 8"),
         ({"sequence": 9, "value": 2.0}, r"latency_ms.sequence: 9 given; a length of the target is needed: 8, 16"),
         ({"value": 3.0}, r"latency_ms.sequence: None given"),
     ):
         with pytest.raises(InputError, match=f"stages.prune.{message}"):
-            pruned(Prune(**QUICK, latency_ms=latency), context, checkpoint("bert"), tmp_path / str(latency["value"]))
+            pruned(Prune(**QUICK, latency_ms=latency), checkpoint("bert"), context, tmp_path / str(latency["value"]))
 
 
 @pytest.mark.parametrize("granularity", [["layers"], ["heads"], ["layers", "heads", "ffn"], ["heads", "ffn"]], ids=str)

@@ -58,11 +58,10 @@ def planted_values_bert(source: Path, out: Path) -> Path:
 def planted_post_norm_bert(source: Path, out: Path) -> Path:
     """Writes a BERT with large channels at the output of every norm: an offset, which the biases of all that reads it take off again.
 
-    A norm after the sum is read by linear layers and by the next sum: there the bias of the layer that is added takes it off.
+    A norm after the sum is read by linear layers and by the next sum: there the bias of the layer that is added takes it off. The offset
+    is 50 times what the channel reaches at three standard deviations, |beta| + 3 |gamma|: as large as a factor of 50 would make it.
     """
     model = load(source)
-    offset = torch.zeros(model.config.hidden_size)
-    offset[list(CHANNELS)] = FACTOR
     norms = [model.bert.embeddings.LayerNorm]
     readers, added = [], []
     for layer in model.bert.encoder.layer:
@@ -70,12 +69,15 @@ def planted_post_norm_bert(source: Path, out: Path) -> Path:
         norms += [attention.output.LayerNorm, layer.output.LayerNorm]
         readers += [[attention.self.query, attention.self.key, attention.self.value], [layer.intermediate.dense]]
         added += [attention.output.dense, layer.output.dense]
-    for norm, layers in zip(norms, [*readers, [model.bert.pooler.dense]], strict=True):
+    channels = torch.zeros(model.config.hidden_size, dtype=torch.bool)
+    channels[list(CHANNELS)] = True
+    for norm, layers, last in zip(norms, [*readers, [model.bert.pooler.dense]], [*added, None], strict=True):
+        offset = (FACTOR * (norm.bias.detach().abs() + 3 * norm.weight.detach().abs())).where(channels, 0.0)
         norm.bias.data += offset
         for reader in layers:
             reader.bias.data -= reader.weight.data @ offset
-    for last in added:
-        last.bias.data -= offset
+        if last is not None:
+            last.bias.data -= offset
     out.mkdir()
     save(model, source, out, "with outliers")
     return out

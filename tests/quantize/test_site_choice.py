@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quantize.site_choice import ADDED_SHARE, passes, sensitivities, switch_on
+from compress.trial import ADDED_SHARE
+from quantize.site_choice import passes, sensitivities, switch_on
 
 
 class Costs:

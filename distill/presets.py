@@ -1,0 +1,49 @@
+"""Published combinations of losses, by the name that the key `loss` has for them, and the union of all losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from distill.distilbert import Cosine
+from distill.hidden import Hidden
+from distill.logit_standardization import LogitStandardization
+from distill.minilm import MiniLM, MiniLMv2
+from distill.mixkd import MixKD
+from distill.relational import Relational
+from distill.schedules import Ramp
+from distill.soft_target import SoftTarget
+from distill.tinybert import TinyBert
+
+AnyLoss = Annotated[
+    SoftTarget | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational, Field(discriminator="name")
+]
+
+
+@dataclass(frozen=True)
+class Preset:
+    """A published combination."""
+
+    losses: tuple[AnyLoss, ...]
+    hard_weight: float | Ramp
+    temperature: float | Ramp = 2.0
+
+
+PresetName = Literal[
+    "soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational", "hard_target"
+]
+PRESETS: Mapping[PresetName, Preset] = {
+    "soft_target": Preset((SoftTarget(),), 0.5),
+    "distilbert": Preset((SoftTarget(weight=5.0), Cosine()), 2.0),
+    "minilm": Preset((SoftTarget(), MiniLM()), 0.0),
+    "minilmv2": Preset((SoftTarget(), MiniLMv2()), 0.0),
+    "pkd": Preset((SoftTarget(weight=0.5), Hidden(layers="skip", tokens="first", normalize=True)), 0.5, 5.0),
+    "tinybert": Preset((TinyBert(steps=(0.0, 0.75)), SoftTarget(steps=(0.75, 1.0))), 0.0, 1.0),
+    "mixkd": Preset((SoftTarget(), MixKD()), 1.0),
+    "logit_standardization": Preset((LogitStandardization(weight=9.0),), 0.1),
+    "relational": Preset((SoftTarget(), Relational()), 0.5),
+    "hard_target": Preset((), 1.0),
+}
