@@ -1,11 +1,13 @@
 """A hard case: the same function with outlier channels planted behind every LayerNorm, quantized naively, smoothed, and by `mode: auto`.
 
-    python benchmarks/outliers.py --model FOLDER --data FOLDER [--out FOLDER]
+    python benchmarks/outliers.py --model FOLDER --data FOLDER [--vit FOLDER --images FOLDER] [--out FOLDER]
 
-FOLDER holds MiniLM fine-tuned on SST-2, and the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names. Four channels of what every
-LayerNorm gives are moved by 50 (its own outputs are about 1 in size), and the biases of all that reads them take that off again, so that
-fp32 answers as before (tests/quantize/outliers.py). Behind a norm after the sum, as BERT has it, a factor cannot be compensated exactly:
-the next norm would see it. Prints accuracy in torch and agreement with fp32 over the whole evaluation split.
+The first FOLDER holds MiniLM fine-tuned on SST-2, the second the SST-2 files that recipes/sst2-minilm-ptq-2693.yaml names. Four channels
+of what every LayerNorm gives become 50 times as large, and all that reads them takes it off again, so that fp32 answers as before
+(tests/quantize/outliers.py). In a ViT (fine-tuned by recipes/cifar10-vit.yaml, with the files of CIFAR-10) that is a factor in the norm,
+and its inverse in the weights of the layers behind. Behind a norm after the sum, as BERT has it, no factor can be compensated exactly: the
+next norm would see it. There it is an offset of the same size, which biases take off. Prints accuracy in torch and agreement with fp32
+over the whole evaluation split.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from compress.pipeline import run  # noqa: E402
 from compress.progress import ConsoleProgress  # noqa: E402
 from compress.recipe import read  # noqa: E402
 from compress.run_folder import open_run  # noqa: E402
-from tests.quantize.outliers import planted_post_norm_bert  # noqa: E402
+from tests.quantize.outliers import planted_post_norm_bert, planted_vit  # noqa: E402
 
 SETTINGS = {
     "min-max, no smoothing": "{mode: ptq, smoothquant: false, calibration: {method: minmax}}",
@@ -34,35 +36,59 @@ SETTINGS = {
 
 def main() -> None:
     """Plants the outliers, quantizes, prints a Markdown table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, required=True, help="fine-tuned checkpoint")
-    parser.add_argument("--data", type=Path, required=True, help="SST-2 folder")
-    parser.add_argument("--out", type=Path, default=Path("runs/outliers"), help="where to work")
-    arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    hard = arguments.out / "planted"
-    if not hard.exists():
-        planted_post_norm_bert(arguments.model, hard)
-    lines: list[str] = []
-    for name, settings in SETTINGS.items():
-        recipe = read(
-            ROOT / "recipes" / "sst2-minilm-ptq-2693.yaml",
-            [f"model.path={hard}", f"data.path={arguments.data}", f"stages=[{{quantize: {settings}}}]", "goals={max_drop: 0.005}"],
+    arguments = parse()
+    cases = [("MiniLM", "sst2-minilm-ptq-2693", planted_post_norm_bert, arguments.model, [f"data.path={arguments.data}"])]
+    if arguments.vit is not None:
+        files = "data.files={train: subset_train.tar.gz, test: subset_test.tar.gz}"
+        cases.append(
+            (
+                "ViT",
+                "cifar10-vit",
+                planted_vit,
+                arguments.vit,
+                [f"data.path={arguments.images}", files, "model.config=null", "model.init=null", "model.head=keep"],
+            )
         )
-        finished = open_run(run(recipe, arguments.out / "run", progress=ConsoleProgress()).folder)
-        logits = {}
+    lines = []
+    for name, recipe, plant, source, settings in cases:
+        hard = arguments.out / name.lower()
+        if not hard.exists():
+            hard.parent.mkdir(parents=True, exist_ok=True)
+            plant(source, hard)
+        lines += measured(name, ROOT / "recipes" / f"{recipe}.yaml", [f"model.path={hard}", *settings], arguments.out / "run")
+    print("| model | quantize | accuracy | kept | agreement with fp32 | n | |\n" + "| --- " * 7 + "|")
+    print("\n".join(lines))
+
+
+def parse() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True, help="fine-tuned MiniLM")
+    parser.add_argument("--data", type=Path, required=True, help="SST-2 folder")
+    parser.add_argument("--vit", type=Path, help="fine-tuned ViT; left out where absent")
+    parser.add_argument("--images", type=Path, help="CIFAR-10 folder")
+    parser.add_argument("--out", type=Path, default=Path("runs/outliers"), help="where to work")
+    return parser.parse_args()
+
+
+def measured(name: str, recipe: Path, settings: list[str], out: Path) -> list[str]:
+    """Quantizes one planted model every way; returns the lines of the table."""
+    lines = []
+    for method, quantize in SETTINGS.items():
+        asked = read(recipe, [*settings, f"stages=[{{quantize: {quantize}}}]", "goals={max_drop: 0.005}"])
+        finished = open_run(run(asked, out, progress=ConsoleProgress()).folder)
+        answers = {}
         for variant in ("baseline", "quantize"):
-            evaluated = finished.artifacts[f"evaluate-{variant}"]
-            logits[variant], labels = load_predictions(evaluated.path / evaluated.metrics["predictions"])
-        answers = {variant: values.argmax(axis=1) for variant, values in logits.items()}
+            logits, labels = load_predictions(finished.predictions(variant))
+            answers[variant] = logits.argmax(axis=1)
+        floating, accuracy = ((answers[variant] == labels).mean() for variant in ("baseline", "quantize"))
         if not lines:
-            lines.append(f"| fp32 | {(answers['baseline'] == labels).mean():.4f} | 1.0000 |  |")
+            lines.append(f"| {name} | fp32 | {floating:.4f} | 100.00% | 1.0000 | {len(labels)} | |")
         attempts = finished.artifacts["quantize"].metrics.get("attempts", [])
         kept = next((f"took {attempt['name']}" for attempt in attempts if attempt["kept"]), "")
-        accuracy, agreement = (answers["quantize"] == labels).mean(), (answers["quantize"] == answers["baseline"]).mean()
-        lines.append(f"| {name} | {accuracy:.4f} | {agreement:.4f} | {kept} |")
-    print("| quantize | accuracy | agreement with fp32 | |\n| --- | --- | --- | --- |")
-    print("\n".join(lines))
+        agreement = (answers["quantize"] == answers["baseline"]).mean()
+        lines.append(f"| {name} | {method} | {accuracy:.4f} | {accuracy / floating:.2%} | {agreement:.4f} | {len(labels)} | {kept} |")
+    return lines
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What each way of rounding weights costs a small language model in perplexity: int4 and int8, nearest, AWQ, GPTQ and AdaRound.
 
-    python benchmarks/weight_rounding.py [--recipe NAME] [--data PATH] [--out FOLDER]
+    python benchmarks/weight_rounding.py [--recipe NAME] [--epochs N] [--data PATH] [--out FOLDER]
 
 Trains the GPT of recipes/NAME.yaml once (tinyshakespeare-gpt where absent), then quantizes that one model every way, and measures
 perplexity in torch over the whole evaluation split, with the 95 % paired bootstrap interval of the increase over fp32 (blocks are drawn).
@@ -44,19 +44,19 @@ def main() -> None:
     """Trains, quantizes every way, prints a Markdown table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", default="tinyshakespeare-gpt", help="name of a shipped recipe for text-generation")
+    parser.add_argument("--epochs", type=float, help="passes of its training; those of the recipe where absent")
     parser.add_argument("--data", type=Path, help="text file or folder; the recipe's Hub id where absent")
     parser.add_argument("--out", type=Path, default=Path("runs/weight-rounding"), help="where to work")
     arguments = parser.parse_args()
     settings = [f"data.path={arguments.data}"] if arguments.data else []
     rows = []
     for name, method in METHODS.items():
-        stages = [json.dumps({"finetune": _training(arguments.recipe)}), f"{{quantize: {method}}}"]
+        stages = [json.dumps({"finetune": _training(arguments.recipe, arguments.epochs)}), f"{{quantize: {method}}}"]
         recipe = read(ROOT / "recipes" / f"{arguments.recipe}.yaml", [*settings, f"stages=[{', '.join(stages)}]", "goals={}"])
         finished = open_run(run(recipe, arguments.out / arguments.recipe, progress=ConsoleProgress()).folder)
         answers = {}
         for variant in ("finetune", "quantize"):
-            evaluated = finished.artifacts[f"evaluate-{variant}"]
-            answers[variant], labels = load_predictions(evaluated.path / evaluated.metrics["predictions"])
+            answers[variant], labels = load_predictions(finished.predictions(variant))
         before, after = (perplexity(answers[variant], labels) for variant in ("finetune", "quantize"))
         low, high = paired_bootstrap(perplexity, answers["quantize"], answers["finetune"], labels, resamples=1000)
         changed, moved = differences("text-generation", answers["finetune"], answers["quantize"])
@@ -71,10 +71,10 @@ def main() -> None:
         print(f"| {row['name']} | {row['perplexity']:.3f} | {interval} | {row['agreement']:.4f} | {row['moved']:.4f} |")
 
 
-def _training(recipe: str) -> dict[str, object]:
+def _training(recipe: str, epochs: float | None) -> dict[str, object]:
     """Returns the settings of the stage `finetune` of a shipped recipe."""
     stage = read(ROOT / "recipes" / f"{recipe}.yaml").stage("finetune")
-    return stage.model_dump(mode="json", exclude={"id"})
+    return stage.model_dump(mode="json", exclude={"id"}) | ({} if epochs is None else {"epochs": epochs})
 
 
 if __name__ == "__main__":
