@@ -63,9 +63,9 @@ class Qat(Config):
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
     """Passes over the train split; 0.5 is half a pass."""
-    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-5
-    """Peak learning rate: a tenth of that of the finetuning up to the same, 3e-6 to 3e-5 for a pretrained encoder."""
-    scale_learning_rate: Annotated[float, Field(gt=0, le=10_000)] = 100
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
+    """Peak learning rate: 1e-6 for an encoder that calibration brought close to float, up to that of its finetuning where much was lost."""
+    scale_learning_rate: Annotated[float, Field(gt=0, le=10_000)] = 10
     """How many times faster scales learn than weights: a step changes a scale by about this times the learning rate, as a fraction."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
@@ -83,8 +83,8 @@ class Qat(Config):
     """Learn from the answers of the model before quantization too."""
     temperature: Annotated[float, Field(gt=0, le=100)] = 2.0
     """Softens these answers; unused for regression."""
-    soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of these answers in the loss; the labels have the rest."""
+    soft_weight: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of these answers in the loss; the labels have the rest. 1: what is learned is to answer as before, and nothing else."""
     dropout: bool = False
     """Whether dropout is on: its noise is far larger than that of rounding, which is what is to be learned."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
