@@ -1,6 +1,7 @@
 """What each way of rounding weights costs a small language model in perplexity: int4 and int8, nearest, AWQ, GPTQ and AdaRound.
 
-    python benchmarks/weight_rounding.py [--recipe NAME] [--epochs N] [--data PATH] [--out FOLDER]
+    python benchmarks/weight_rounding.py [--recipe NAME] [--epochs N] [--data PATH] [--set KEY=VALUE ...]
+        [--methods NAME ...] [--out FOLDER]
 
 Trains the GPT of recipes/NAME.yaml once (tinyshakespeare-gpt where absent), then quantizes that one model every way, and measures
 perplexity in torch over the whole evaluation split, with the 95 % paired bootstrap interval of the increase over fp32 (blocks are drawn).
@@ -46,12 +47,14 @@ def main() -> None:
     parser.add_argument("--recipe", default="tinyshakespeare-gpt", help="name of a shipped recipe for text-generation")
     parser.add_argument("--epochs", type=float, help="passes of its training; those of the recipe where absent")
     parser.add_argument("--data", type=Path, help="text file or folder; the recipe's Hub id where absent")
+    parser.add_argument("--set", action="append", default=[], help="key.path=value, as for compress run")
+    parser.add_argument("--methods", nargs="+", choices=list(METHODS), default=list(METHODS), help="rows of the table; all where absent")
     parser.add_argument("--out", type=Path, default=Path("runs/weight-rounding"), help="where to work")
     arguments = parser.parse_args()
-    settings = [f"data.path={arguments.data}"] if arguments.data else []
+    settings = [*arguments.set, *([f"data.path={arguments.data}"] if arguments.data else [])]
     rows = []
-    for name, method in METHODS.items():
-        stages = [json.dumps({"finetune": _training(arguments.recipe, arguments.epochs)}), f"{{quantize: {method}}}"]
+    for name in arguments.methods:
+        stages = [json.dumps({"finetune": _training(arguments.recipe, arguments.epochs)}), f"{{quantize: {METHODS[name]}}}"]
         recipe = read(ROOT / "recipes" / f"{arguments.recipe}.yaml", [*settings, f"stages=[{', '.join(stages)}]", "goals={}"])
         finished = open_run(run(recipe, arguments.out / arguments.recipe, progress=ConsoleProgress()).folder)
         answers = {}
