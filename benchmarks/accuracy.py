@@ -15,7 +15,6 @@ way, the difference of ours to the best that others made of the same model.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -103,8 +102,11 @@ def main() -> None:
             if not (folder / "answers.json").exists():
                 measure_cell(task, seed, arguments, folder)
             cells.setdefault(task, []).append(json.loads((folder / "answers.json").read_text(encoding="utf-8")))
-    rows = [row for task, seeds in cells.items() for row in summarize(task, seeds, arguments.out)]
-    duels = [duel for task, seeds in cells.items() for duel in against_best(task, seeds, arguments.out)]
+    rows, duels = [], []
+    for task, seeds in cells.items():
+        kind, (stacked, labels) = seeds[0]["task"], answers_of(task, seeds, arguments.out)
+        rows += summarize(task, kind, stacked, labels)
+        duels += against_best(task, kind, stacked, labels)
     document = {"environment": fingerprint(), "rows": rows, "against the best of the others": duels}
     (arguments.out / "accuracy.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     print(table(rows) + "\n\n" + duel_table(duels))
@@ -184,17 +186,14 @@ def _answers(spec: EngineSpec, data: Data) -> Any:
         return process.predict(data.evaluation.rows, spec.evaluation_batch)
 
 
-def summarize(task: str, seeds: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+def summarize(task: str, kind: str, stacked: dict[str, Any], labels: Any) -> list[dict[str, Any]]:
     """Returns a row for each method: means over the seeds, and the paired interval of the difference to fp32."""
-    kind, names = seeds[0]["task"], seeds[0]["names"]
-    stacked, labels = answers_of(task, seeds, out)
-
     metric = partial(mean_metric, kind)
     rows = []
-    for name in names:
+    for name in stacked:
         value, reference = metric(stacked[name], labels), metric(stacked[FLOAT], labels)
         interval = paired_bootstrap(metric, stacked[name], stacked[FLOAT], labels)
-        row = {"task": task, "name": name, "seeds": len(seeds), "n": len(labels), "metric": PRIMARY[kind], "value": value}
+        row = {"task": task, "name": name, "seeds": stacked[name].shape[1], "n": len(labels), "metric": PRIMARY[kind], "value": value}
         row |= {"kept": value / reference, "low": interval.low, "high": interval.high, "agreement": agreement(kind, stacked, name)}
         rows.append(row)
     return rows
@@ -206,25 +205,16 @@ def answers_of(task: str, seeds: list[dict[str, Any]], out: Path) -> tuple[dict[
     return {name: np.stack([archive[name] for archive in loaded], axis=1) for name in seeds[0]["names"]}, loaded[0]["labels"]
 
 
-def against_best(task: str, seeds: list[dict[str, Any]], out: Path) -> list[dict[str, Any]]:
+def against_best(task: str, kind: str, stacked: dict[str, Any], labels: Any) -> list[dict[str, Any]]:
     """Returns for each of our methods the paired interval of its difference to the best that others made of the same model."""
-    kind, (stacked, labels) = seeds[0]["task"], answers_of(task, seeds, out)
-    metric = functools.partial(mean_metric, kind)
+    metric = partial(mean_metric, kind)
     values = {name: metric(answers, labels) for name, answers in stacked.items()}
     best = max((name for name in values if name != FLOAT and not name.startswith("ours")), key=values.__getitem__)
     rows = []
     for name in (PTQ, QAT):
         interval = paired_bootstrap(metric, stacked[name], stacked[best], labels)
-        rows.append(
-            {
-                "task": task,
-                "name": name,
-                "best": best,
-                "difference": values[name] - values[best],
-                "low": interval.low,
-                "high": interval.high,
-            }
-        )
+        row = {"task": task, "name": name, "best": best, "difference": values[name] - values[best]}
+        rows.append({**row, "low": interval.low, "high": interval.high})
     return rows
 
 
