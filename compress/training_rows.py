@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,22 @@ WINDOW = 50
 CHUNK = 1024
 IMAGE_CACHE_BYTES = 2**30
 """Prepared images are kept in memory up to this size; beyond it they are prepared again for every batch."""
+
+
+@dataclass(frozen=True)
+class ByLength:
+    """Rows in the order of their lengths; rows of one length in a random order that is always the same."""
+
+    order: NDArray[np.int64]
+    """Index of the row at each position `[n]`."""
+    rank: NDArray[np.int64]
+    """Position of each row `[n]`."""
+
+    @classmethod
+    def of(cls, lengths: NDArray[np.int64]) -> ByLength:
+        """Puts rows of these lengths `[n]` in order."""
+        order = np.lexsort((np.random.default_rng(0).permutation(len(lengths)), lengths))
+        return cls(order, np.argsort(order))
 
 
 @dataclass(frozen=True)
@@ -60,6 +77,16 @@ class Rows:
                 pieces[name].append(features[name][mask].astype(np.int32))
         return cls(preprocessor, rows, np.concatenate(lengths), {name: np.concatenate(part) for name, part in pieces.items()}, None)
 
+    @cached_property
+    def by_length(self) -> ByLength:
+        """The rows in the order of their lengths."""
+        return ByLength.of(self.lengths)
+
+    @cached_property
+    def starts(self) -> NDArray[np.int64]:
+        """Position of the first token of each row in `tokens` `[n]`."""
+        return np.cumsum(self.lengths) - self.lengths
+
     def batch(self, indices: NDArray[np.int64]) -> dict[str, Tensor]:
         """Returns the features of some rows: int64 `[b, L]` each, or float32 `[b, channels, H, W]`."""
         if not self.tokens:
@@ -70,8 +97,7 @@ class Rows:
         lengths = self.lengths[indices]
         width = min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
         inside = np.arange(width) < lengths[:, None]
-        starts = (np.cumsum(self.lengths) - self.lengths)[indices]
-        flat = np.concatenate([np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)])
+        flat = np.concatenate([np.arange(start, start + length) for start, length in zip(self.starts[indices], lengths, strict=True)])
         fill = {"input_ids": self.preprocessor.pad_token_id, "token_type_ids": self.preprocessor.pad_token_type_id}
         features = {}
         for name, values in self.tokens.items():

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from compress.errors import InputError
 from compress.model import device_of
+from compress.training_rows import ByLength
 from distill.capture import Capture, Wanted
 from distill.hard_target import hard_target
 from distill.loss import Loss, Seen, Setting
@@ -75,7 +76,7 @@ class MixKD(Loss):
         """Returns `mixed_labels` and `mixed_answers`, those with a weight."""
         pair, batch = seen.pair, seen.batch
         device, regression = batch.labels.device, seen.setting.task == "text-regression"
-        partners, shares = draw(batch.indices, batch.step, pair.rows.lengths, pair.seed, self.alpha)
+        partners, shares = draw(batch.indices, batch.step, pair.rows.by_length, pair.seed, self.alpha)
         share_b = torch.from_numpy(shares).to(device)
         asked = self._asked(pair.student, pair.rows.batch(np.concatenate([batch.indices, partners])), share_b)
         parts = {}
@@ -134,28 +135,23 @@ def mixed_target(logits_bC: Tensor, first_b: Tensor, second_b: Tensor, share_b: 
     return share_b * hard_target(logits_bC, first_b) + (1 - share_b) * hard_target(logits_bC, second_b)  # CE is linear in the target
 
 
-def draw(
-    indices: NDArray[np.int64], step: int, lengths: NDArray[np.int64], seed: int, alpha: float
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def draw(indices: NDArray[np.int64], step: int, rows: ByLength, seed: int, alpha: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns the partner and l of each row, int64 and float32 `[b]`; a row is its own partner only where there is no other.
 
     Args:
         indices: Rows of the batch.
         step: Number of the step.
-        lengths: Tokens of every training row `[n]`.
+        rows: The training rows in the order of their lengths.
         seed: Seed of the training.
         alpha: Both parameters of the Beta distribution.
     """
-    order = np.lexsort((np.random.default_rng(seed).permutation(len(lengths)), lengths))
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
     partners, shares = np.empty_like(indices), np.empty(len(indices), np.float32)
     for position, index in enumerate(indices):
-        random = np.random.default_rng([seed, step, int(index)])
-        low, high = max(0, rank[index] - NEIGHBOURS), min(len(order), rank[index] + NEIGHBOURS + 1)
+        random, rank = np.random.default_rng([seed, step, int(index)]), rows.rank[index]
+        low, high = max(0, rank - NEIGHBOURS), min(len(rows.order), rank + NEIGHBOURS + 1)
         others = high - low - 1
-        chosen = low + random.integers(others) if others else rank[index]
-        partners[position] = order[chosen + (chosen >= rank[index] and others > 0)]
+        chosen = low + random.integers(others) if others else rank
+        partners[position] = rows.order[chosen + (chosen >= rank and others > 0)]
         shares[position] = random.beta(alpha, alpha)
     return partners, shares
 

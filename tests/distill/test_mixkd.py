@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.errors import InputError
+from compress.training_rows import ByLength
 from distill.capture import Capture
 from distill.mixkd import NEIGHBOURS, MixKD, draw, mixed_target, mixture
 from distill.teacher import Pair, Teacher
@@ -72,34 +73,33 @@ def test_mixed_targets_are_those_of_mixed_one_hot_labels() -> None:
 
 @given(st.integers(1, 60), st.integers(0, 5), st.integers(0, 3))
 def test_partners_are_other_rows_and_do_not_depend_on_the_batch(num_rows: int, step: int, seed: int) -> None:
-    lengths = np.random.default_rng(seed).integers(1, 30, num_rows)
+    rows = ByLength.of(np.random.default_rng(seed).integers(1, 30, num_rows))
     indices = np.random.default_rng(seed + 1).permutation(num_rows)
-    partners, shares = draw(indices, step, lengths, seed, 0.4)
+    partners, shares = draw(indices, step, rows, seed, 0.4)
     assert ((partners != indices) | (num_rows == 1)).all()
     assert ((partners >= 0) & (partners < num_rows)).all()
     assert ((shares >= 0) & (shares <= 1)).all()
-    half, some = draw(indices[num_rows // 2 :], step, lengths, seed, 0.4)
+    half, some = draw(indices[num_rows // 2 :], step, rows, seed, 0.4)
     assert np.array_equal(half, partners[num_rows // 2 :])
     assert np.array_equal(some, shares[num_rows // 2 :])
 
 
 def test_partners_are_of_like_length_and_change_with_the_step() -> None:
     lengths = np.random.default_rng(0).permutation(5000)
-    indices = np.arange(0, 5000, 50)
-    first, shares = draw(indices, 0, lengths, 0, 0.4)
+    rows, indices = ByLength.of(lengths), np.arange(0, 5000, 50)
+    first, shares = draw(indices, 0, rows, 0, 0.4)
     assert np.abs(lengths[first] - lengths[indices]).max() <= NEIGHBOURS
     assert len(set((lengths[first] - lengths[indices]).tolist())) > 80
-    second, _ = draw(indices, 1, lengths, 0, 0.4)
+    second, _ = draw(indices, 1, rows, 0, 0.4)
     assert (first != second).mean() > 0.9
     assert 0.4 < shares.mean() < 0.6
     assert ((shares < 0.1) | (shares > 0.9)).mean() > 0.4  # Beta(0.4, 0.4) is high at both ends
 
 
 def test_every_partner_is_drawn_equally_often() -> None:
-    lengths = np.full(6, 9)
-    counts = np.zeros((6, 6))
+    rows, counts = ByLength.of(np.full(6, 9)), np.zeros((6, 6))
     for step in range(300):
-        partners, _ = draw(np.arange(6), step, lengths, 0, 1.0)
+        partners, _ = draw(np.arange(6), step, rows, 0, 1.0)
         counts[np.arange(6), partners] += 1
     assert (np.diag(counts) == 0).all()
     others = counts[~np.eye(6, dtype=bool)]
