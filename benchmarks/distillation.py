@@ -2,19 +2,21 @@
 
     python benchmarks/distillation.py --model MINILM --data FOLDER [--tasks sst2] [--rows 20000] [--epochs 3] [--student '{layers: 3}']
         [--presets soft_target distilbert minilm minilmv2 pkd tinybert mixkd] [--seeds 0 1 2] [--out FOLDER]
-    python benchmarks/distillation.py --model MINILM --data FOLDER --fraction 0.1 0.01 --presets soft_target mixkd --seeds 0 1 2 3 4
+    python benchmarks/distillation.py --model MINILM --data FOLDER --fraction 0.1 0.01 --control soft_target --presets mixkd
+        --seeds 0 1 2 3 4
 
 MINILM is a MiniLM-L6; FOLDER holds sst2, mrpc, stsb and cifar10 as their authors distribute them. For each task and seed one teacher is
 fine-tuned by the stage `finetune` (with --trained MINILM itself is the teacher, as it is), and every student is made of it by the stage
-`distill`, from the same layers, on the same rows, for the same steps. The control is `loss: hard_target`: no teacher. The weights kept are
-chosen by the labels of the selection split (with --trained by agreement with the teacher, as it may have seen those rows). A cell is one
-run of a recipe; a finished one is never computed again.
+`distill`, from the same layers, on the same rows, for the same steps. The control is `loss: hard_target`, no teacher, unless --control
+names another loss to compare with. The weights kept are chosen by the labels of the selection split (with --trained by agreement with the
+teacher, as it may have seen those rows). A cell is one run of a recipe; a finished one is never computed again.
 
 --rows limits the rows that students learn from, --fraction takes a share of these, both by hash of their content. The teacher has all.
 
 Prints for each cell the mean over the seeds, the share of the teacher's metric that is kept, the 95 % paired bootstrap interval of the
-difference to the control (rows are drawn, and the metric of each sample is averaged over the seeds), minutes of the stage, and the time
-a row of a step takes, against that of the teacher's own fine-tuning.
+difference to the control (rows are drawn, and the metric of each sample is averaged over the seeds), minutes of the stage, and these
+divided by the rows of its steps: the teacher's answers and the looks at the selection split are part of it, as they are of the teacher's
+own fine-tuning, which it is compared with.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from typing import Any
 import numpy as np
 from accuracy import ROOT, TASKS, mean_metric
 
+from compress.artifact import Artifact
 from compress.data import load_data
 from compress.environment import fingerprint
 from compress.evaluate import PRIMARY, load_predictions
@@ -38,7 +41,7 @@ from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 from compress.statistics import paired_bootstrap
 
-CONTROL, TEACHER = "hard_target", "teacher"
+TEACHER = "teacher"
 PRESETS = ("soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "relational")
 
 
@@ -50,7 +53,7 @@ def main() -> None:
         for task in arguments.tasks
         for seed in arguments.seeds
         for fraction in arguments.fraction
-        for preset in (CONTROL, *arguments.presets)
+        for preset in (arguments.control, *arguments.presets)
     ]
     groups = [(task, fraction) for task in arguments.tasks for fraction in arguments.fraction]
     rows = [row for task, fraction in groups for row in summarize(task, fraction, cells, arguments)]
@@ -66,7 +69,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of the data sets")
     parser.add_argument("--trained", action="store_true", help="the model is the teacher as it is")
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["sst2"], help="tasks to measure")
-    parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="values of `loss`; the control is always there")
+    parser.add_argument("--presets", nargs="+", default=list(PRESETS), help="values of `loss`, besides the control")
+    parser.add_argument("--control", default="hard_target", help="the loss that the others are compared with")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2], help="seeds of teacher and students")
     parser.add_argument("--rows", type=int, help="rows to learn from; all where absent")
     parser.add_argument("--fraction", nargs="+", type=float, default=[1.0], help="shares of these rows")
@@ -123,32 +127,37 @@ def read_cell(finished: Run, recipe: Recipe, answers: Path) -> dict[str, Any]:
     np.savez(answers, **logits, labels=labels)
     student, teacher = finished.artifacts["distill"], finished.artifacts[baseline]
     stages = {stage.id: stage for stage in recipe.stages}
-    per_row = student.metrics["seconds_per_step"] / stages["distill"].batch_size
-    ratio = per_row / (teacher.metrics["seconds_per_step"] / stages["finetune"].batch_size) if "finetune" in stages else None
+    taken = milliseconds_per_row(student, stages["distill"].batch_size)
+    ratio = taken / milliseconds_per_row(teacher, stages["finetune"].batch_size) if "finetune" in stages else None
     figures = {"kind": recipe.model.task, "rows": student.metrics["rows"], "minutes": student.manifest["seconds"] / 60}
-    return {**figures, "milliseconds_per_row": 1000 * per_row, "against_finetuning": ratio}
+    return {**figures, "milliseconds_per_row": taken, "against_finetuning": ratio}
+
+
+def milliseconds_per_row(trained: Artifact, batch_size: int) -> float:
+    """Returns the time of a whole stage, divided by the rows of its steps."""
+    return 1000 * float(trained.manifest["seconds"]) / (trained.metrics["steps"] * batch_size)
 
 
 def summarize(task: str, fraction: float, cells: list[dict[str, Any]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns a row for each preset: means over the seeds, and the paired interval of the difference to the control."""
     mine = [cell for cell in cells if (cell["task"], cell["fraction"]) == (task, fraction)]
-    kind, presets = mine[0]["kind"], list(dict.fromkeys(cell["preset"] for cell in mine))
+    kind, control, presets = mine[0]["kind"], arguments.control, list(dict.fromkeys(cell["preset"] for cell in mine))
 
     def stacked(preset: str, who: str) -> Any:
         archives = [np.load(arguments.out / "cells" / f"{task}-{seed}-{fraction:g}-{preset}.npz") for seed in arguments.seeds]
         return np.stack([archive[who] for archive in archives], axis=1)  # [n, seeds, C]
 
     metric = partial(mean_metric, kind)
-    labels = np.load(arguments.out / "cells" / f"{task}-{arguments.seeds[0]}-{fraction:g}-{CONTROL}.npz")["labels"]
-    teacher = metric(stacked(CONTROL, TEACHER), labels)
+    labels = np.load(arguments.out / "cells" / f"{task}-{arguments.seeds[0]}-{fraction:g}-{control}.npz")["labels"]
+    teacher = metric(stacked(control, TEACHER), labels)
     rows = []
     for preset in presets:
         ours = stacked(preset, "student")
         value = metric(ours, labels)
-        interval = paired_bootstrap(metric, ours, stacked(CONTROL, "student"), labels)
+        interval = paired_bootstrap(metric, ours, stacked(control, "student"), labels)
         of_preset = [cell for cell in mine if cell["preset"] == preset]
         row = {"task": task, "fraction": fraction, "preset": preset, "seeds": len(of_preset), "n": len(labels), "metric": PRIMARY[kind]}
-        row |= {"value": value, "teacher": teacher, "kept": value / teacher, "low": interval.low, "high": interval.high}
+        row |= {"control": control, "value": value, "teacher": teacher, "kept": value / teacher, "low": interval.low, "high": interval.high}
         row |= {name: _mean([cell[name] for cell in of_preset]) for name in ("rows", "minutes", "milliseconds_per_row")}
         rows.append({**row, "against_finetuning": _mean([cell["against_finetuning"] for cell in of_preset])})
     return rows
@@ -167,14 +176,14 @@ def table(rows: list[dict[str, Any]]) -> str:
         "loss",
         "metric, mean",
         "kept",
-        "difference to labels alone, 95 %",
+        "difference to the control, 95 %",
         "minutes",
         "ms a row",
         "against finetuning",
     )
     lines = [f"| {' | '.join(heads)} | n x seeds |", "| --- " * (len(heads) + 1) + "|"]
     for row in rows:
-        interval = "" if row["preset"] == CONTROL else f"{row['low']:+.4f} to {row['high']:+.4f}"
+        interval = "" if row["preset"] == row["control"] else f"{row['low']:+.4f} to {row['high']:+.4f}"
         ratio = "" if row["against_finetuning"] is None else f"{row['against_finetuning']:.2f}x"
         cells = [row["task"], f"{row['rows']:.0f}", row["preset"], f"{row['value']:.4f}", f"{row['kept']:.2%}", interval]
         cells += [f"{row['minutes']:.1f}", f"{row['milliseconds_per_row']:.2f}", ratio, f"{row['n']} x {row['seeds']}"]
