@@ -4,8 +4,9 @@
     python benchmarks/pruning_curve.py --set model.path=MODEL --set data.path=DATA --latency 4.0 6.0 [--at 8x128]
 
 Settings are those of `compress run`, on top of recipes/sst2-minilm.yaml (`--recipe` for another one); MODEL is fine-tuned. Every cell
-is a run of its own: prune with `--epochs` of recovery, quantize, export. The model that is not pruned is quantized and exported once, and
-its engine takes turns with that of the cell, so that their ratio means something. A finished cell is never computed again.
+is a run: prune with `--epochs` of recovery (0: none), quantize, export. The model that is not pruned is quantized and exported once, and
+its engine takes turns with that of the cell, so that their ratio means something. A finished cell is never computed again. With --build
+nothing is measured: what it builds, one method in each of several processes say, is found by a later call that has the machine for itself.
 
 Prints a Markdown table: n, accuracy and its 95 % interval in the engine, median latency at every target shape, and its ratio to the int8
 engine that is not pruned. With `--latency` the search for a latency instead: asked for, predicted, and the median of five processes of
@@ -38,6 +39,11 @@ WHOLE = "not pruned"
 def main() -> None:
     """Fills the cells that are missing, prints the table."""
     arguments = parse()
+    if arguments.build:
+        for method in arguments.methods:
+            for sparsity in arguments.sparsities:
+                finished(recipe(arguments, prune(arguments, method, sparsity)), runs_of(arguments, method))
+        return
     reference = finished(recipe(arguments, None), arguments.out / "whole")
     if arguments.latency:
         cells = [searched(arguments, method, asked, reference) for method in arguments.methods for asked in arguments.latency]
@@ -61,19 +67,31 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--measure", choices=["macs", "parameters", "latency"], default="macs", help="what a sparsity is a share of")
     parser.add_argument("--latency", nargs="+", type=float, help="milliseconds to search for, in place of sparsities")
     parser.add_argument("--at", help="BATCHxSEQUENCE of these milliseconds, or BATCH for images; the largest target shape where absent")
-    parser.add_argument("--epochs", type=float, default=1, help="passes over the train split of recovery")
+    parser.add_argument("--build", action="store_true", help="build the cells of a curve, and leave measuring to a later call")
+    parser.add_argument("--epochs", type=float, default=1, help="passes over the train split of recovery; 0: no recovery")
     parser.add_argument("--learn-epochs", type=float, default=2, help="those of masks, for joint and movement")
     parser.add_argument("--out", type=Path, default=Path("runs/pruning-curve"), help="where to work")
     return parser.parse_args()
 
 
-def recipe(arguments: argparse.Namespace, prune: dict[str, Any] | None) -> Recipe:
+def recipe(arguments: argparse.Namespace, asked: dict[str, Any] | None) -> Recipe:
     """Returns the recipe of one cell; None for the model that is not pruned."""
     stages: list[dict[str, Any]] = [{"quantize": {}}, {"export": {}}]
-    if prune is not None:
-        settings = {"recover": {"epochs": arguments.epochs}, "learn": {"epochs": arguments.learn_epochs}, **prune}
+    if asked is not None:
+        recover = {"epochs": arguments.epochs} if arguments.epochs else None
+        settings = {"recover": recover, "learn": {"epochs": arguments.learn_epochs}, **asked}
         stages.insert(0, {"prune": settings})
     return read(arguments.recipe, [*arguments.set, f"stages={json.dumps(stages)}", "goals={int8_faster: false}"])
+
+
+def prune(arguments: argparse.Namespace, method: str, sparsity: float) -> dict[str, Any]:
+    """Returns what a cell asks of the stage `prune`."""
+    return {"method": method, "sparsity": sparsity, "measure": arguments.measure}
+
+
+def runs_of(arguments: argparse.Namespace, method: str) -> Path:
+    """Returns the folder of all runs of a method: what they have in common, the model that is not pruned, is made there once."""
+    return Path(arguments.out) / method
 
 
 def finished(asked: Recipe, folder: Path) -> tuple[Run, Recipe]:
@@ -86,8 +104,9 @@ def curve_cell(arguments: argparse.Namespace, method: str, sparsity: float, refe
     file = arguments.out / f"{method.replace(' ', '-')}-{sparsity:g}-{arguments.measure}-{arguments.epochs:g}.json"
     if file.exists():
         return dict(json.loads(file.read_text(encoding="utf-8")))
-    prune = {"method": method, "sparsity": sparsity, "measure": arguments.measure}
-    made = reference if method == WHOLE else finished(recipe(arguments, prune), file.with_suffix(""))
+    made = reference
+    if method != WHOLE:
+        made = finished(recipe(arguments, prune(arguments, method, sparsity)), runs_of(arguments, method))
     rows = measure([engine(*reference), engine(*made)], shapes(made[1].model.task, made[1].target), ConsoleProgress())
     before, after = ([row for row in rows if row["job"] == job] for job in (0, 1))
     cell = {
@@ -110,7 +129,7 @@ def searched(arguments: argparse.Namespace, method: str, asked_ms: float, refere
     if file.exists():
         return dict(json.loads(file.read_text(encoding="utf-8")))
     latency = {"batch": at[0], "value": asked_ms, **({} if at[1] is None else {"sequence": at[1]})}
-    made = finished(recipe(arguments, {"method": method, "measure": "latency", "latency_ms": latency}), file.with_suffix(""))
+    made = finished(recipe(arguments, {"method": method, "measure": "latency", "latency_ms": latency}), runs_of(arguments, method))
     turns = [measure([engine(*reference), engine(*made)], [at], ConsoleProgress()) for _ in range(PROCESSES)]
     told = made[0].artifacts["prune"].metrics["latency"]
     cell = {
