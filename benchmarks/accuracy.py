@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from our_engine import built
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8
 
-from compress.data import Data, load_data, preprocessor
+from compress.data import Data, load_data
 from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
 from compress.evaluate import PRIMARY, load_predictions, metrics
@@ -35,9 +36,8 @@ from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import open_run
 from compress.statistics import paired_bootstrap
-from export.engine import EngineSpec, spec_of
-from export.openvino import build, computes_bf16
-from export.schemes import precision_of, write_graphs
+from export.engine import EngineSpec
+from export.openvino import computes_bf16
 
 ROOT = Path(__file__).resolve().parent.parent
 CALIBRATION_ROWS = 512
@@ -169,16 +169,6 @@ def engines(checkpoints: Mapping[str, Path], floating: Path, recipe: Recipe, dat
         "ONNX Runtime dynamic int8": replace(runtime, path=str(dynamic)),
         "ONNX Runtime static int8": replace(runtime, path=str(static)),
     }
-
-
-def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
-    """Exports a checkpoint, builds it for OpenVINO, and returns how its static mode is opened."""
-    processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
-    folder.mkdir(parents=True, exist_ok=True)
-    processor.save(folder)
-    xml, _ = build(write_graphs(checkpoint, processor, folder / "model.onnx", ["openvino"]), folder)
-    entry = {"engine": "openvino", "mode": "static", "file": xml.name}
-    return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
 
 
 def _answers(spec: EngineSpec, data: Data) -> Any:

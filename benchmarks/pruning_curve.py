@@ -4,9 +4,10 @@
     python benchmarks/pruning_curve.py --set model.path=MODEL --set data.path=DATA --latency 4.0 6.0 [--at 8x128]
 
 Settings are those of `compress run`, on top of recipes/sst2-minilm.yaml (`--recipe` for another one); MODEL is fine-tuned. Every cell
-is a run: prune with `--epochs` of recovery (0: none), quantize, export. The model that is not pruned is quantized and exported once, and
-its engine takes turns with that of the cell, so that their ratio means something. A finished cell is never computed again. With --build
-nothing is measured: what it builds, one method in each of several processes say, is found by a later call that has the machine for itself.
+is a run: prune with `--epochs` of recovery (0: none), quantize; its engine is OpenVINO's in static shapes. The model that is not pruned is
+quantized once, and its engine takes turns with that of the cell, so that their ratio means something. A finished cell is never computed
+again. With --build nothing is measured: what it builds, one method in each of several processes say, is found by a later call that has
+the machine for itself.
 
 Prints a Markdown table: n, accuracy and its 95 % interval in the engine, median latency at every target shape, and its ratio to the int8
 engine that is not pruned. With `--latency` the search for a latency instead: asked for, predicted, and the median of five processes of
@@ -21,15 +22,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from our_engine import built, opened
+
+from compress.data import load_data
+from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
 from compress.implicit import shapes
 from compress.latency import Shape, measure
-from compress.ledger import main_builds
+from compress.model import label_names
 from compress.pipeline import run
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
-from export.engine import EngineSpec, spec_of
+from compress.statistics import primary, single
+from export.engine import EngineSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 5
@@ -76,7 +82,7 @@ def parse() -> argparse.Namespace:
 
 def recipe(arguments: argparse.Namespace, asked: dict[str, Any] | None) -> Recipe:
     """Returns the recipe of one cell; None for the model that is not pruned."""
-    stages: list[dict[str, Any]] = [{"quantize": {}}, {"export": {}}]
+    stages: list[dict[str, Any]] = [{"quantize": {}}]
     if asked is not None:
         recover = {"epochs": arguments.epochs} if arguments.epochs else None
         settings = {"recover": recover, "learn": {"epochs": arguments.learn_epochs}, **asked}
@@ -112,7 +118,7 @@ def curve_cell(arguments: argparse.Namespace, method: str, sparsity: float, refe
     cell = {
         "method": method,
         "sparsity": sparsity,
-        "accuracy": accuracy(made[0]),
+        "accuracy": accuracy(engine(*made), made[1]),
         "latency": [
             {"shape": [new["batch"], new["sequence"]], "p50_ms": new["p50_ms"], "whole_ms": old["p50_ms"], "n": new["n"]}
             for old, new in zip(before, after, strict=True)
@@ -141,7 +147,7 @@ def searched(arguments: argparse.Namespace, method: str, asked_ms: float, refere
         "rounds": len(told["rounds"]),
         "measured_ms": median(turn[1]["p50_ms"] for turn in turns),
         "whole_ms": median(turn[0]["p50_ms"] for turn in turns),
-        "accuracy": accuracy(made[0]),
+        "accuracy": accuracy(engine(*made), made[1]),
     }
     return kept(file, cell)
 
@@ -153,18 +159,19 @@ def kept(file: Path, cell: dict[str, Any]) -> dict[str, Any]:
 
 
 def engine(made: Run, asked: Recipe) -> EngineSpec:
-    """Returns the int8 engine of a run: the first of the target, in its recommended mode."""
-    build, exported = main_builds(made)["quantize"], made.of_kind("engine")
-    assert exported is not None
-    entry = next(entry for entry in build["engines"] if entry["engine"] == asked.target.engines[0] and entry["runnable"])
-    return spec_of(exported.path, build, entry, asked.target)
+    """Returns the int8 engine of a run; builds it where it is not there yet."""
+    checkpoint = made.variants["quantize"].path
+    folder = made.folder / "engines" / checkpoint.name
+    return opened(checkpoint, folder, asked) if folder.exists() else built(checkpoint, folder, asked)
 
 
-def accuracy(made: Run) -> dict[str, Any]:
-    """Returns the primary metric of the int8 engine with n and interval, as the report of the run has it."""
-    report = json.loads((made.folder / "report.json").read_text(encoding="utf-8"))
-    variant = next(variant for variant in report["variants"] if variant["id"] == "quantize")
-    return dict(variant["accuracy"][report["target"]["engines"][0]])
+def accuracy(spec: EngineSpec, asked: Recipe) -> dict[str, Any]:
+    """Returns the primary metric of an engine on the evaluation split, with n and its 95 % interval."""
+    task = asked.model.task
+    data = load_data(asked.data, task, label_names(asked.model), lambda line: None)
+    with EngineProcess(spec) as process:
+        answers = process.predict(data.evaluation.rows, spec.evaluation_batch)
+    return single(primary(task), answers, data.evaluation.labels)
 
 
 def shape_of(text: str) -> Shape:

@@ -1,0 +1,27 @@
+"""The engine that benchmarks compare with others: OpenVINO, static shapes, without the rest of an export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from compress.artifact import writing
+from compress.data import preprocessor
+from compress.recipe import Recipe
+from export.engine import EngineSpec, spec_of
+from export.openvino import build, files
+from export.schemes import precision_of, write_graphs
+
+
+def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
+    """Exports a checkpoint to a folder, builds it for OpenVINO, and returns how its static mode is opened."""
+    with writing(folder) as temporary:
+        processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
+        processor.save(temporary)
+        build(write_graphs(checkpoint, processor, temporary / "model.onnx", ["openvino"]), temporary)
+    return opened(checkpoint, folder, recipe)
+
+
+def opened(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
+    """Returns how an engine is opened that `built` left in a folder."""
+    entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}
+    return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
