@@ -9,7 +9,8 @@ MINILM is a MiniLM-L6; FOLDER holds sst2, mrpc, stsb and cifar10 as their author
 fine-tuned by the stage `finetune` (with --trained MINILM itself is the teacher, as it is), and every student is made of it by the stage
 `distill`, from the same layers, on the same rows, for the same steps. The control is `loss: hard_target`, no teacher, unless --control
 names another loss to compare with. The weights kept are chosen by the labels of the selection split (with --trained by agreement with the
-teacher, as it may have seen those rows). A cell is one run of a recipe; a finished one is never computed again.
+teacher, as it may have seen those rows). With --corpus every student, that of the control too, learns the inside of its teacher on plain
+text before (`loss: minilmv2`). A cell is one run of a recipe; a finished one is never computed again.
 
 --rows limits the rows that students learn from, --fraction takes a share of these, both by hash of their content. The teacher has all.
 
@@ -77,6 +78,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=float, default=3.0, help="passes of a student over its rows at fraction 1")
     parser.add_argument("--same-steps", action="store_true", help="at smaller fractions as many steps as at 1, not as many passes")
     parser.add_argument("--student", default="{layers: 3}", help="the key `student` of the stage, as YAML")
+    parser.add_argument("--corpus", type=Path, help="plain text on which the student learns the inside of its teacher first")
+    parser.add_argument("--corpus-epochs", type=float, default=1.0, help="passes over it")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak learning rate of the students")
     parser.add_argument("--out", type=Path, default=Path("runs/distillation"), help="where to work")
     return parser.parse_args()
@@ -113,8 +116,12 @@ def stage_list(task: str, fraction: float, preset: str, common: list[str], argum
     if arguments.same_steps:
         epochs /= fraction
     finetune = "" if arguments.trained else f"{{finetune: {TASKS[task].finetune}}}, "
-    keys = f"student: {arguments.student}, loss: {preset}, fraction: {share:.6f}, epochs: {epochs:g}"
-    return f"{finetune}{{distill: {{{keys}, learning_rate: {arguments.learning_rate:.2e}}}}}"
+    keys = f"loss: {preset}, fraction: {share:.6f}, epochs: {epochs:g}, learning_rate: {arguments.learning_rate:.2e}"
+    if arguments.corpus is None:
+        return f"{finetune}{{distill: {{student: {arguments.student}, {keys}}}}}"
+    inside = f"corpus: {{path: {arguments.corpus}}}, loss: minilmv2, epochs: {arguments.corpus_epochs:g}, learning_rate: 4.0e-4"
+    general = f"{{distill: {{id: general, student: {arguments.student}, {inside}}}}}"
+    return f"{finetune}{general}, {{distill: {{id: distill, {keys}}}}}"
 
 
 def read_cell(finished: Run, recipe: Recipe, answers: Path) -> dict[str, Any]:
