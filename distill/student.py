@@ -1,9 +1,9 @@
 """The student: which model is trained, and which weights it starts from.
 
     layers, init   some layers of the incoming model; embeddings, pooler and head come along
+        first, last   l_i = i,  l_i = L - k + i
         uniform       l_i = floor(i (L - 1) / (k - 1) + 1/2), the first and the last included: DistilBERT's {0, 2, 4, 7, 9, 11} of 12
         every_second  l_i = 2 i
-        first, last   l_i = i,  l_i = L - k + i
         a list        those layers, counted from 1
         random        new blocks
     hidden, ffn, heads   fewer channels, neurons and heads: slices of the incoming model (`distill.width`)
@@ -11,7 +11,8 @@
     config         another shape, or another kind of model, with new weights
 
 A student of all layers is the incoming model, bit for bit. Starting from the teacher's own layers: https://arxiv.org/abs/1910.01108,
-section 3. Left out: searching the layers.
+section 3. The first layers go on following each other, which others have to learn anew; https://arxiv.org/abs/2004.03844 too finds the lower
+layers the most critical. Left out: searching the layers.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Student(Config):
 
     layers: Annotated[int, Field(ge=1)] | None = None
     """Number of layers that are kept; absent: all."""
-    init: Init | tuple[Annotated[int, Field(ge=1)], ...] = "uniform"
+    init: Init | tuple[Annotated[int, Field(ge=1)], ...] = "first"
     """Which layers those are, or a list of them, counted from 1; random: new blocks between the old embeddings and head."""
     hidden: Annotated[int, Field(ge=1)] | None = None
     """Width that is kept, the most important channels of it; a multiple of the heads. Absent: all."""
