@@ -11,8 +11,8 @@
     config         another shape, or another kind of model, with new weights
 
 A student of all layers is the incoming model, bit for bit. Starting from the teacher's own layers: https://arxiv.org/abs/1910.01108,
-section 3. The first layers go on following each other, which others have to learn anew; https://arxiv.org/abs/2004.03844 too finds the lower
-layers the most critical. Left out: searching the layers.
+section 3. The first layers go on following each other, which others have to learn anew; https://arxiv.org/abs/2004.03844 too finds the
+lower layers the most critical. Left out: searching the layers.
 """
 
 from __future__ import annotations
