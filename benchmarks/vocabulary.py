@@ -2,10 +2,10 @@
 
     python benchmarks/vocabulary.py [--recipe NAME] [--set KEY=VALUE ...] [--rows 5000] [--out FOLDER]
 
-Runs recipes/NAME.yaml (sst2-minilm where absent) with one stage, `prune: {granularity: [vocabulary], sparsity: 0, recover: null}`. Then
-asks both models in fp32 a sample of the train rows, all of whose tokens are kept, and the whole evaluation split, some rows of which are split
-into smaller pieces. Prints for each kind of row n, how many predictions differ, the largest difference of a logit and the primary metric
-before and after; and how large both models are.
+Runs recipes/NAME.yaml (sst2-minilm where absent) with one stage that takes nothing but tokens away. Then asks both models in fp32 a sample
+of the train rows, all of whose tokens are kept, and the whole evaluation split, some rows of which are split into smaller pieces. Prints
+for each kind of row n, how many predictions differ, the largest difference of a logit and the primary metric before and after; and how
+large both models are.
 """
 
 from __future__ import annotations
