@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from our_engine import built
+from our_engine import answers_of_engine, built
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8
 
 from compress.data import Data, load_data
-from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
 from compress.evaluate import PRIMARY, load_predictions, metrics
 from compress.model import label_names
@@ -142,7 +141,7 @@ def measure_cell(task: str, seed: int, arguments: argparse.Namespace, folder: Pa
     data = load_data(asking.data, asking.model.task, label_names(asking.model), lambda line: None)
     answers = {FLOAT: load_predictions(trained.predictions("finetune"))[0]}
     for name, spec in engines(checkpoints, floating, asking, data, folder).items():
-        answers[name] = _answers(spec, data)
+        answers[name] = answers_of_engine(spec, data)
     np.savez(folder / "answers.npz", **answers, labels=data.evaluation.labels)
     document = {"task": asking.model.task, "seed": seed, "n": len(data.evaluation), "names": list(answers)}
     (folder / "answers.json").write_text(json.dumps(document) + "\n", encoding="utf-8")
@@ -169,11 +168,6 @@ def engines(checkpoints: Mapping[str, Path], floating: Path, recipe: Recipe, dat
         "ONNX Runtime dynamic int8": replace(runtime, path=str(dynamic)),
         "ONNX Runtime static int8": replace(runtime, path=str(static)),
     }
-
-
-def _answers(spec: EngineSpec, data: Data) -> Any:
-    with EngineProcess(spec) as process:
-        return process.predict(data.evaluation.rows, spec.evaluation_batch)
 
 
 def summarize(task: str, kind: str, stacked: dict[str, Any], labels: Any) -> list[dict[str, Any]]:

@@ -54,7 +54,7 @@ def main() -> None:
         for task in arguments.tasks
         for seed in arguments.seeds
         for fraction in arguments.fraction
-        for preset in (arguments.control, *arguments.presets)
+        for preset in dict.fromkeys((arguments.control, *arguments.presets))
     ]
     groups = [(task, fraction) for task in arguments.tasks for fraction in arguments.fraction]
     rows = [row for task, fraction in groups for row in summarize(task, fraction, cells, arguments)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from compress.artifact import writing
-from compress.data import preprocessor
+from compress.data import Data, preprocessor
+from compress.engine_process import EngineProcess
 from compress.recipe import Recipe
 from export.engine import EngineSpec, spec_of
 from export.openvino import build, files
@@ -25,3 +27,9 @@ def opened(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
     """Returns how an engine is opened that `built` left in a folder."""
     entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}
     return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
+
+
+def answers_of_engine(spec: EngineSpec, data: Data) -> Any:
+    """Returns what an engine answers to the whole evaluation split, float32."""
+    with EngineProcess(spec) as process:
+        return process.predict(data.evaluation.rows, spec.evaluation_batch)

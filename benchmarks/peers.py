@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from our_engine import answers_of_engine
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8
 
 from compress.data import load_data
-from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
 from compress.evaluate import metrics
 from compress.latency import measure
@@ -116,8 +116,7 @@ def evaluate(specs: dict[str, EngineSpec], recipe: Recipe) -> dict[str, dict[str
     found: dict[str, dict[str, Any]] = {}
     answers: dict[str, Any] = {}
     for name, spec in specs.items():
-        with EngineProcess(spec) as process:
-            logits = process.predict(data.evaluation.rows, spec.evaluation_batch)
+        logits = answers_of_engine(spec, data)
         answers[name] = logits.argmax(axis=1)
         value = metrics(recipe.model.task, logits, data.evaluation.labels)["accuracy"]
         low, high = wilson(round(value * len(data.evaluation)), len(data.evaluation))

@@ -22,10 +22,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from our_engine import built, opened
+from our_engine import answers_of_engine, built, opened
 
 from compress.data import load_data
-from compress.engine_process import EngineProcess
 from compress.environment import fingerprint
 from compress.implicit import shapes
 from compress.latency import Shape, measure
@@ -169,9 +168,7 @@ def accuracy(spec: EngineSpec, asked: Recipe) -> dict[str, Any]:
     """Returns the primary metric of an engine on the evaluation split, with n and its 95 % interval."""
     task = asked.model.task
     data = load_data(asked.data, task, label_names(asked.model), lambda line: None)
-    with EngineProcess(spec) as process:
-        answers = process.predict(data.evaluation.rows, spec.evaluation_batch)
-    return single(primary(task), answers, data.evaluation.labels)
+    return single(primary(task), answers_of_engine(spec, data), data.evaluation.labels)
 
 
 def shape_of(text: str) -> Shape:
