@@ -29,7 +29,7 @@ from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 
 ROOT = Path(__file__).resolve().parent.parent
-STAGES = "stages=[{prune: {granularity: [vocabulary], sparsity: 0, recover: null}}]"
+STAGES = "stages=[{prune: {granularity: [vocabulary]}}]"
 VARIANTS = ("baseline", "prune")
 BATCH = 64
 

@@ -71,7 +71,7 @@ class Prune(Stage):
     """What that engine is timed in. int8: as the recipe quantizes."""
     granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
     """What is taken away: heads (groups that share keys and values whole), ffn (neurons), hidden (channels of the residual stream), layers,
-    experts; vocabulary: tokens that the train rows do not use, whatever the sparsity."""
+    experts; vocabulary: tokens that the train rows do not use, whatever the sparsity. [vocabulary] alone is sparsity: 0, recover: null."""
     multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
     """Neurons and channels are kept in multiples of it: what the kernels of the engines like."""
     protect: tuple[str, ...] = ()
@@ -93,6 +93,13 @@ class Prune(Stage):
     """How the pruned model is trained again; null: not at all."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
     """Who teaches it: baseline, input (the incoming model), or the id of an earlier stage."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _tokens_alone(cls, given: Any) -> Any:
+        # A smaller vocabulary answers the text of its tokens as before: nothing is taken from the blocks, nothing has to recover.
+        alone = isinstance(given, dict) and given.get("granularity") in (["vocabulary"], ("vocabulary",))
+        return {"sparsity": 0.0, "recover": None, **given} if alone and not {"latency_ms", "speedup"} & given.keys() else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Prune:

@@ -206,11 +206,18 @@ def test_a_model_that_mixes_its_heads_is_refused(
         pruned(Prune(**QUICK), checkpoint("bert"), make_context(), tmp_path / "out")
 
 
+def test_tokens_alone_leave_the_blocks_as_they_are() -> None:
+    stage = Prune.model_validate({"granularity": ["vocabulary"]})
+    assert (stage.sparsity, stage.recover) == (0, None)
+    assert Prune.model_validate(stage.model_dump()) == stage
+    assert Prune.model_validate({"granularity": ["vocabulary"], "recover": {}}).recover is not None
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"granularity": ["heads", "heads"]}, "given twice"),
-        ({"granularity": ["vocabulary"]}, "sparsity: 0.5 given; the vocabulary is no part of the blocks"),
+        ({"granularity": ["vocabulary"], "sparsity": 0.5}, "sparsity: 0.5 given; the vocabulary is no part of the blocks"),
         ({"granularity": ["experts"]}, "measure: macs given"),
         ({"schedule": "cubic", "recover": None}, "schedule: cubic trains between its iterations"),
         ({"teacher": "owner/name"}, "teacher: 'owner/name' given"),
