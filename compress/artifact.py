@@ -67,6 +67,17 @@ class Artifact:
         return sum(entry["size"] for entry in self.manifest["files"].values())
 
 
+def lineage(name: str, artifacts: Mapping[str, Artifact]) -> list[str]:
+    """Returns which of `artifacts` one of them was made of, in the order of the mapping, which has parents first; itself is the last."""
+    names = list(artifacts)
+    line, parents = [name], artifacts[name].manifest["parents"]
+    for earlier in reversed(names[: names.index(name)]):
+        if artifacts[earlier].digest in parents:
+            line.append(earlier)
+            parents = artifacts[earlier].manifest["parents"]
+    return line[::-1]
+
+
 def digest(value: Any) -> str:
     """Returns the sha256 (hex) of a JSON value in canonical form: sorted keys, no spaces."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()).hexdigest()

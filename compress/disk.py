@@ -6,8 +6,9 @@ round figures. Engines of TensorRT are left out: their size is known once they a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from compress.model import linears
 from compress.model_config import auto_class, quiet, with_class
 from compress.stage import Context, Stage, Task
 from compress.tasks import TASKS
-from export.export import Export
+from export.export import Export, ends, floating_of
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
@@ -51,29 +52,40 @@ class Sizes:
         return FLOAT_BYTES * (self.parameters - self.int8_parameters) + self.int8_parameters
 
 
-def predicted_bytes(step: Stage, steps: Sequence[Stage], config: Any, context: Context, baseline: Any) -> int:
+@dataclass(frozen=True)
+class Variant:
+    """A model that a run is going to make."""
+
+    config: Any
+    """Its Transformers config."""
+    stages: tuple[Stage, ...]
+    """All that it is made by, from the baseline on; its own is the last."""
+
+    @property
+    def quantizer(self) -> Quantize | None:
+        """The stage that quantizes it; None where it is float."""
+        own = self.stages[-1]
+        return own if isinstance(own, Quantize) else None
+
+
+def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], context: Context) -> int:
     """Returns the size of the artifact of a step.
 
     Args:
         step: The step.
-        steps: All of them.
         config: The Transformers config of the model after this step.
+        variants: The variants so far by id, in order.
         context: Data, task and target.
-        baseline: That of the baseline, which is built in float beside the last variant.
     """
-    quantizer = next((stage for stage in steps if isinstance(stage, Quantize)), None)
-    sizes = _sizes(config, context, quantizer)
-    if isinstance(step, Evaluate):
-        return sizes.prediction_bytes
     if isinstance(step, Latency):
         return 0
     if isinstance(step, Export | TritonRepo):
-        precisions = _precisions(steps, context)
-        of_builds = [_sizes(baseline, context, quantizer)] + [sizes] * (len(precisions) - 1)
-        if isinstance(step, TritonRepo):
-            return sum(_served_bytes(*build) for build in zip(precisions, of_builds, strict=True))
-        return sum(_build_bytes(*build, context) for build in zip(precisions, of_builds, strict=True))
-    return sizes.float_bytes + sizes.tokenizer_bytes
+        of_build = _served_bytes if isinstance(step, TritonRepo) else partial(_build_bytes, context=context)
+        return sum(
+            of_build(precision, _sizes(variant.config, context, variant.quantizer)) for precision, variant in _builds(variants, context)
+        )
+    sizes = _sizes(config, context, None)
+    return sizes.prediction_bytes if isinstance(step, Evaluate) else sizes.float_bytes + sizes.tokenizer_bytes
 
 
 def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
@@ -97,16 +109,16 @@ def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[in
     return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in chosen.values())
 
 
-def _precisions(steps: Sequence[Stage], context: Context) -> list[str]:
-    """Returns the precisions of the builds that export makes by default, in the order of `export.export.planned`."""
-    quantized = any(isinstance(stage, Quantize) for stage in steps)
-    floating = sum(isinstance(stage, Evaluate) for stage in steps) - quantized
-    serves_bf16 = "openvino" in context.target.engines and context.target.device == "cpu"
-    builds = ["fp32"] * min(2, floating) + ["int8"] * quantized
-    if serves_bf16:
+def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str, Variant]]:
+    """Returns the builds that export makes by default, with their precisions, in the order of `export.export.planned`."""
+    made = {name: [str(stage.id) for stage in variant.stages] for name, variant in variants.items()}
+    floating = {name: floating_of(line, lambda other: variants[other].quantizer is None) for name, line in made.items()}
+    names = ends(made, floating)
+    builds = [("fp32" if variants[name].quantizer is None else "int8", variants[name]) for name in names]
+    if "openvino" in context.target.engines and context.target.device == "cpu":
         from export.openvino import computes_bf16
 
-        builds += ["bf16"] * computes_bf16()
+        builds += [("bf16", variants[floating[names[-1]]])] * computes_bf16()
     return builds
 
 

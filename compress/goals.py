@@ -185,7 +185,8 @@ def int8_gain(report: Mapping[str, Any]) -> Figure:
     if not cells:
         return Figure(reason=_unmeasured(report, engine))
     shape = max(cells, key=_work)
-    floating: Mapping[str, Any] = next((variant for variant in reversed(report["variants"]) if not is_quantized(variant)), {})
+    behind = [variant for variant in report["variants"] if not is_quantized(variant) and variant["id"] in last.get("stages", ())]
+    floating: Mapping[str, Any] = behind[-1] if behind else {}
     same = [row for row in _measured(floating, engine) if _shape(row) == shape]
     if not same:
         return Figure(reason=f"the model was not timed in float at {shape_name(shape)}")

@@ -34,7 +34,7 @@ from compress.process import keep_freed_memory
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
-from compress.stage import Context, Stage, is_model, teachers_named
+from compress.stage import Context, Stage, input_named, is_model, teachers_named
 from compress.tasks import num_classes
 from compress.timing import Timer
 from compress.tokenizer import settled
@@ -101,17 +101,22 @@ def run(
         context = prepare(recipe, folder, progress, team)
         made: dict[str, tuple[Artifact, bool, float]] = {}
         parent: Artifact | None = None
+        check_model_once = context.count_macs
+        macs: dict[str, int] = {}
         for step in steps:
             force = force or step.id == start
+            if input_named(step) is not None:
+                parent = checkpoint_named(str(input_named(step)), context)
+                context = replace(context, count_macs=partial(_counted, check_model_once, macs[parent.id]))
             context = replace(context, teachers=teachers_of(step, parent, context))
             result, cached, seconds = advance(step, parent, context, folder, force or step.id == again)
             made[str(step.id)] = (result, cached, seconds)
             if is_variant(step, steps):
                 context = replace(context, checkpoints={**context.checkpoints, str(step.id): result})
             if isinstance(step, Evaluate) and parent is not None:
-                macs = partial(_counted, context.count_macs, result.metrics["macs"])
+                macs[parent.id] = result.metrics["macs"]
                 predictions = {**context.predictions, parent.id: result.path / result.metrics["predictions"]}
-                context = replace(context, predictions=predictions, count_macs=macs)
+                context = replace(context, predictions=predictions, count_macs=partial(_counted, check_model_once, macs[parent.id]))
             if result.kind == "model_repository" and team.is_first:
                 link_repository(folder, result)
             parent = result if result.kind not in ("evaluation", "latency") else parent
@@ -178,6 +183,7 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
     baseline = config
     configs: dict[str, Any] = {}
     for stage in recipe.stages:
+        config = {"baseline": baseline, **configs}[named] if (named := input_named(stage)) else config
         known = {"baseline": baseline, "input": config, **configs}
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
         stage.check(config, teachers[0] if teachers else None, context)
@@ -197,6 +203,11 @@ def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) 
     if name == "input":
         assert parent is not None, "a stage with a teacher is not the first step"
         return parent
+    return checkpoint_named(name, context)
+
+
+def checkpoint_named(name: str, context: Context) -> Artifact:
+    """Returns the checkpoint that a recipe calls `baseline`, or by the id of its stage."""
     return context.baseline if name == "baseline" else context.checkpoints[name]
 
 
@@ -300,7 +311,7 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
     contents: dict[str, Any] = {
         "stage": step.NAME,
         "version": step.VERSION,
-        "config": step.model_dump(mode="json"),
+        "config": step.model_dump(mode="json", exclude={"input"}),  # that is the parent
         "depends": step.depends(context),
         "parent": parent.digest if parent else None,
         "teachers": [teacher.digest for teacher in context.teachers],
@@ -311,9 +322,9 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
         "threads": context.target.num_threads,
     }
     if step.PRODUCES != "checkpoint":
-        contents["target"] = context.target.model_dump(mode="json")
+        contents |= {"target": context.target.model_dump(mode="json"), **context.fingerprint}
+    if step.PRODUCES not in ("checkpoint", "evaluation"):  # these look at every variant
         contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
-        contents |= context.fingerprint
     return artifact.digest(contents)
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from compress import artifact, history
 from compress.artifact import Artifact, DamagedArtifact
-from compress.disk import predicted_bytes
+from compress.disk import Variant, predicted_bytes
 from compress.implicit import Evaluate
 from compress.model import Counts, check_model, count
-from compress.pipeline import cache_key, is_variant, plan_steps, prepare, teachers_of
+from compress.pipeline import cache_key, checkpoint_named, is_variant, plan_steps, prepare, teachers_of
 from compress.progress import ConsoleProgress
 from compress.recipe import Recipe
-from compress.stage import Context, Stage
+from compress.stage import Context, Stage, input_named, lines
 from compress.tasks import TASKS, num_classes
 from compress.tokenizer import settled
 
@@ -71,16 +71,26 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
     steps, macs = plan_steps(recipe), size.macs  # as in a run: what the last evaluation counted
+    behind = lines(steps)
+    variants: dict[str, Variant] = {}
+    sizes: dict[str, Counts] = {}
     parent: Artifact | None = None
     chain = True
     for step in steps:
+        if (named := input_named(step)) is not None:
+            name = next(iter(variants)) if named == "baseline" else named
+            config, size, macs = variants[name].config, sizes[name], sizes[name].macs
+            parent = checkpoint_named(named, context) if chain else None
         found = _find(step, parent, context, folder) if chain else None
         chain = found is not None
         work, after = step.work(macs, context.data), step.config_after(config)
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)
+        if is_variant(step, steps):
+            made_by = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
+            variants[str(step.id)], sizes[str(step.id)] = Variant(config, made_by), size
         macs = size.macs if isinstance(step, Evaluate) else macs
-        disk = found.size_bytes if found else predicted_bytes(step, steps, config, context, checked.config)
+        disk = found.size_bytes if found else predicted_bytes(step, config, variants, context)
         seconds = 0.0 if found else history.predict(step.NAME, work)
         yield PlannedStep(step, found, size if step.PRODUCES == "checkpoint" else None, disk, seconds)
         if found and is_variant(step, steps):

@@ -18,7 +18,7 @@ from compress.errors import InputError, nearest
 from compress.finetune import Finetune
 from compress.model import ModelConfig
 from compress.problems import explain
-from compress.stage import Config, Parallel, Stage, Target, is_model, teachers_named
+from compress.stage import Config, Parallel, Stage, Target, input_named, is_model, lines, teachers_named
 from compress.tasks import TASKS
 from compress.tokenizer import TrainTokenizer
 from distill.distill import Distill
@@ -29,7 +29,8 @@ from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, TritonRepo)
-"""Every stage a recipe may name, in the order in which they may follow one another; distill, prune and sparsify in any."""
+"""Every stage a recipe may name, in the order in which they may follow one another; distill, prune and sparsify in any. A stage with an
+`input` follows that one."""
 
 MAX_BYTES = 1_000_000
 
@@ -336,8 +337,9 @@ def _check_order(recipe: Recipe) -> list[str]:
     problems = []
     order = {stage: position for position, stage in enumerate(STAGES)}
     order[Prune] = order[Sparsify] = order[Distill]  # any may come first, and again
+    made = lines(recipe.stages)
     ids: set[str] = set()
-    for before, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
+    for listed, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
         if stage.id in ids or stage.id == "baseline":
             problems.append(f"stages.{stage.id}: the id {stage.id!r} is taken; give this {stage.NAME} stage an `id:` of its own")
         teachers = {"baseline", "input", *ids}
@@ -347,12 +349,15 @@ def _check_order(recipe: Recipe) -> list[str]:
             for teacher in teachers_named(stage)
             if not is_model(teacher) and teacher not in teachers
         ]
+        problems += _check_input(stage, made, ids)
         ids.add(stage.id)
+        branches = input_named(stage) is not None and not isinstance(listed, Export | TritonRepo)
+        before = next(reversed(made[stage.id][:-1]), None) if branches else listed
         if before is not None and order[type(stage)] < order[type(before)]:
             problems.append(
                 f"stages.{stage.id}: {stage.NAME} cannot follow {before.NAME}; the order is {', '.join(s.NAME for s in STAGES)}"
             )
-    for once in (Finetune, Quantize, Export, TritonRepo):
+    for once in (Finetune, Export, TritonRepo):
         if sum(isinstance(stage, once) for stage in recipe.stages) > 1:
             problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")
     kinds = [type(stage) for stage in recipe.stages]
@@ -365,6 +370,20 @@ def _check_order(recipe: Recipe) -> list[str]:
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"
         problems.append(f"stages: a model with {what} has to be trained first; put `- finetune: {{}}` at the start")
+    return problems
+
+
+def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:
+    """Returns what is wrong with the `input` of a stage: that nothing made it, or that it is quantized already."""
+    named, problems = input_named(stage), []
+    allowed = ["baseline", *(name for name in made if name in ids)]
+    if named is not None and named not in allowed:
+        line = f"{named!r} given; {', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
+        problems.append(f"stages.{stage.id}.input: {line}")
+    quantized = [other.id for other in made.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
+    if isinstance(stage, Quantize) and quantized:
+        line = f"comes after {quantized[0]}; a model is quantized once: give another `input:`, or leave it out"
+        problems.append(f"stages.{stage.id}: {line}")
     return problems
 
 

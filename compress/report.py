@@ -77,7 +77,7 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
     reference, metric = every_hop[0], statistics.primary(task)
     return {
         "id": name,
-        "stages": [stage for stage in run.variants if list(run.variants).index(stage) <= list(run.variants).index(name)],
+        "stages": artifact.lineage(name, run.variants),
         "parameters": evaluated["parameters"],
         "macs": evaluated["macs"],
         "size_bytes": first["size_bytes"] if first else None,

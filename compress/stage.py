@@ -217,3 +217,29 @@ class Stage(Config):
             Figures for the manifest: JSON types only.
         """
         raise NotImplementedError
+
+
+class ModelStage(Stage):
+    """A stage that makes a model of a model; several may start from the same one, so that a run has branches."""
+
+    input: str | None = None
+    """What goes in: baseline or the id of an earlier stage; absent: what the stage before made. Stages with the same input start branches
+    of one run, which its report compares; goals are judged on the one that ends last."""
+
+
+def input_named(stage: Stage) -> str | None:
+    """Returns what the `input` of a stage names; None for the stage before."""
+    return getattr(stage, "input", None)
+
+
+def lines(stages: Sequence[Stage]) -> dict[str, tuple[Stage, ...]]:
+    """Returns for each stage that makes a model, by id, all that it is made by, in order and with itself the last; and `baseline`."""
+    found: dict[str, tuple[Stage, ...]] = {"baseline": ()}
+    before: tuple[Stage, ...] = ()
+    for stage in stages:
+        if stage.PRODUCES == "checkpoint":
+            before = (*found.get(input_named(stage) or "", before), stage)
+            found[str(stage.id)] = before
+            if stage.NAME in ("model", "finetune"):
+                found["baseline"] = before
+    return found

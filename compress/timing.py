@@ -45,7 +45,7 @@ class Timer:
     context: Context
     """Data, task and target."""
     quantizer: Quantize
-    """The stage that quantizes in the recipe, or one of default settings."""
+    """The first stage of the recipe that quantizes, or one of default settings."""
     exporter: Export
     """The stage that exports, or one of default settings."""
 

@@ -2,11 +2,12 @@
 
 What is built, each in a folder `<variant>-<precision>`:
 
-    ends   the baseline in float, the last variant, and where that is int8 the float variant that it was made of: what int8 has to beat
+    ends   the baseline in float, the last variant (of a recipe with branches that of each), and where that is int8 the float variant
+           that it was made of: what int8 has to beat
     all    every variant, int8 where it is quantized
 
-A processor with bf16 adds the last float variant in bf16, from the files of its fp32 build: there bf16 is what int8 has to beat. An int8
-build gets a mode there whose float part is bf16 (`export.float_part`).
+A processor with bf16 adds the float variant behind the last one in bf16, from the files of its fp32 build: there bf16 is what int8 has
+to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`).
 
 Every engine runs in a process of its own, predicts the whole evaluation split in the configuration that is timed and served, and has to
 agree with torch (`export.parity`), or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held to
@@ -18,14 +19,14 @@ Left out: engines that need another machine are recorded with `runnable: false` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 
-from compress.artifact import Artifact, Kind, write_json
+from compress.artifact import Artifact, Kind, lineage, write_json
 from compress.errors import InputError
 from compress.preprocess import Preprocessor
 from compress.stage import Context, EngineName, Stage
@@ -52,6 +53,8 @@ class Build:
     variant: str
     checkpoint: Path
     precision: Precision
+    floating: str
+    """The float variant that it was made of; itself where it is float."""
 
     @property
     def name(self) -> str:
@@ -77,7 +80,8 @@ class Export(Stage):
     PRODUCES: ClassVar[Kind] = "engine"
 
     variants: Literal["ends", "all"] = "ends"
-    """ends: the baseline, the last variant, and the float variant that it was quantized from; all: every variant."""
+    """ends: the baseline, the last variant (of a recipe with branches that of each), and the float variant that it was quantized from;
+    all: every variant."""
     float_precision: FloatPrecision | Literal["auto"] = "auto"
     """What int8 engines of OpenVINO compute their float part in, on processors with bf16 (fp32 on others). auto: bf16, unless that brings
     the answers to selection rows further from the float model than int8 does by itself."""
@@ -128,12 +132,31 @@ class Export(Stage):
 
 
 def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
-    """Returns what is built, in order: variants first to last, then the last float one in bf16, whose fp32 build comes before it."""
-    found = [Build(name, artifact.path, precision_of(artifact.path)) for name, artifact in context.checkpoints.items()]
-    floating = [build for build in found if build.precision == "fp32"][-1]
-    ends = (found[0], floating, found[-1])
-    builds = [build for build in found if variants == "all" or build in ends]
-    return builds + ([replace(floating, precision="bf16")] if _has_bf16(context) else [])
+    """Returns what is built, in order: variants first to last, then the float one behind the last in bf16, from the files of its fp32."""
+    precisions = {name: precision_of(artifact.path) for name, artifact in context.checkpoints.items()}
+    made = {name: lineage(name, context.checkpoints) for name in precisions}
+    floating = {name: floating_of(line, lambda other: precisions[other] == "fp32") for name, line in made.items()}
+    names = list(precisions) if variants == "all" else ends(made, floating)
+    builds = {name: Build(name, context.checkpoints[name].path, precisions[name], floating[name]) for name in names}
+    last = replace(builds[floating[names[-1]]], precision="bf16")
+    return [*builds.values(), *([last] if _has_bf16(context) else [])]
+
+
+def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
+    """Returns the last variant of a line that is float."""
+    return next(name for name in reversed(line) if is_float(name))
+
+
+def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str]) -> list[str]:
+    """Returns what is built of the variants where not all are.
+
+    Args:
+        made: Variants, in order, and for each those that it was made by: itself the last.
+        floating: For each the float one that it was made of.
+    """
+    within = {name for line in made.values() for name in line[:-1]}
+    last = [name for name in made if name not in within]
+    return [name for name in made if name in {next(iter(made)), *last, *(floating[end] for end in last)}]
 
 
 def _has_bf16(context: Context) -> bool:
@@ -208,7 +231,7 @@ class _Exporter:
         half = next((entry for entry in engines if entry["float_precision"] == "bf16"), None)
         if self.build.precision != "int8" or self.rest != "auto" or half is None or not half["runnable"]:
             return None
-        floating = [answers for (_, precision, _), answers in self.answers.items() if precision == "fp32"][-1]
+        floating = self.answers[self.build.floating, "fp32", "fp32"]
         int8 = {precision: self.answers[self.build.variant, "int8", precision] for precision in ("fp32", "bf16")}
         found = judge(self.context.task, floating, int8["fp32"], int8["bf16"])
         self.context.progress.log(

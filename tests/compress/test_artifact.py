@@ -52,6 +52,23 @@ def test_writing_replaces_what_stood_there(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+@settings(max_examples=50, deadline=None)
+@given(parents=st.lists(st.integers(0, 7), max_size=8), made=st.integers(0, 8))
+def test_lineage_is_the_way_from_the_first(parents: list[int], made: int) -> None:
+    """Against following the parents by hand, in any tree."""
+    tree = [None, *(parent % (i + 1) for i, parent in enumerate(parents))]  # everything is made of something before it
+    artifacts = {
+        str(i): artifact.Artifact(Path(), {"digest": f"d{i}", "parents": ["unknown" if parent is None else f"d{parent}"]})
+        for i, parent in enumerate(tree)
+    }
+    at: int | None = made % len(tree)
+    expected: list[str] = []
+    while at is not None:
+        expected.insert(0, str(at))
+        at = tree[at]
+    assert artifact.lineage(expected[-1], artifacts) == expected
+
+
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_flipped_byte_is_named(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:

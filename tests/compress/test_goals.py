@@ -170,6 +170,19 @@ def test_int8_that_is_not_faster_names_the_layers_to_blame() -> None:
     assert "b (20.0 % of MACs), c (10.0 % of MACs)" in goal["reason"]
 
 
+def test_int8_has_to_beat_the_float_model_of_its_own_branch() -> None:
+    report = make_report()
+    other = {
+        "id": "student",
+        "stages": ["baseline", "student"],
+        "latency": [row("openvino", "fp32", 1.0), row("openvino", "fp32", 9.0, 8, 128)],
+    }
+    report["variants"].insert(1, other)
+    assert judged({}, report, "int8_faster")["value"] == 40.0 / 25.0
+    report["variants"][-1]["stages"] = ["baseline", "student", "quantize"]
+    assert judged({}, report, "int8_faster")["value"] == 9.0 / 25.0
+
+
 def test_int8_faster_is_listed_after_quantize_alone_and_can_be_left_out() -> None:
     assert [goal["goal"] for goal in goals.judge({"int8_faster": False}, make_report())] == []
     report = make_report()

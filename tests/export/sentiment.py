@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -109,11 +110,18 @@ def rows(count: int) -> list[str]:
     return [" ".join(random.choice(WORDS, random.integers(1, 21))) for _ in range(count)]
 
 
-def context(scratch: Path, checkpoints: dict[str, Path], target: Target = TARGET, count: int = 40) -> Context:
-    """Returns a context whose labels are random."""
+def context(
+    scratch: Path,
+    checkpoints: dict[str, Path],
+    target: Target = TARGET,
+    count: int = 40,
+    inputs: Mapping[str, str] = MappingProxyType({}),
+) -> Context:
+    """Returns a context whose labels are random; each checkpoint is made of the one before, unless `inputs` names another."""
     split = Split(rows(count), np.random.default_rng(1).integers(0, 2, count))
     data = Data(split, split, split, ("negative", "positive"))
-    artifacts = {name: Artifact(path, {"id": name}) for name, path in checkpoints.items()}
+    before = dict(zip(checkpoints, ["model", *checkpoints], strict=False)) | dict(inputs)
+    artifacts = {name: Artifact(path, {"id": name, "digest": name, "parents": [before[name]]}) for name, path in checkpoints.items()}
     return Context("text-classification", data, LENGTH, target, 0, Silent(), scratch, artifacts)
 
 

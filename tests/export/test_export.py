@@ -58,6 +58,27 @@ def test_what_is_built(tmp_path: Path) -> None:
         assert names(sentiment.context(tmp_path, {"baseline": floating}), variants) == ["baseline-fp32"]
 
 
+@pytest.mark.usefixtures("no_bf16")
+def test_of_branches_the_ends_of_each_are_built(tmp_path: Path) -> None:
+    floating, integer = sentiment.checkpoint(), sentiment.quantized()
+    checkpoints = {"baseline": floating, "whole": integer, "distill": floating, "prune": floating, "small": integer, "other": floating}
+    inputs = {"distill": "baseline", "other": "distill"}
+    context = sentiment.context(tmp_path, checkpoints, inputs=inputs)
+    assert names(context, "ends") == ["baseline-fp32", "whole-int8", "prune-fp32", "small-int8", "other-fp32"]
+    assert {build.variant: build.floating for build in planned(context, "ends")} == {
+        "baseline": "baseline", "whole": "baseline", "prune": "prune", "small": "prune", "other": "other"
+    }  # fmt: skip
+    assert len(names(context, "all")) == len(checkpoints)
+
+
+def test_a_processor_with_bf16_gets_the_float_variant_behind_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    floating, integer = sentiment.checkpoint(), sentiment.quantized()
+    checkpoints = {"baseline": floating, "prune": floating, "small": integer, "whole": integer}
+    assert names(sentiment.context(tmp_path, checkpoints, inputs={"whole": "baseline"}), "ends")[-1] == "baseline-bf16"
+    assert names(sentiment.context(tmp_path, {**checkpoints}, inputs={"whole": "prune"}), "ends")[-1] == "prune-bf16"
+
+
 def test_a_processor_with_bf16_gets_the_last_float_variant_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})

@@ -77,7 +77,8 @@ def exporter(scheme: str, tmp_path: Path, *engines: Any) -> _Exporter:
     target = replace_engines(sentiment.TARGET, engines)
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": quantized(scheme)}, target)
     (tmp_path / "out").mkdir()
-    return _Exporter(Build("quantize", quantized(scheme), precision_of(quantized(scheme))), context, tmp_path / "out", "fp32", {})
+    build = Build("quantize", quantized(scheme), precision_of(quantized(scheme)), "baseline")
+    return _Exporter(build, context, tmp_path / "out", "fp32", {})
 
 
 def replace_engines(target: Target, engines: tuple[Any, ...]) -> Target:
