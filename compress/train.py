@@ -40,6 +40,7 @@ from compress.zeros import NOTE, zeros_held
 if TYPE_CHECKING:
     from compress.preprocess import Preprocessor
 
+ROUNDING = 1e-9
 RANK_SEED = 1_000_003
 """Between the seeds of two processes: what they drop out differs."""
 
@@ -188,6 +189,7 @@ def train(
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
         "processes": team.size,
+        "strategy": team.strategy if team.size > 1 else None,
     }
     loop.history.higher_is_better = higher_is_better
     with seeded(seed + RANK_SEED * team.rank), zeros_held(model):
@@ -209,9 +211,14 @@ def training_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def steps_in(factor: float, num_steps: int) -> int:
+    """Returns `factor` times some steps, rounded up; 1.1 times 50 is 55, though it is a little more in floats."""
+    return math.ceil(factor * num_steps - ROUNDING)
+
+
 def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedule: Literal["linear", "cosine", "constant"]) -> float:
     """Returns the learning rate of step `step` (from 0) of `num_steps`."""
-    rising = math.ceil(warmup * num_steps)
+    rising = steps_in(warmup, num_steps)
     if step < rising:
         return peak * (step + 1) / rising
     if schedule == "constant":
@@ -259,7 +266,7 @@ class _Loop:
         self.autocast = autocast_dtype(self.device)
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
         self.epoch_steps = -(-len(rows.lengths) // config.batch_size)
-        self.num_steps = math.ceil(config.epochs * self.epoch_steps)
+        self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.keeps_best = config.keep == "best" and select is not None
         self.history = History()
         self.best: dict[str, Tensor] = {}

@@ -1,20 +1,24 @@
 """What is looked at inside of student and teacher: hidden states, and queries, keys and values of single blocks.
 
-    hidden states      output_hidden_states of the model: H_0 is the output of the embeddings, H_m that of layer m
+    hidden states      H_0 is what the first block gets, H_m what block m gives
+    last state         the last of output_hidden_states: of most models H_L, of a decoder what its final norm makes of H_L
     attention scores   S = scaling * Q K^T, computed here from the captured Q and K for the blocks that a loss asks for
     relations          Q, K and V of a block as its attention gets them, [b, heads, L, d]
 
 Q, K and V are taken where every Transformers model hands them over by position: at the attention function, whatever the names or the
 order of its layers, fused or not. `CAPTURING` is `scaled_dot_product_attention` with a look at its arguments, so that no model has to
-fall back to eager attention; the arguments say which tokens may see which, too. Left out: models whose attention does not go through
-this function (DeBERTa), and terms that a model adds to Q K^T by itself.
+fall back to eager attention; the arguments say which tokens may see which, too. Hidden states are taken at the blocks: the list that
+Transformers gives ends with a normed one in a decoder, which must not be compared with raw ones. Where all layers share one block
+(ALBERT) there is no final norm, and the list is right. Left out: models whose attention does not go through this function (DeBERTa) or
+whose mask holds more than who sees whom (BEiT), and terms that a model adds to Q K^T by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -66,13 +70,15 @@ class Captured:
     """What one model said about a batch."""
 
     logits: Tensor
-    """Float32 `[b, C]`."""
+    """Float32 `[b, C]`; `[b, L, V]` for text-generation."""
     mask: Tensor | None = None
     """Bool `[b, L]`: the tokens that are no padding; None where neither hidden states nor blocks were wanted."""
     hidden: tuple[Tensor, ...] = ()
-    """Float `[b, L, D]` for each layer, the output of the embeddings first."""
+    """H_0 ... H_L, float `[b, L, D]` each, as the blocks give them."""
     blocks: Mapping[int, Heads] = field(default_factory=dict)
     """By block, counted from 0."""
+    last: Tensor | None = None
+    """The last hidden state, float `[b, L, D]`, after the final norm where Transformers gives it so; None where `hidden` is empty."""
 
 
 def seen_by_both(student: Heads, teacher: Heads, mask_bL: Tensor) -> Tensor:
@@ -106,17 +112,29 @@ class Capture:
             self._prepare()
         seen = _Seen(self.block_of, wanted.blocks)
         token = _SEEN.set(seen)
+        hooks = [block.register_forward_hook(seen.note) for block in self.blocks] if wanted.hidden else []
         try:
             output = self.model(**features, output_hidden_states=True) if wanted.hidden else self.model(**features)
         finally:
             _SEEN.reset(token)
+            for hook in hooks:
+                hook.remove()
         missing = sorted(wanted.blocks - seen.heads.keys())
         if missing:
             kind = self.model.config.model_type  # type: ignore[union-attr]
             raise InputError(f"{self.key}: the attention of this {kind} cannot be looked at (layer {missing[0] + 1}); choose another loss")
-        hidden = tuple(output.hidden_states) if wanted.hidden else ()
+        given = tuple(output.hidden_states) if wanted.hidden else ()
+        hidden = (given[0], *seen.states) if seen.states else given
         mask = _token_mask(features, hidden, seen.heads) if hidden or seen.heads else None
-        return Captured(output.logits.float(), mask, hidden, seen.heads)
+        return Captured(output.logits.float(), mask, hidden, seen.heads, given[-1] if given else None)
+
+    @cached_property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The repeated blocks; none where all layers share one."""
+        try:
+            return tuple(repeated_blocks(self.model, self.key)[1])
+        except InputError:
+            return ()
 
     def _prepare(self) -> None:
         """Lets the attention of the model go through `_capturing`."""
@@ -131,22 +149,28 @@ class Capture:
 
 
 class _Seen:
-    """Collects the arguments of attention during one forward pass."""
+    """Collects the arguments of attention and the outputs of blocks during one forward pass."""
 
     def __init__(self, block_of: Mapping[nn.Module, int], wanted: frozenset[int]) -> None:
         self.block_of, self.wanted = block_of, wanted
         self.heads: dict[int, Heads] = {}
+        self.states: list[Tensor] = []
+
+    def note(self, block: nn.Module, inputs: Any, output: Any) -> None:
+        self.states.append(output[0] if isinstance(output, tuple) else output)
 
     def take(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> None:
         block = self.block_of.get(module)
         if block not in self.wanted or block is None:
             return
+        if mask is not None and mask.dtype != torch.bool:
+            return  # a bias of the positions is added to it: where it is 0 says nothing about who sees whom
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         length = query.shape[2]
         if mask is not None:
-            allowed = mask if mask.dtype == torch.bool else mask == 0
+            allowed = mask
         elif getattr(module, "is_causal", False):
             allowed = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
         else:

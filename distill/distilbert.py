@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from distill.capture import Wanted
-from distill.loss import Loss, Seen, Setting, projection, row_mean
+from distill.loss import Loss, Seen, Setting, kept, projection, row_mean
 
 
 class Cosine(Loss):
@@ -35,8 +35,11 @@ class Cosine(Loss):
     def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `cosine`."""
         assert trained is not None
-        assert seen.student.mask is not None
-        return {"cosine": cosine(trained(seen.student.hidden[-1]), seen.teacher.hidden[-1], seen.student.mask)}
+        student, teacher = seen.student, seen.teacher
+        assert student.mask is not None
+        assert student.last is not None
+        assert teacher.last is not None
+        return {"cosine": cosine(trained(student.last), teacher.last, student.mask)}
 
 
 def cosine(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor) -> Tensor:
@@ -47,4 +50,5 @@ def cosine(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor) -> Tensor:
         teacher_bLD: Hidden states, float `[b, L, D]`.
         mask_bL: Tokens that are no padding, bool `[b, L]`.
     """
-    return row_mean(1 - functional.cosine_similarity(student_bLD.float(), teacher_bLD.float(), dim=2), mask_bL)
+    student_bLD, teacher_bLD = kept(student_bLD.float(), mask_bL), kept(teacher_bLD.float(), mask_bL)
+    return row_mean(1 - functional.cosine_similarity(student_bLD, teacher_bLD, dim=2), mask_bL)

@@ -23,16 +23,13 @@ from pydantic import Field, model_validator
 from compress.artifact import Artifact
 from compress.errors import InputError
 from compress.finetune import selection_metric, trained_here
-from compress.stage import Context, Stage, teachers_named
+from compress.stage import Context, ModelStage, teachers_named
 from compress.tasks import TASKS, num_classes
-from distill.logit_standardization import LogitStandardization
-from distill.loss import Loss, Setting, Shape
+from distill.loss import Setting, Shape
 from distill.masking import Augment
-from distill.mixkd import MixKD
 from distill.plain_text import PlainText
 from distill.presets import PRESETS, AnyLoss, Preset, PresetName
-from distill.relational import Relational
-from distill.schedules import Ramp, smallest
+from distill.schedules import Ramp, always_zero, smallest
 from distill.student import Student
 
 if TYPE_CHECKING:
@@ -41,9 +38,10 @@ if TYPE_CHECKING:
 TeacherName = Annotated[str, Field(min_length=1)]
 
 
-class Distill(Stage):
+class Distill(ModelStage):
     """Trains a smaller model to answer as its teacher does."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "distill"
     TOGETHER: ClassVar[bool] = True
 
@@ -101,10 +99,15 @@ class Distill(Stage):
             raise ValueError("temperature: above 0 at both ends")
         if self.hard_weight is not None and smallest(self.hard_weight) < 0:
             raise ValueError("hard_weight: at least 0 at both ends")
+        if isinstance(self.hard_weight, Ramp) and always_zero(self.hard_weight):
+            raise ValueError("hard_weight: 0 given at both ends; give 0 to leave the labels out")
         if self.teacher_weights and len(self.teacher_weights) != len(teachers_named(self)):
             raise ValueError(
                 f"teacher_weights: {len(self.teacher_weights)} given for {len(teachers_named(self))} teachers; give one for each"
             )
+        unlabelled = [name for name in ("extra_text", "augment") if getattr(self, name) is not None]
+        if self.loss == "hard_target" and unlabelled:
+            raise ValueError(f"{unlabelled[0]}: rows without labels teach nothing where labels alone do (loss: hard_target); leave it out")
         if self.corpus is not None and (self.extra_text is not None or self.hard_weight):
             raise ValueError("corpus: plain text has no labels and stands alone; give neither hard_weight nor extra_text beside it")
         return self
@@ -134,7 +137,10 @@ class Distill(Stage):
         return found or None
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward and twice as much backward for every row of every epoch, one forward of the teacher, and the selection split."""
+        """Forward and twice as much backward for every row of every epoch, the forwards of all teachers, and the selection split.
+
+        Teachers whose answers are kept are asked once; one that is looked into, or asked about masked or mixed rows, in every epoch.
+        """
         from distill.plain_text import read_plain
 
         rows = self.fraction * len(data.train)
@@ -144,7 +150,11 @@ class Distill(Stage):
             selection = len(data.selection)
         rows += len(read_plain(self.extra_text, f"{self.key}.extra_text")) if self.extra_text is not None else 0
         rows *= 1 + (self.augment.copies if self.augment else 0)
-        return macs * (self.epochs * (3.0 * rows + selection) + rows)
+        losses = self.resolved().losses
+        live = self.augment is not None or any(not loss.ANSWERS_ONLY for loss in losses)
+        asked = len(teachers_named(self)) * (self.epochs if live else 1) if losses else 0
+        trained = 3.0 * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
+        return macs * (self.epochs * (trained + selection) + asked * rows)
 
     def config_after(self, config: Any) -> Any:
         """The config of the student."""
@@ -156,7 +166,7 @@ class Distill(Stage):
         """Returns the losses and their settings with every default filled in."""
         preset = Preset(self.losses, 0.0) if self.losses else PRESETS[self.loss or "soft_target"]
         if self.corpus is not None:
-            inside = tuple(loss for loss in preset.losses if not _compares_answers(loss))
+            inside = tuple(loss for loss in preset.losses if not loss.COMPARES_ANSWERS)
             return Preset(inside if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in inside), 0.0)
         return Preset(
             preset.losses,
@@ -193,8 +203,8 @@ class Distill(Stage):
                 raise InputError(
                     f"{setting.key}: compares the rows of a batch, which {context.team.size} processes divide: run one process"
                 )
-            if isinstance(loss, MixKD) and context.team.shards:
-                raise InputError(f"{setting.key}: mixkd reads the embeddings alone, which fsdp2 divides; give parallel: {{strategy: ddp}}")
+            if loss.OWN_INPUTS and context.team.shards:
+                raise InputError(f"{setting.key}: {loss.name} reads the embeddings, which fsdp2 divides; give parallel: {{strategy: ddp}}")
 
     def _check_rows(self, context: Context) -> None:
         """Raises where further rows do not go with the data of the run."""
@@ -217,7 +227,7 @@ class Distill(Stage):
             raise InputError(f"{self.key}.teacher: {count} given; {inside[0]} looks inside of one: give one teacher, or loss: soft_target")
         if self.corpus is None:
             return
-        answers = [loss.name for loss in self.losses if _compares_answers(loss)]
+        answers = [loss.name for loss in self.losses if loss.COMPARES_ANSWERS]
         if answers or not self.resolved().losses:
             raise InputError(
                 f"{self.key}.corpus: given, and {answers[0] if answers else self.loss or 'soft_target'} compares answers; a corpus teaches "
@@ -228,7 +238,7 @@ class Distill(Stage):
         """Raises where a model that answers token by token cannot be distilled in this way."""
         if self.student.path is not None:
             raise InputError(f"{self.key}.student.path: {self.student.path} given; text-generation keeps the tokens of the incoming model")
-        other = [loss.name for loss in preset.losses if isinstance(loss, MixKD | LogitStandardization | Relational)]
+        other = [loss.name for loss in preset.losses if loss.ONE_ANSWER]
         if other:
             where = f"loss: {self.loss}" if self.loss else f"losses: {other[0]}"
             raise InputError(f"{self.key}.{where} given; {other[0]} compares one answer a row, text-generation has many: give soft_target")
@@ -314,7 +324,3 @@ class Distill(Stage):
             "teacher": " + ".join(teacher.id for teacher in context.teachers),
             "teacher_logits": "live" if objective.pair.teacher.logits is None else "cached",
         }
-
-
-def _compares_answers(loss: Loss) -> bool:
-    return loss.ANSWERS_ONLY or isinstance(loss, MixKD)

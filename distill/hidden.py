@@ -2,7 +2,7 @@
 
     FitNets   loss_b = sum_m mean_t mean_d (W h_s,m - h_t,g(m))^2                        https://arxiv.org/abs/1412.6550, section 2.1
     PKD       loss_b = sum_m || W h_s,m / |W h_s,m| - h_t,g(m) / |h_t,g(m)| ||^2, t = 1  https://arxiv.org/abs/1908.09355, section 3.2
-    CoFi      FitNets with g searched for each row                                         https://arxiv.org/abs/2204.00408, section 3.3
+    searched  FitNets with g searched for each row, after CoFi                             https://arxiv.org/abs/2204.00408, section 3.3
 
 m runs over the pairs of layers of `distill.layer_maps`, t over the tokens of the row (PKD: the first one, which stands for the text), d
 over the width. W, one for all layers, is a linear map where the widths differ and nothing where they are equal.
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from distill.capture import Wanted
 from distill.layer_maps import SearchedMap, pairs, searched
-from distill.loss import Loss, Seen, Setting, projection, row_mean
+from distill.loss import Loss, Seen, Setting, check_first, kept, projection, row_mean
 
 
 class Hidden(Loss):
@@ -39,9 +39,11 @@ class Hidden(Loss):
         """The hidden states of both.
 
         Raises:
-            InputError: The layers cannot be paired.
+            InputError: The layers cannot be paired, or the first token does not stand for its row.
         """
         self._pairs(setting)
+        if self.tokens == "first":
+            check_first(setting, self.name)
         return Wanted(hidden=True), Wanted(hidden=True)
 
     def build(self, setting: Setting) -> nn.Module | None:
@@ -80,7 +82,7 @@ def distance(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor, normaliz
         mask_bL: Tokens that count, bool `[b, L]`.
         normalize: Compare unit vectors; their squared differences are summed over the width, not averaged.
     """
-    student_bLD, teacher_bLD = student_bLD.float(), teacher_bLD.float()
+    student_bLD, teacher_bLD = kept(student_bLD.float(), mask_bL), kept(teacher_bLD.float(), mask_bL)
     if normalize:
         student_bLD, teacher_bLD = functional.normalize(student_bLD, dim=2), functional.normalize(teacher_bLD, dim=2)
         return row_mean((student_bLD - teacher_bLD).square().sum(dim=2), mask_bL)

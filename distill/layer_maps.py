@@ -6,8 +6,10 @@
     a list    g(1), g(2), ...
     searched  for each row of each batch the ascending g of least total distance, g = argmin sum_m D_m,g(m) with g(1) < g(2) < ...
 
-The last is the dynamic map of CoFi (https://arxiv.org/abs/2204.00408, section 3.3) with its restriction to ascending maps. There a batch
-is given one map; here every row has its own, so that splitting a batch changes nothing. As in the paper the choice takes no gradient.
+The last comes from the dynamic map of CoFi (https://arxiv.org/abs/2204.00408, section 3.3). There each of a few chosen layers of the
+teacher picks the closest layer of the student, by itself, once for a batch; here each layer of the student picks one of the teacher, all
+of them together the best ascending assignment (by dynamic programming), and every row has its own, so that splitting a batch changes
+nothing. As in the paper the choice takes no gradient.
 """
 
 from __future__ import annotations
@@ -56,21 +58,24 @@ def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple
 def searched(distance_bST: Tensor) -> Tensor:
     """Returns for each layer of the student the teacher's layer of the ascending map of least total distance, int64 `[b, S]`, from 0.
 
-    Dynamic programming over C_m,t = D_m,t + min over t' < t of C_m-1,t'.
+    Dynamic programming over C_m,t = D_m,t + min over t' < t of C_m-1,t'. Only those t are looked at that leave layers for all others,
+    t = m + o with o from 0 to T - S, so that a map is found whatever the distances are; it goes through one that is NaN, so that the loss
+    is NaN, too.
 
     Args:
-        distance_bST: Between layer s of the student and layer t of the teacher, float `[b, S, T]`, finite, S <= T.
+        distance_bST: Between layer s of the student and layer t of the teacher, float `[b, S, T]`, S <= T.
     """
-    cost_bT, origins = distance_bST[:, 0].double(), []
-    for layer in range(1, distance_bST.shape[1]):
-        least_bT, origin_bT = cost_bT.cummin(dim=1)
-        origins.append(origin_bT)
-        before_bT = torch.cat([torch.full_like(cost_bT[:, :1], torch.inf), least_bT[:, :-1]], dim=1)
-        cost_bT = distance_bST[:, layer].double() + before_bT
-    chosen = [cost_bT.argmin(dim=1)]
-    for origin_bT in reversed(origins):
-        chosen.append(origin_bT.gather(1, chosen[-1][:, None] - 1)[:, 0])
-    return torch.stack(chosen[::-1], dim=1)
+    layers = distance_bST.shape[1]
+    spare = distance_bST.shape[2] - layers + 1
+    cost_bO, origins = distance_bST[:, 0, :spare].double(), []
+    for layer in range(1, layers):
+        least_bO, origin_bO = cost_bO.cummin(dim=1)
+        origins.append(origin_bO)
+        cost_bO = distance_bST[:, layer, layer : layer + spare].double() + least_bO
+    chosen = [cost_bO.argmin(dim=1)]
+    for origin_bO in reversed(origins):
+        chosen.append(origin_bO.gather(1, chosen[-1][:, None])[:, 0])
+    return torch.stack(chosen[::-1], dim=1) + torch.arange(layers, device=distance_bST.device)
 
 
 def _proportional(layer: int, student: int, teacher: int) -> int:

@@ -27,6 +27,8 @@ class LogitStandardization(Loss):
     """The teacher's answers, standardized and softened."""
 
     ANSWERS_ONLY: ClassVar[bool] = True
+    COMPARES_ANSWERS: ClassVar[bool] = True
+    ONE_ANSWER: ClassVar[bool] = True
 
     name: Literal["logit_standardization"] = "logit_standardization"
     """The teacher's answers, standardized and softened; three classes or more."""

@@ -17,11 +17,12 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
+from compress.errors import InputError
 from compress.model_files import SHAPE_KEY
 from compress.stage import Config, Task
 from compress.train import Batch
 from distill.capture import Captured, Wanted
-from distill.schedules import Ramp, smallest
+from distill.schedules import Ramp, always_zero, smallest
 
 if TYPE_CHECKING:
     from distill.teacher import Pair
@@ -39,6 +40,8 @@ class Shape:
     classes: int
     inner: int = 0
     """Numbers of all heads of a layer, what all layers have in common; 0 where that is the width."""
+    causal: bool = False
+    """Whether a token sees only those before it."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -49,7 +52,7 @@ class Shape:
         if own:
             inner = math.gcd(*(number * own["head_dim"] for number in own["heads"]))
             heads = own["heads"][0] if len(set(own["heads"])) == 1 else 0
-        return cls(config.model_type, layers, hidden, heads, config.num_labels, inner)
+        return cls(config.model_type, layers, hidden, heads, config.num_labels, inner, is_causal(config))
 
     @property
     def attention(self) -> int:
@@ -86,6 +89,12 @@ class Loss(Config):
 
     ANSWERS_ONLY: ClassVar[bool] = False
     """Whether only logits are compared, so that the teacher may have another tokenizer."""
+    COMPARES_ANSWERS: ClassVar[bool] = False
+    """Whether answers are compared, at least of mixtures: plain text has none to learn."""
+    ONE_ANSWER: ClassVar[bool] = False
+    """Whether each row has one answer, or is one point: text-generation answers at every token."""
+    OWN_INPUTS: ClassVar[bool] = False
+    """Whether the models are asked about inputs of its own, made with their embeddings, which a divided model does not have whole."""
     ACROSS_ROWS: ClassVar[bool] = False
     """Whether rows of a batch are compared with each other, so that it has to be in memory whole."""
 
@@ -100,6 +109,8 @@ class Loss(Config):
             raise ValueError(f"steps: {list(self.steps)} given; the first fraction has to be below the second")
         if smallest(self.weight) < 0:
             raise ValueError("weight: at least 0 at both ends")
+        if always_zero(self.weight):
+            raise ValueError("weight: 0 given at both ends; one has to be above 0, or leave the loss out")
         return self
 
     def counts(self, step: int, num_steps: int) -> bool:
@@ -130,17 +141,47 @@ class Loss(Config):
         raise NotImplementedError
 
 
+def is_causal(config: Any) -> bool:
+    """Whether the tokens of a model see only those before them: Transformers has a head for the next token for it, but none for hidden
+    ones, or its config says that it is a decoder."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
+
+    kind = config.model_type
+    next_alone = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
+    return next_alone or bool(getattr(config, "is_decoder", False))
+
+
+def check_first(setting: Setting, name: str) -> None:
+    """Finds out whether the first token of a row can stand for it.
+
+    Raises:
+        InputError: It sees nothing but itself in one of the models.
+    """
+    for side, shape in (("student", setting.student), ("teacher", setting.teacher)):
+        if shape.causal:
+            raise InputError(
+                f"{setting.key}: {name} of the first token given; the {side} is a {shape.kind}, whose first token sees only itself: "
+                f"give {name} with other tokens in `losses`, or another loss"
+            )
+
+
 def projection(student: int, teacher: int) -> nn.Module:
     """Returns what brings the student's hidden states to the teacher's width: a linear map without bias, nothing for equal widths."""
     return nn.Identity() if student == teacher else nn.Linear(student, teacher, bias=False)
+
+
+def kept(hidden_bLD: Tensor, mask_bL: Tensor) -> Tensor:
+    """Returns hidden states, float `[b, L, D]`, with 0 in the place of padding: what padding holds then reaches neither a loss nor its
+    gradient, where 0 times NaN would be NaN."""
+    return torch.where(mask_bL[:, :, None], hidden_bLD, torch.zeros((), dtype=hidden_bLD.dtype, device=hidden_bLD.device))
 
 
 def row_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Returns the mean of each row over its tokens, `[b]`.
 
     Args:
-        values: Float `[b, L]`; may be anything where `mask` is false.
+        values: Float `[b, L]`; may be anything where `mask` is false, but the gradient of what they come from is finite only if that is.
         mask: Bool `[b, L]`.
     """
-    kept = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return kept.sum(dim=1) / mask.sum(dim=1)
+    counted = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return counted.sum(dim=1) / mask.sum(dim=1)

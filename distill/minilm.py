@@ -133,8 +133,9 @@ def relation_divergence(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL:
         allowed_bLL: Keys that each query may see, bool `[b, 1, queries, keys]`.
         mask_bL: Queries that are no padding, bool `[b, L]`.
     """
+    hidden_bLL = ~(allowed_bLL & mask_bL[:, None, :, None])
     log_q, log_p = (
-        functional.log_softmax(scores.float().masked_fill(~allowed_bLL, HIDDEN_SCORE), dim=-1) for scores in (student_bhLL, teacher_bhLL)
+        functional.log_softmax(scores.float().masked_fill(hidden_bLL, HIDDEN_SCORE), dim=-1) for scores in (student_bhLL, teacher_bhLL)
     )
     divergence_bhL = functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
     return row_mean(divergence_bhL.mean(dim=1), mask_bL)

@@ -10,26 +10,28 @@ https://arxiv.org/abs/2011.00593, section 3:
 The tokens of x' are those of either row; its token types are those of x_i where it has a token, else those of x_j. The patch embedding
 of an image is linear, so that mixed pixels are mixed embeddings. The partner j and l of a row are drawn from (seed, step, row), however
 the batch is cut, and j among the rows of like length: as a batch holds rows of like length anyway, little is lost, and no time on
-padding. Where one of the two has no label, mixed_labels is 0. Left out: back-translated rows.
+padding. Of masked copies (`distill.masking`) the hidden tokens are mixed, and a row is never mixed with a copy of itself. Where one of
+the two has no label, mixed_labels is 0. Left out: back-translated rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.errors import InputError
 from compress.model import device_of
-from compress.training_rows import ByLength
+from compress.training_rows import ByLength, Rows
 from distill.capture import Capture, Wanted
 from distill.hard_target import hard_target
 from distill.loss import Loss, Seen, Setting
+from distill.masking import Masking
 from distill.soft_target import soft_target
 from distill.teacher import Pair, on_device
 
@@ -42,6 +44,10 @@ TOLERANCE = 1e-3
 class MixKD(Loss):
     """Answers to mixtures of two rows."""
 
+    COMPARES_ANSWERS: ClassVar[bool] = True
+    ONE_ANSWER: ClassVar[bool] = True
+    OWN_INPUTS: ClassVar[bool] = True
+
     name: Literal["mixkd"] = "mixkd"
     """Answers to mixtures of two rows."""
     alpha: Annotated[float, Field(gt=0, le=100)] = 0.4
@@ -50,6 +56,12 @@ class MixKD(Loss):
     """Weight of the mixed labels."""
     answers: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the teacher's answers to the mixtures; the teacher runs on every batch."""
+
+    @model_validator(mode="after")
+    def _learns(self) -> MixKD:
+        if not self.labels and not self.answers:
+            raise ValueError("labels and answers: 0 given for both; at least one has to be above 0, or leave mixkd out")
+        return self
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
         """Nothing: it runs both models on rows of its own."""
@@ -76,9 +88,11 @@ class MixKD(Loss):
         """Returns `mixed_labels` and `mixed_answers`, those with a weight."""
         pair, batch = seen.pair, seen.batch
         device, regression = batch.labels.device, seen.setting.task == "text-regression"
-        partners, shares = draw(batch.indices, batch.step, pair.rows.by_length, pair.seed, self.alpha)
+        originals = None if pair.masking is None else pair.masking.originals
+        partners, shares = draw(batch.indices, batch.step, pair.rows.by_length, pair.seed, self.alpha, originals)
         share_b = torch.from_numpy(shares).to(device)
-        asked = self._asked(pair.student, pair.rows.batch(np.concatenate([batch.indices, partners])), share_b)
+        both = np.concatenate([batch.indices, partners])
+        asked = self._asked(pair.student, masked(pair.rows, both, batch.step, pair.masking), share_b)
         parts = {}
         if self.labels:
             other_labels = torch.from_numpy(pair.labels[partners]).to(device)
@@ -87,8 +101,8 @@ class MixKD(Loss):
             parts["mixed_labels"] = self.labels * (mixed_b if labelled_b is None else torch.where(labelled_b.to(device), mixed_b, 0.0))
         if self.answers:
             with torch.no_grad():
-                both = pair.teacher.rows.batch(np.concatenate([batch.indices, partners]))
-                answers = self._asked(pair.teacher.capture, both, share_b)
+                theirs = masked(pair.teacher.rows, both, batch.step, pair.masking)
+                answers = self._asked(pair.teacher.capture, theirs, share_b)
             parts["mixed_answers"] = self.answers * soft_target(asked, answers, seen.temperature, regression)
         return parts
 
@@ -97,6 +111,12 @@ class MixKD(Loss):
         half, device = len(share_b), device_of(capture.model)
         first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _halves(half))
         return capture(mixture(capture.model, first, second, share_b), Wanted(logits=True)).logits
+
+
+def masked(rows: Rows, indices: NDArray[np.int64], step: int, masking: Masking | None) -> dict[str, Tensor]:
+    """Returns the features of some rows, copies with their tokens hidden."""
+    features = rows.batch(indices)
+    return features if masking is None else masking(features, indices, step)
 
 
 def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, Tensor], share_b: Tensor) -> dict[str, Tensor]:
@@ -135,7 +155,9 @@ def mixed_target(logits_bC: Tensor, first_b: Tensor, second_b: Tensor, share_b: 
     return share_b * hard_target(logits_bC, first_b) + (1 - share_b) * hard_target(logits_bC, second_b)  # CE is linear in the target
 
 
-def draw(indices: NDArray[np.int64], step: int, rows: ByLength, seed: int, alpha: float) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def draw(
+    indices: NDArray[np.int64], step: int, rows: ByLength, seed: int, alpha: float, originals: int | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Returns the partner and l of each row, int64 and float32 `[b]`; a row is its own partner only where there is no other.
 
     Args:
@@ -144,14 +166,16 @@ def draw(indices: NDArray[np.int64], step: int, rows: ByLength, seed: int, alpha
         rows: The training rows in the order of their lengths.
         seed: Seed of the training.
         alpha: Both parameters of the Beta distribution.
+        originals: Rows from this position on are copies of the first ones, in their order; None where there are none.
     """
     partners, shares = np.empty_like(indices), np.empty(len(indices), np.float32)
+    number = len(rows.order) if originals is None else originals
     for position, index in enumerate(indices):
         random, rank = np.random.default_rng([seed, step, int(index)]), rows.rank[index]
         low, high = max(0, rank - NEIGHBOURS), min(len(rows.order), rank + NEIGHBOURS + 1)
-        others = high - low - 1
-        chosen = low + random.integers(others) if others else rank
-        partners[position] = rows.order[chosen + (chosen >= rank and others > 0)]
+        near = rows.order[low:high]
+        others = near[near % number != index % number]
+        partners[position] = others[random.integers(len(others))] if len(others) else index
         shares[position] = random.beta(alpha, alpha)
     return partners, shares
 

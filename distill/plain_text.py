@@ -4,9 +4,11 @@ A file of tsv, csv, json, jsonl or parquet gives a row for each of its rows, a t
 such files in it, in the order of their names, a data set of the Hub those of one split; each also as .gz. Rows of nothing but blanks are
 left out. `packed` cuts a corpus into pieces of as many tokens as a row may have:
 
-    lines -> tokens -> a line that is too long is cut between words, short ones that follow each other are joined by a line feed
+    lines -> tokens -> a line that is too long is cut between words, short ones that follow each other are joined by a line feed;
+    each piece is tokenized by itself to see that it fits
 
-Rows that equal an evaluation or selection row are never learned from: `new_rows` leaves them out by the hash of their content.
+Rows that equal an evaluation or selection row are never learned from: `new_rows` leaves them out. Blanks around a text do not count, and
+where those rows are pairs, neither of their two texts is learned from alone, nor put together with another of them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
+from tokenizers import Encoding, Tokenizer
 
 from compress import readers
 from compress.errors import InputError
@@ -117,28 +120,38 @@ def digest(rows: Sequence[Row]) -> str:
     return hashlib.sha256(b"".join(content_key(row) for row in rows)).hexdigest()
 
 
-def new_rows(rows: Sequence[Row], held_out: Iterable[bytes], known: Iterable[bytes]) -> tuple[list[Row], int, int]:
-    """Returns the rows that are not there yet, how many equal a row that is held out, and how many are there already.
+def new_rows(rows: Sequence[Row], held_out: Iterable[Row], known: Iterable[Row]) -> tuple[list[Row], int, int]:
+    """Returns the rows that are not there yet, how many hold nothing but texts that are held out, and how many are there already.
 
     Args:
-        rows: Rows; of equal ones the first is kept.
-        held_out: Content keys of evaluation and selection rows.
-        known: Content keys of rows that are learned from anyway.
+        rows: Texts, or pairs of texts; of equal ones the first is kept.
+        held_out: Evaluation and selection rows.
+        known: Rows that are learned from anyway.
     """
-    banned, seen = frozenset(held_out), set(known)
+    banned = {text for row in held_out for text in _stripped(row)}
+    seen = {_stripped(row) for row in known}
     kept: list[Row] = []
     dropped = 0
     for row in rows:
-        row_key = content_key(row)
-        dropped += row_key in banned
-        if row_key not in banned and row_key not in seen:
+        texts = _stripped(row)
+        held = banned.issuperset(texts)
+        dropped += held
+        if not held and texts not in seen:
             kept.append(row)
-        seen.add(row_key)
+        seen.add(texts)
     return kept, dropped, len(rows) - len(kept) - dropped
+
+
+def _stripped(row: Row) -> tuple[str, ...]:
+    """Returns the text of a row, or both of a pair, without the blanks around them."""
+    assert isinstance(row, str | tuple), type(row)
+    return tuple(text.strip() for text in ((row,) if isinstance(row, str) else row))
 
 
 def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
     """Returns pieces of at most `max_length` tokens that hold all of the texts, in their order.
+
+    Only a single character of more tokens than that makes a longer piece.
 
     Args:
         texts: Lines or documents.
@@ -150,28 +163,70 @@ def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
     engine.no_padding()
     most = max_length - engine.num_special_tokens_to_add(False)
     pieces: list[str] = []
-    open_piece, used = "", 0
+    parts: list[str] = []
+    used = 0
+    for part, tokens in _all_cut(texts, engine, most):
+        joint = 1 if used else 0  # some tokenizers have a token for the line feed
+        if used + joint + tokens > most:
+            pieces += _joined(parts, engine, most)
+            parts, used, joint = [], 0, 0
+        parts.append(part)
+        used += joint + tokens
+    return [piece for piece in [*pieces, *_joined(parts, engine, most)] if piece]
+
+
+def _joined(parts: Sequence[str], engine: Tokenizer, most: int) -> Iterator[str]:
+    """Yields some texts as one, without the last ones where it is too long: behind a line feed a text may have more tokens than alone."""
+    whole = "\n".join(parts)
+    if len(parts) < 2 or len(engine.encode(whole, add_special_tokens=False)) <= most:
+        yield whole.strip()
+        return
+    yield from _joined(parts[:-1], engine, most)
+    yield parts[-1]
+
+
+def _all_cut(texts: Sequence[str], engine: Tokenizer, most: int) -> Iterator[tuple[str, int]]:
+    """Yields the pieces of all texts, and how many tokens each of them has."""
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
         for text, encoded in zip(chunk, engine.encode_batch(chunk, add_special_tokens=False), strict=True):
-            for first, end in _cuts(encoded.word_ids, most):
-                piece = text[encoded.offsets[first][0] : encoded.offsets[end - 1][1]].strip()
-                joint = 1 if used else 0  # some tokenizers have a token for the line feed
-                if used + joint + end - first > most:
-                    pieces.append(open_piece)
-                    open_piece, used, joint = "", 0, 0
-                open_piece, used = f"{open_piece}\n{piece}".strip(), used + joint + end - first
-    return [piece for piece in [*pieces, open_piece] if piece]
+            yield from _cut(text, encoded, engine, most)
 
 
-def _cuts(words: Sequence[int | None], most: int) -> Iterator[tuple[int, int]]:
-    """Yields (first, end) of runs of at most `most` tokens that end with a word, unless one word alone is longer."""
-    first = 0
-    while first < len(words):
-        end = min(first + most, len(words))
-        back = end
-        while back > first and back < len(words) and words[back] == words[back - 1]:
-            back -= 1
-        end = back if back > first else end
-        yield first, end
-        first = end
+def _cut(text: str, encoded: Encoding, engine: Tokenizer, most: int) -> Iterator[tuple[str, int]]:
+    """Yields pieces of a text of at most `most` tokens, by themselves, and how many they have; they end with a word where they can.
+
+    What is cut out may have more tokens than it had within the text (a byte-level BPE joins a word with the blank before it), so each
+    piece is tokenized again, and shortened until it fits.
+    """
+    if len(encoded) <= most:
+        yield text.strip(), len(encoded)
+        return
+    position, first = 0, 0
+    while first < len(encoded):
+        piece, start = _shown(text, position, encoded.offsets[_end(encoded.word_ids, first, most) - 1][1])
+        own = engine.encode(piece, add_special_tokens=False)
+        while len(own) > most and len(piece) > 1:
+            shorter = piece[: own.offsets[_end(own.word_ids, 0, most) - 1][1]].rstrip()
+            piece = shorter if len(shorter) < len(piece) else piece[:-1].rstrip()  # tokens of one character end at the same place
+            own = engine.encode(piece, add_special_tokens=False)
+        if piece:
+            yield piece, len(own)
+        position = start + len(piece)
+        while first < len(encoded) and encoded.offsets[first][1] <= position:
+            first += 1
+
+
+def _shown(text: str, start: int, end: int) -> tuple[str, int]:
+    """Returns a part of a text without the blanks around it, and where that begins."""
+    part = text[start:end]
+    return part.strip(), start + len(part) - len(part.lstrip())
+
+
+def _end(words: Sequence[int | None], first: int, most: int) -> int:
+    """Returns the end of a run of at most `most` tokens from `first` on that ends with a word, unless one word alone is longer."""
+    end = min(first + most, len(words))
+    back = end
+    while back > first and back < len(words) and words[back] == words[back - 1]:
+        back -= 1
+    return back if back > first else end

@@ -1,4 +1,9 @@
-"""Published combinations of losses, by the name that the key `loss` has for them, and the union of all losses."""
+"""Published combinations of losses, by the name that the key `loss` has for them, and the union of all losses.
+
+Where a combination is not quite the published one: `mixkd` adds soft targets on the rows as they are, which the paper asks the teacher
+about in mixtures alone; `distilbert` has the labels of the task in the place of the masked language model; `minilm` and `minilmv2` add soft
+targets, as relations alone do not train the head.
+"""
 
 from __future__ import annotations
 

@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from distill.capture import Captured, Wanted
-from distill.loss import Loss, Seen, Setting
+from distill.loss import Loss, Seen, Setting, check_first
 
 SHORTEST = 1e-12
 
@@ -31,6 +31,7 @@ class Relational(Loss):
     """Distances and angles between the rows of a batch."""
 
     ACROSS_ROWS: ClassVar[bool] = True
+    ONE_ANSWER: ClassVar[bool] = True
 
     name: Literal["relational"] = "relational"
     """Distances and angles between the rows of a batch, which has to be in memory whole."""
@@ -41,8 +42,20 @@ class Relational(Loss):
     tokens: Literal["mean", "first"] = "mean"
     """What stands for a row: the mean of its last hidden states, or the first of them."""
 
+    @model_validator(mode="after")
+    def _compares(self) -> Relational:
+        if not self.distance and not self.angle:
+            raise ValueError("distance and angle: 0 given for both; at least one has to be above 0, or leave relational out")
+        return self
+
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """The hidden states of both."""
+        """The hidden states of both.
+
+        Raises:
+            InputError: The first token does not stand for its row.
+        """
+        if self.tokens == "first":
+            check_first(setting, self.name)
         return Wanted(hidden=True), Wanted(hidden=True)
 
     def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
@@ -56,8 +69,9 @@ class Relational(Loss):
         return parts
 
     def _vectors(self, captured: Captured) -> Tensor:
-        last_bLD, mask_bL = captured.hidden[-1].float(), captured.mask
-        assert mask_bL is not None
+        assert captured.last is not None
+        assert captured.mask is not None
+        last_bLD, mask_bL = captured.last.float(), captured.mask
         if self.tokens == "first":
             return last_bLD[:, 0]
         kept_bLD = torch.where(mask_bL[:, :, None], last_bLD, torch.zeros((), device=last_bLD.device))
@@ -89,7 +103,9 @@ def angle_loss(student_bD: Tensor, teacher_bD: Tensor) -> Tensor:
     if rows < 3:
         return student_bD.sum(dim=1) * 0
     losses_bbb = functional.huber_loss(_cosines(student_bD), _cosines(teacher_bD), reduction="none")
-    return losses_bbb.sum(dim=(1, 2)) / ((rows - 1) * (rows - 2))  # i = j, k = j and i = k have the same cosine, 0 or 1, in both
+    # i = j, k = j and i = k have the same cosine in both, 0 or 1; but where e_i = e_j in one model alone that of i = k is 0 there and 1 in
+    # the other: H(1) more, which takes no gradient.
+    return losses_bbb.sum(dim=(1, 2)) / ((rows - 1) * (rows - 2))
 
 
 def _distances(vectors_bD: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def gather_corpus(
 
 def unlabelled(text: PlainText, data: Data, known: Split, key: str, log: Callable[[str], None]) -> Split:
     """Returns text without labels as rows with labels of 0; without evaluation and selection rows, and without the known ones."""
-    rows, held_out, there = new_rows(read_plain(text, key, log), [*data.evaluation.keys, *data.selection.keys], known.keys)
+    rows, held_out, there = new_rows(read_plain(text, key, log), [*data.evaluation.rows, *data.selection.rows], known.rows)
     log(f"  {key}: {len(rows)} rows; left out: {held_out} of evaluation or selection, {there} there already")
     return Split(rows, np.zeros(len(rows), data.train.labels.dtype))
 

@@ -27,3 +27,8 @@ def value_at(value: float | Ramp, step: int, num_steps: int) -> float:
 def smallest(value: float | Ramp) -> float:
     """Returns the smallest value of the whole training."""
     return min(value.start, value.end) if isinstance(value, Ramp) else value
+
+
+def always_zero(value: float | Ramp) -> bool:
+    """Returns whether a value that is never below 0 is 0 in the whole training."""
+    return value == 0 or (isinstance(value, Ramp) and value.start == value.end == 0)

@@ -26,6 +26,7 @@ class SoftTarget(Loss):
     """The teacher's answers, softened by the temperature."""
 
     ANSWERS_ONLY: ClassVar[bool] = True
+    COMPARES_ANSWERS: ClassVar[bool] = True
 
     name: Literal["soft_target"] = "soft_target"
     """The teacher's answers, softened by the temperature."""

@@ -123,7 +123,8 @@ class Steps:
         weights = shares(stage.teacher_weights, len(teachers))
         pair = Pair(Capture(student, stage.key), asked, rows, split.labels, context.seed, few, weights, masking)
         objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task)
-        only_logits = bool(preset.losses) and all(wanted == Wanted(logits=True) for _, wanted in objective.wanted)
+        wanted = [of_teacher for _, of_teacher in objective.wanted]
+        only_logits = Wanted(logits=True) in wanted and not any(of_teacher.inside for of_teacher in wanted)
         config: Any = student.config
         fits = not generates and 4 * len(split) * config.num_labels * len(teachers) <= CACHE_BYTES
         if only_logits and fits and masking is None:

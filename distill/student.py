@@ -20,19 +20,20 @@ from __future__ import annotations
 import copy
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
-from torch import nn
+from torch import Tensor, nn
 
+from compress.attention_layers import probe
 from compress.blocks import repeated_blocks, with_layers
 from compress.conv1d import with_linears
 from compress.errors import InputError, nearest
-from compress.model import import_model, load
+from compress.model import device_of, import_model, load
 from compress.model_config import (
     OWN_KEYS,
     REFUSED,
@@ -79,11 +80,13 @@ class Student(Config):
         if self.path is not None and self.config is not None:
             raise ValueError("give either path or config")
         parts = [name for name in ("layers", "hidden", "ffn", "heads") if getattr(self, name) is not None]
-        parts += ["init"] * isinstance(self.init, tuple)
+        parts += ["init"] * (self.init != "first")
         if parts and (self.path is not None or self.config is not None):
             raise ValueError(f"{parts[0]} says what is kept of the incoming model; it goes with neither path nor config")
         if isinstance(self.init, tuple) and (not self.init or len(self.init) != (self.layers or len(self.init))):
             raise ValueError(f"init names {len(self.init)} layers, layers is {self.layers}; name as many")
+        if self.head != "new" and self.path is None:
+            raise ValueError(f"head: {self.head} given; it says what is taken of another checkpoint: give path, or leave it out")
         return self
 
     @property
@@ -194,11 +197,18 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         new: Whether the blocks get new weights, drawn as Transformers draws them.
 
     Raises:
-        InputError: The model has no repeated blocks, or they differ in shape.
+        InputError: The model has no repeated blocks, they differ in their weights, or do something else in another place.
     """
-    name, _ = repeated_blocks(model, key)
+    name, blocks = repeated_blocks(model, key)
     student = _seeded(lambda: with_linears(type(model)(with_layers(model.config, layers))), seed)
     taken, weights = model.state_dict(), student.state_dict()
+    for place, layer in enumerate([] if new else layers):
+        lost = [rest for rest in blocks[layer].state_dict() if f"{name}.{place}.{rest}" not in weights]
+        if lost:
+            raise InputError(
+                f"{key}: layer {layer + 1} of this {model.config.model_type} has a weight {lost[0]}, which layer {place + 1} of a student "  # type: ignore[union-attr]
+                "has not; only like ones can be taken out: take the first layers (init: first)"
+            )
     for target in weights:
         block, _, rest = target.removeprefix(f"{name}.").partition(".")
         inside = target.startswith(f"{name}.")
@@ -209,7 +219,45 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
             raise InputError(f"{key}: the blocks of this {model.config.model_type} differ ({source}); only like ones can be taken out")  # type: ignore[union-attr]
         weights[target] = taken[source]
     student.load_state_dict(weights)
+    if not new:
+        _check_alike(model, blocks, student.eval(), layers, key)
     return student.eval()
+
+
+@torch.no_grad()
+def _check_alike(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, layers: Sequence[int], key: str) -> None:
+    """Finds out whether every block does what the one does that it was taken from: some look at their place, too.
+
+    Raises:
+        InputError: One does something else.
+    """
+    calls: dict[nn.Module, tuple[Any, Any, Tensor]] = {}
+
+    def note(block: nn.Module, inputs: Any, options: Any, output: Any) -> None:
+        calls[block] = (inputs, options, _first(output))
+
+    hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
+    kind, training, config = model.config.model_type, model.training, model.config  # type: ignore[union-attr]
+    inputs = {name: value.to(device_of(model)) for name, value in probe(config, torch.Generator().manual_seed(0)).items()}
+    try:
+        model.eval()(**inputs, **({"use_cache": False} if getattr(config, "use_cache", False) else {}))
+    finally:
+        model.train(training)
+        for hook in hooks:
+            hook.remove()
+    for place, (block, layer) in enumerate(zip(repeated_blocks(student, key)[1], layers, strict=True)):
+        given, options, expected = calls[blocks[layer]]
+        if not torch.allclose(_first(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+            raise InputError(
+                f"{key}: layer {layer + 1} of this {kind} does something else as layer {place + 1} of a student, with equal weights; "
+                "its layers cannot be taken out: give the student by path or config"
+            )
+
+
+def _first(output: Any) -> Tensor:
+    """Returns the hidden states among what a block gives."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
 
 
 def check_student(student: Student, task: Task, num_labels: int | None, key: str) -> None:
@@ -244,7 +292,10 @@ def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
     if unknown:
         raise InputError(*(f"{key}.{name}: no key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
     values = {aliases.get(name, name): value for name, value in given.items() if name != "model_type"}
-    carried = config.to_dict() if same else {name: getattr(config, name) for name in CARRIED if name in names and hasattr(config, name)}
+    if same:
+        carried = _same_shape(config.to_dict(), values, aliases)
+    else:
+        carried = {name: getattr(config, name) for name in CARRIED if name in names and hasattr(config, name)}
     other = [name for name in CARRIED if name in values and values[name] != getattr(config, name, values[name])]
     if other:
         raise InputError(
@@ -259,6 +310,29 @@ def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
     except (StrictDataclassError, *REFUSED) as error:
         raise InputError(f"{key}: not a usable {kind} ({one_line(error)})") from error
     return _with_labels_of(config, built)
+
+
+def _same_shape(carried: dict[str, Any], values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the keys of the incoming model without those that follow from a size that is changed: Transformers derives them anew.
+
+    What a config says for each layer goes with another depth. The size of a head and the heads of keys follow width and heads where they
+    did so far.
+
+    Args:
+        carried: All keys of the incoming model.
+        values: The keys that are changed.
+        aliases: The names of this kind for those of every kind.
+    """
+    depth, width, heads = (aliases.get(name, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    derived = set()
+    if values.get(depth, carried.get(depth)) != carried.get(depth):
+        derived = {name for name, value in carried.items() if isinstance(value, list | tuple) and len(value) == carried[depth]} - {*CARRIED}
+    kept = {name: value for name, value in carried.items() if name not in derived}
+    if {width, heads} & values.keys() and carried.get("head_dim") and carried["head_dim"] * carried[heads] == carried[width]:
+        kept["head_dim"] = values.get(width, carried[width]) // values.get(heads, carried[heads])
+    if heads in values and carried.get("num_key_value_heads") == carried[heads]:
+        kept["num_key_value_heads"] = values[heads]
+    return kept
 
 
 def _with_labels_of(config: Any, changed: Any) -> Any:

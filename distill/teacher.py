@@ -1,6 +1,6 @@
 """The teacher: frozen, in evaluation mode, and asked as rarely as possible.
 
-Where every loss needs its logits alone they are computed once, for all training rows, and kept in one file in the scratch folder of
+Where no loss needs more of it than logits they are computed once, for all training rows, and kept in one file in the scratch folder of
 the stage, named by everything they depend on; a resumed training reads the same bits. Where a loss looks inside of the teacher it runs
 on every batch, without gradient. A teacher with another tokenizer gets the rows in its own tokens, which serves for logits.
 """
@@ -26,7 +26,7 @@ from compress.parallel import ALONE, Team, without_gradients
 from compress.preprocess import GENERATION
 from compress.stage import Progress
 from compress.train import Batch, autocast_dtype
-from compress.training_rows import Rows
+from compress.training_rows import CHUNK, Rows
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
 
@@ -37,7 +37,7 @@ FITTING = "; give a model that was trained for this task and these labels"
 BATCH_SIZE = 64
 CACHE_BYTES = 2**30
 """Logits are kept up to this size; beyond it the teacher runs on every batch."""
-PROBED_ROWS = 256
+PROBED_IMAGES = 64
 NOTHING = Captured(torch.empty(0))
 """What was captured of a model that nothing is wanted of."""
 FILE = "logits.safetensors"
@@ -122,24 +122,40 @@ def freeze(model: nn.Module) -> nn.Module:
 
 
 def takes_the_same(student: Preprocessor, teacher: Preprocessor, rows: Sequence[Any]) -> tuple[bool, bool]:
-    """Returns whether two models get the same tokens (or pixels) for some rows, and whether they get the same inputs altogether.
+    """Returns whether two models get the same tokens (or pixels) for all rows, and whether they get the same inputs altogether.
 
-    Blocks of text-generation are ids already: they mean the same to both where the vocabularies are equal.
+    Texts are tokenized by both where the tokenizers differ; of images the first `PROBED_IMAGES` are looked at, as they are prepared by
+    a few numbers. Blocks of text-generation are ids already: they mean the same to both where the vocabularies are equal.
     """
     if student.task == GENERATION:
         assert student.tokenizer is not None
         assert teacher.tokenizer is not None
         same = student.tokenizer.get_vocab() == teacher.tokenizer.get_vocab()
         return same, same
-    probed = rows[:PROBED_ROWS]
-    ours, theirs = _encoded(student, probed), _encoded(teacher, probed)
-    main = "pixel_values" if student.modality == "image" else "input_ids"
-    equal = {name: name in theirs and np.array_equal(value, theirs[name]) for name, value in ours.items()}
-    return equal.get(main, False), ours.keys() == theirs.keys() and all(equal.values())
+    if student.modality == "image":
+        equal = _equal(student.encode(rows[:PROBED_IMAGES]), teacher.encode(rows[:PROBED_IMAGES]))
+        return equal.get("pixel_values", False), all(equal.values())
+    if _tokenizer_of(student) == _tokenizer_of(teacher):
+        return True, set(student.input_names) == set(teacher.input_names)
+    whole = True
+    for start in range(0, len(rows), CHUNK):
+        equal = _equal(*(side.encode(rows[start : start + CHUNK], 0) for side in (student, teacher)))
+        if not equal["input_ids"]:
+            return False, False
+        whole = whole and all(equal.values())
+    return True, whole
 
 
-def _encoded(preprocessor: Preprocessor, rows: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    return preprocessor.encode(rows) if preprocessor.modality == "image" else preprocessor.encode(rows, 0)
+def _tokenizer_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
+    """Returns everything that decides which tokens a text gets: the contents of tokenizer.json, the length and the padding."""
+    assert preprocessor.tokenizer is not None
+    padding = preprocessor.pad_token_id, preprocessor.pad_token_type_id
+    return preprocessor.tokenizer.to_str(), preprocessor.max_length, *padding
+
+
+def _equal(ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]) -> dict[str, bool]:
+    """Returns for each input of either side whether both have it, with equal values."""
+    return {name: name in ours and name in theirs and np.array_equal(ours[name], theirs[name]) for name in ours.keys() | theirs.keys()}
 
 
 def cached_logits(

@@ -82,7 +82,6 @@ def score_distance(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL: Tens
         teacher_bhLL: Scores before the softmax, float `[b, h, queries, keys]`; take no gradient.
         allowed_bLL: Pairs that count, bool `[b, 1, queries, keys]`.
     """
-    squared_bLL = (student_bhLL.float() - teacher_bhLL.float()).square().mean(dim=1)
-    allowed_bLL = allowed_bLL[:, 0]
-    kept_bLL = torch.where(allowed_bLL, squared_bLL, torch.zeros((), device=squared_bLL.device))
-    return kept_bLL.sum(dim=(1, 2)) / allowed_bLL.sum(dim=(1, 2))
+    apart_bhLL = student_bhLL.float() - teacher_bhLL.float()
+    kept_bhLL = torch.where(allowed_bLL, apart_bhLL, torch.zeros((), device=apart_bhLL.device))
+    return kept_bhLL.square().mean(dim=1).sum(dim=(1, 2)) / allowed_bLL.sum(dim=(1, 2, 3))

@@ -18,8 +18,9 @@ from compress.data import preprocessor
 from compress.errors import InputError
 from compress.finetune import supervised
 from compress.model import load
+from compress.parallel import Team
 from compress.stage import Target
-from compress.train import Batch, TrainConfig, learning_rate, parameter_groups, train
+from compress.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
 from compress.training_rows import Rows, plan_epoch
 
 TARGET = Target(sequence_lengths=(8,))
@@ -291,6 +292,52 @@ def test_images_are_equal_from_memory_and_anew(tiny_vit: Path, monkeypatch: pyte
     assert anew.pixels is None
     indices = np.array([4, 1])
     assert torch.equal(kept.batch(indices)["pixel_values"], anew.batch(indices)["pixel_values"])
+
+
+@pytest.mark.parametrize(("factor", "num_steps", "expected"), [(1.1, 50, 55), (0.07, 100, 7), (0.5, 3, 2), (3, 50, 150), (1e-3, 50, 1)])
+def test_steps_are_rounded_up_but_not_for_the_last_bit(factor: float, num_steps: int, expected: int) -> None:
+    """In floats 1.1 times 50 is 55.00000000000001."""
+    assert steps_in(factor, num_steps) == expected
+
+
+def test_epochs_and_warmup_are_counted_so(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    rows, labels = [sentences[0][0]] * 50, np.zeros(50, np.int64)
+    assert run(tiny_bert, (rows, labels), told, tmp_path, epochs=1.1, batch_size=1)[1].steps == 55
+    assert learning_rate(6, 100, 1.0, 0.07, "linear") == 1.0
+
+
+class Waits:
+    """Stands for a loop of several processes: it takes no step."""
+
+    autocast = torch.float32
+
+    def __init__(self, *arguments: Any) -> None:
+        self.history = History()
+
+    def resume(self, state: Any, progress: Any) -> None:
+        assert state is None
+
+    def run(self, write: Any, progress: Any) -> None: ...
+
+    def finish(self) -> History:
+        return self.history
+
+
+def test_a_checkpoint_knows_how_several_processes_divide_a_model(
+    tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr("compress.train.read_state", lambda scratch, settings, warn: found.append(settings))
+    monkeypatch.setattr("compress.train._Loop", Waits)
+    monkeypatch.setattr(Team, "align", lambda self, trained: None)
+    prepared, strategies = preprocessor(tiny_bert, "text-classification", 32, TARGET), ("ddp", "fsdp2")
+    for size in (1, 2):
+        for strategy in strategies:
+            team = Team(0, size, strategy)  # type: ignore[arg-type]
+            train(load(tiny_bert), supervised("text-classification"), *sentences, prepared, config(), 0, tmp_path, told, team=team)
+    assert found[0] == found[1]  # one process divides nothing
+    assert found[2] != found[3]
+    assert len({str(settings) for settings in found}) == 3
 
 
 def test_the_schedule_rises_and_falls() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from compress.blocks import repeated_blocks
 from compress.errors import InputError
 from distill.capture import Capture, Wanted
 
@@ -28,8 +29,42 @@ def test_scores_give_the_attention_of_the_eager_model(kind: str, make_model: Any
         real = captured.mask[:, None, :, None].expand_as(probabilities)  # what padding attends to is nobody's business
         torch.testing.assert_close(probabilities[real], expected.attentions[block][real], atol=1e-4, rtol=1e-3)
     assert len(captured.hidden) == 5
-    for ours, theirs in zip(captured.hidden, expected.hidden_states, strict=True):
+    assert captured.last is not None
+    for ours, theirs in zip((*captured.hidden[:-1], captured.last), expected.hidden_states, strict=True):
         torch.testing.assert_close(ours[captured.mask], theirs[captured.mask], atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_states_are_the_outputs_of_the_blocks(kind: str, make_model: Any, make_features: Any) -> None:
+    model, features = make_model(kind), make_features(kind)
+    expected: list[torch.Tensor] = []
+
+    def note(module: Any, inputs: Any, output: Any) -> None:
+        expected.append(output[0] if isinstance(output, tuple) else output)
+
+    hooks = [block.register_forward_hook(note) for block in repeated_blocks(model, "key")[1]]
+    stock = model(**features, output_hidden_states=True).hidden_states
+    for hook in hooks:
+        hook.remove()
+    captured = Capture(model, "loss")(features, Wanted(hidden=True))
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(captured.hidden, (stock[0], *expected), strict=True))
+    assert captured.last is not None
+    assert torch.equal(captured.last, stock[-1])
+    assert torch.equal(captured.hidden[-1], captured.last) == (kind != "gpt2")
+    if kind == "gpt2":
+        assert torch.equal(model.transformer.ln_f(captured.hidden[-1]), captured.last)
+    assert not any(block._forward_hooks for block in Capture(make_model(kind), "loss").blocks)
+
+
+def test_layers_that_share_one_block_have_the_states_that_transformers_gives() -> None:
+    from transformers import AlbertConfig, AlbertForSequenceClassification
+
+    config = AlbertConfig(vocab_size=20, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=24)
+    model, features = AlbertForSequenceClassification(config).eval(), {"input_ids": torch.tensor([[3, 4, 5]])}
+    hidden = Capture(model, "loss")(features, Wanted(hidden=True)).hidden
+    assert len(hidden) == 5
+    for ours, theirs in zip(hidden, model(**features, output_hidden_states=True).hidden_states, strict=True):
+        assert torch.equal(ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -111,3 +146,23 @@ def test_attention_that_cannot_be_seen_is_an_error() -> None:
     model = DebertaV2ForSequenceClassification(DebertaV2Config(**sizes)).eval()
     with pytest.raises(InputError, match=r"stages.distill.loss: the attention of this deberta-v2 cannot be looked at \(layer 1\)"):
         Capture(model, "stages.distill.loss")({"input_ids": torch.tensor([[3, 4]])}, Wanted(blocks=frozenset({0})))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_masks_say_who_sees_whom(kind: str, make_model: Any, make_features: Any) -> None:
+    """No kind adds numbers to its mask: those could not be told from tokens that are hidden."""
+    captured = Capture(make_model(kind), "loss")(make_features(kind), EVERYTHING)
+    assert all(heads.allowed.dtype == torch.bool and heads.allowed.any(-1).all() for heads in captured.blocks.values())
+
+
+@pytest.mark.parametrize("bias", [{"use_relative_position_bias": True}, {"use_shared_relative_position_bias": True}])
+def test_a_mask_that_holds_a_bias_of_positions_is_an_error(bias: dict[str, bool]) -> None:
+    from transformers import BeitConfig, BeitForImageClassification
+
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 24}
+    model = BeitForImageClassification(BeitConfig(**sizes, image_size=8, patch_size=4, num_channels=1, **bias)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape))
+    with pytest.raises(InputError, match=r"loss: the attention of this beit cannot be looked at \(layer 2\)"):
+        Capture(model, "loss")({"pixel_values": torch.randn(1, 1, 8, 8)}, Wanted(blocks=frozenset({1})))

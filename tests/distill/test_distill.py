@@ -15,14 +15,17 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from compress.artifact import Artifact
+from compress.data import preprocessor
 from compress.errors import InputError
 from compress.model import load
-from compress.stage import Context
+from compress.stage import Context, Target
 from compress.train import Batch
 from distill import objective
 from distill.distill import Distill
 from distill.rows import chosen_rows
 from distill.student import Student
+from distill.teacher import takes_the_same
+from tests.distill.conftest import WORDS
 
 Contexts = Callable[..., Context]
 SMALL: dict[str, Any] = {"student": Student(layers=2), "epochs": 1, "batch_size": 24, "learning_rate": 1e-3}
@@ -199,6 +202,28 @@ def test_a_loss_that_looks_inside_needs_the_tokens_of_the_teacher(make_context: 
         distill(context, tmp_path / "out", loss="minilm")
 
 
+@pytest.mark.parametrize("last", ["was", "the"])
+def test_tokenizers_are_compared_on_all_rows(last: str, checkpoint: Any) -> None:
+    """They differ in one word, which only the last of many rows may hold."""
+    other = tuple("were" if word == "was" else word for word in WORDS)
+    ours, theirs, same = (
+        preprocessor(checkpoint("bert", words=words), "text-classification", 16, Target(sequence_lengths=(8,)))
+        for words in (tuple(WORDS), other, (*WORDS[:-1], "was"))
+    )
+    rows = ["great movie"] * 1500 + [f"it {last}"]
+    assert takes_the_same(ours, theirs, rows) == ((last != "was",) * 2)
+    assert takes_the_same(ours, same, rows) == (True, True)
+
+
+def test_equal_tokenizers_are_not_asked(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = (
+        preprocessor(checkpoint(kind), "text-classification", 16, Target(sequence_lengths=(8,))) for kind in ("bert", "distilbert")
+    )
+    monkeypatch.setattr(type(ours), "encode", None)
+    assert takes_the_same(ours, ours, ["great movie"]) == (True, True)
+    assert takes_the_same(ours, theirs, ["great movie"]) == (True, ours.input_names == theirs.input_names)
+
+
 def test_without_a_selection_split_the_last_weights_are_kept(make_context: Contexts, tmp_path: Path) -> None:
     context = make_context()
     empty = context.data.selection.take([])
@@ -218,6 +243,12 @@ def test_without_a_selection_split_the_last_weights_are_kept(make_context: Conte
         {"temperature": 0},
         {"temperature": {"start": 2, "end": 0}},
         {"hard_weight": {"start": -1, "end": 0}},
+        {"hard_weight": {"start": 0, "end": 0}},
+        {"losses": [{"name": "cosine", "weight": {"start": 0, "end": 0}}]},
+        {"losses": [{"name": "relational", "distance": 0, "angle": 0}]},
+        {"losses": [{"name": "mixkd", "labels": 0, "answers": 0}]},
+        {"loss": "hard_target", "extra_text": {"path": "x.txt"}},
+        {"loss": "hard_target", "augment": {}},
         {"fraction": 0},
     ],
 )
@@ -242,7 +273,67 @@ def test_rows_too_long_for_the_student_are_found(make_model: Any, make_context: 
 
 
 def test_work_counts_student_and_teacher(make_context: Contexts) -> None:
-    assert Distill(epochs=2, fraction=0.5).work(10, make_context().data) == 10 * (2 * (3 * 24 + 20) + 24)
+    data = make_context().data
+
+    def work(**changes: Any) -> float:
+        return Distill(epochs=2, fraction=0.5, **changes).work(10, data)
+
+    student = 2 * (3 * 24 + 20)
+    assert work() == 10 * (student + 24)  # answers are kept
+    assert work(loss="hard_target") == 10 * student
+    assert work(teacher=("baseline", "input", "x/y")) == 10 * (student + 3 * 24)
+    for loss in ("minilm", "pkd", "relational"):
+        assert work(loss=loss) == 10 * (student + 2 * 24)
+    assert work(loss="mixkd") == 10 * (2 * (2 * 3 * 24 + 20) + 2 * 24)
+    assert work(augment={}) == 10 * (2 * (3 * 48 + 20) + 2 * 48)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"loss": "soft_target"}, "cached"),
+        ({"loss": "mixkd"}, "cached"),  # mixtures are asked about anew, the rows themselves are not
+        ({"losses": [{"name": "mixkd"}]}, "live"),
+        ({"loss": "pkd"}, "live"),
+        ({"loss": "hard_target"}, "live"),
+    ],
+)
+def test_answers_are_kept_where_nothing_else_is_wanted(
+    changes: Any, expected: str, make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distill import steps
+
+    figures = distill(make_context(), tmp_path / "out", **changes)
+    assert figures["teacher_logits"] == expected
+    assert len(list((tmp_path / "scratch").glob("teacher-*"))) == (expected == "cached")
+    monkeypatch.setattr(steps, "CACHE_BYTES", 1)
+    live = distill(dataclasses.replace(make_context(), scratch=tmp_path / "other"), tmp_path / "live", **changes)
+    assert figures["losses"][0]["loss"] == pytest.approx(live["losses"][0]["loss"], rel=5e-3)
+
+
+def test_micro_batches_come_to_the_same(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dropout, in float32; the losses look inside, draw partners, and have a ramp."""
+    from compress import train
+
+    monkeypatch.setattr(train, "autocast_dtype", lambda device: torch.float32)
+    losses = [{"name": "hidden"}, {"name": "minilmv2"}, {"name": "mixkd"}, {"name": "soft_target", "weight": {"start": 1, "end": 3}}]
+    found, norms, clip = [], [], train._Loop._clip
+
+    def noted(loop: Any) -> float:
+        norms.append(clip(loop))
+        return norms[-1]
+
+    monkeypatch.setattr(train._Loop, "_clip", noted)
+    for micro in (None, 5, 1):
+        context = dataclasses.replace(make_context(), scratch=tmp_path / f"scratch{micro}")
+        still = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        changes = {"student": {"config": {"num_hidden_layers": 2, **still}}, "losses": losses, "hard_weight": 0.5, "epochs": 2}
+        figures = distill(context, tmp_path / f"out{micro}", **changes, micro_batch_size=micro)
+        found.append([value for entry in figures["losses"] for value in entry.values()])
+    steps = len(norms) // 3
+    for part in (1, 2):
+        assert found[part] == pytest.approx(found[0], rel=1e-3)
+        assert norms[part * steps : (part + 1) * steps] == pytest.approx(norms[:steps], rel=1e-2)  # AdamW would hide another scale
 
 
 def test_the_config_after_is_that_of_the_student(checkpoint: Any, make_context: Contexts, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -17,6 +18,8 @@ from compress.artifact import Artifact
 from compress.errors import InputError
 from compress.model import forward, load
 from compress.stage import Context
+from compress.train import Batch
+from compress.training_rows import Rows
 from distill.distill import Distill
 from distill.ensemble import averaged, shares
 from distill.soft_target import soft_target
@@ -71,6 +74,37 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
                 ours = forward(student, {name: torch.from_numpy(value) for name, value in encoded.items()})
     apart = [float(soft_target(ours, theirs, 2.0).mean()) for theirs in (averaged(answers, (0.5, 0.5), 2.0), *answers)]
     assert apart[0] < 0.5 * min(apart[1:])
+
+
+def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
+    """The answers to the rows of a batch are the weighted mean, and so is what the weights kept are chosen by."""
+    from compress.data import preprocessor
+    from distill.steps import Steps
+    from distill.teacher import freeze
+
+    context, other = make_context(), checkpoint("bert", num_labels=2, num_hidden_layers=3)
+    folder = context.baseline.path
+    context = dataclasses.replace(context, teachers=(context.baseline, Artifact(other, {"id": "other", "digest": "1" * 64})))
+    student, teachers = load(folder), [freeze(load(where)) for where in (folder, other)]
+    prepared = preprocessor(folder, context.task, 16, context.target)
+    indices = np.arange(6)
+    features = Rows.prepare(context.data.train.rows, prepared).batch(indices)
+    z = [forward(model, features).detach() for model in teachers]
+    for weights, expected in (((), (0.5, 0.5)), ((3.0, 1.0), (0.75, 0.25))):
+        steps = Steps(Distill(teacher=("baseline", "x/y"), teacher_weights=weights, hard_weight=0), folder, context)
+        split, labelled = steps.rows()
+        objective = steps.objective(student, teachers, prepared, [prepared, prepared], split, labelled)
+        parts = objective(student, Batch(features, torch.from_numpy(split.labels[indices]), indices, 0, 9))
+        mean = sum(weight * torch.softmax(one / 2, dim=1) for weight, one in zip(expected, z, strict=True))
+        assert isinstance(mean, torch.Tensor)
+        expected_b = soft_target(z[0], 2 * mean.log(), 2.0)
+        torch.testing.assert_close(parts["soft_target"].detach(), expected_b, atol=1e-2, rtol=1e-2)
+        assert float(expected_b.max()) > 0.1
+        judged = steps.judged(teachers, [prepared, prepared]).data.selection.labels
+        logits = [forward(model, Rows.prepare(context.data.selection.rows, prepared).batch(np.arange(20))).detach() for model in teachers]
+        mean = sum(weight * torch.softmax(one, dim=1) for weight, one in zip(expected, logits, strict=True))
+        assert isinstance(mean, torch.Tensor)
+        assert judged.tolist() == mean.argmax(dim=1).tolist()
 
 
 @pytest.mark.parametrize("loss", ["minilm", "mixkd", "relational", "distilbert"])

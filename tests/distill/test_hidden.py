@@ -75,3 +75,29 @@ def test_every_row_finds_its_own_layers(make_model: object, make_features: objec
     total = Hidden(layers="searched").parts(Seen(setting, None, 1.0, moved, teacher, None), torch.nn.Identity())["hidden"].sum()  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(total, hidden[0])
     assert slope.abs().sum() > 0
+
+
+def test_what_padding_holds_reaches_no_gradient() -> None:
+    """Not even as 0 times NaN."""
+    from distill.distilbert import cosine
+    from distill.minilm import relation_divergence
+    from distill.tinybert import score_distance
+
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    student, teacher = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+    student[~mask], teacher[~mask] = torch.nan, torch.inf
+    for loss in (distance, lambda *given: distance(*given, normalize=True), cosine):
+        given_bLD = student.clone().requires_grad_()
+        loss(given_bLD, teacher, mask).sum().backward()
+        assert given_bLD.grad is not None
+        assert given_bLD.grad.isfinite().all()
+        assert ((given_bLD.grad != 0).any(dim=2) == mask).all()
+    both = (mask[:, :, None] & mask[:, None, :])[:, None]
+    student, teacher = torch.randn(2, 2, 3, 3), torch.randn(2, 2, 3, 3)
+    student[~both.expand_as(student)], teacher[~both.expand_as(student)] = torch.nan, torch.nan
+    for scores in (lambda *given: score_distance(*given, both), lambda *given: relation_divergence(*given, mask[:, None, None, :], mask)):
+        given_bhLL = student.clone().requires_grad_()
+        scores(given_bhLL, teacher).sum().backward()
+        assert given_bhLL.grad is not None
+        assert given_bhLL.grad.isfinite().all()
+        assert (given_bhLL.grad[~both.expand_as(student)] == 0).all()

@@ -64,3 +64,21 @@ def test_the_searched_map_is_the_best_of_all_ascending_ones(student: int, more: 
             for candidate in itertools.combinations(range(student + more), student)
         ]
         assert sum(float(distances[row, m, layer]) for m, layer in enumerate(layers)) == pytest.approx(min(totals))
+
+
+@given(st.integers(1, 4), st.integers(0, 3), st.integers(0, 99), st.sampled_from([torch.nan, torch.inf]), st.integers(0, 3))
+def test_a_distance_that_is_no_number_reaches_the_loss(student: int, more: int, seed: int, value: float, layer: int) -> None:
+    """The training loop then says what to do."""
+    distances = torch.rand(2, student, student + more, generator=torch.Generator().manual_seed(seed))
+    distances[0, layer % student] = value
+    found = searched(distances)
+    assert all(row == sorted(set(row)) and 0 <= row[0] <= row[-1] < student + more for row in found.tolist())
+    totals = distances.gather(2, found[:, :, None]).sum(dim=(1, 2))
+    assert totals.isfinite().tolist() == [False, True]
+
+
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(0, 99))
+def test_one_layer_that_is_no_number_is_seen(student: int, more: int, seed: int) -> None:
+    distances = torch.rand(1, student, student + more, generator=torch.Generator().manual_seed(seed))
+    distances[0, 0, 0] = torch.nan
+    assert distances.gather(2, searched(distances)[:, :, None]).isnan().any()

@@ -29,3 +29,6 @@ def test_equal_logits_stay_finite() -> None:
     student = torch.zeros(1, 4, requires_grad=True)
     loss = soft_target(standardized(student), standardized(torch.tensor([[1.0, 2.0, 3.0, 0.0]])), 2.0)
     assert loss.isfinite().all()
+    loss.sum().backward()
+    assert student.grad is not None
+    assert student.grad.isfinite().all()

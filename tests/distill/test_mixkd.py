@@ -8,11 +8,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.data import preprocessor
 from compress.errors import InputError
-from compress.training_rows import ByLength
+from compress.stage import Target
+from compress.train import Batch
+from compress.training_rows import ByLength, Rows
 from distill.capture import Capture
+from distill.loss import Seen, Setting, Shape
+from distill.masking import Masking
 from distill.mixkd import NEIGHBOURS, MixKD, draw, mixed_target, mixture
-from distill.teacher import Pair, Teacher
+from distill.teacher import NOTHING, Pair, Teacher
 
 
 @pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
@@ -104,6 +109,73 @@ def test_every_partner_is_drawn_equally_often() -> None:
     assert (np.diag(counts) == 0).all()
     others = counts[~np.eye(6, dtype=bool)]
     assert 30 < others.min() <= others.max() < 95  # 60 expected
+
+
+@given(st.integers(1, 12), st.integers(1, 3), st.integers(0, 3))
+def test_a_copy_of_the_row_is_no_partner(num_rows: int, copies: int, seed: int) -> None:
+    rows = ByLength.of(np.tile(np.random.default_rng(seed).integers(1, 9, num_rows), 1 + copies))
+    for step in range(8):
+        indices = np.arange(num_rows * (1 + copies))
+        partners, _ = draw(indices, step, rows, seed, 0.4, num_rows)
+        assert ((partners % num_rows != indices % num_rows) | (num_rows == 1)).all()
+
+
+TEXTS = ["great movie", "the film was not good", "bad", "very very fine film", "love", "hate it"]
+
+
+@pytest.mark.parametrize("copies", [0, 1])
+@pytest.mark.parametrize("classes", [1, 3])
+def test_the_parts_are_the_formulas(classes: int, copies: int, make_model: Any, checkpoint: Any) -> None:
+    """Partners, shares and hidden tokens are drawn anew here, and every row is asked by itself."""
+    seed, step, alpha, temperature, originals = 5, 3, 0.7, 3.0, len(TEXTS)
+    student, teacher = (make_model("bert", num_labels=classes, num_hidden_layers=layers).eval() for layers in (2, 4))
+    task: Any = "text-regression" if classes == 1 else "text-classification"
+    prepared = preprocessor(checkpoint("bert", num_labels=2), task, 16, Target(sequence_lengths=(8,)))
+    rows = Rows.prepare(TEXTS * (1 + copies), prepared)
+    values = np.linspace(-1, 2, originals).astype(np.float32) if classes == 1 else np.arange(originals) % classes
+    labels, masking = np.tile(values, 1 + copies), Masking(0.5, 4, (0, 1, 2, 3, 4), 11, originals) if copies else None
+    asked = Teacher(Capture(teacher, "key"), rows, True, masking=masking)
+    few = originals if copies else None
+    pair = Pair(Capture(student, "key"), (asked,), rows, labels, seed, few, masking=masking)
+    setting = Setting(Shape.of(student.config), Shape.of(teacher.config), task, "key")
+    indices = np.array([4, 0, 3, 1, *([7, 9, 11] if copies else [])])
+    batch = Batch(rows.batch(indices), torch.from_numpy(labels[indices]), indices, step, 9)
+    seen = Seen(setting, batch, temperature, NOTHING, NOTHING, pair)
+    parts = MixKD(alpha=alpha, labels=0.5, answers=2.0).parts(seen, None)
+
+    def embedded(model: Any, index: int, width: int) -> torch.Tensor:
+        ids = prepared.encode([(TEXTS * 2)[index]], width)["input_ids"][0]
+        if index >= originals:
+            hidden = np.random.default_rng([11, step, index]).random(16) < 0.5
+            ids = np.array([4 if hidden[position] and token > 4 else token for position, token in enumerate(ids)])
+        result: torch.Tensor = model.get_input_embeddings().weight[torch.from_numpy(ids)]
+        return result
+
+    by_length = rows.by_length.order.tolist()
+    for position, index in enumerate(indices.tolist()):
+        random = np.random.default_rng([seed, step, index])
+        others = [other for other in by_length if other % originals != index % originals]
+        partner = others[int(random.integers(len(others)))]
+        share = float(random.beta(alpha, alpha))
+        width = max(int(rows.lengths[index]), int(rows.lengths[partner]))
+        z_s, z_t = (
+            model(
+                inputs_embeds=(share * embedded(model, index, width) + (1 - share) * embedded(model, partner, width))[None],
+                attention_mask=torch.ones(1, width, dtype=torch.int64),
+            ).logits[0]
+            for model in (student, teacher)
+        )
+        y, other = (float(labels[row]) for row in (index, partner))
+        if classes == 1:
+            hard, soft = (z_s[0] - share * y - (1 - share) * other) ** 2, (z_s[0] - z_t[0]) ** 2
+        else:
+            log_q, p = torch.log_softmax(z_s, 0), torch.softmax(z_t / temperature, 0)
+            hard = -share * log_q[int(y)] - (1 - share) * log_q[int(other)]
+            soft = temperature**2 * (p * (p.log() - torch.log_softmax(z_s / temperature, 0))).sum()
+        if copies and (index >= originals or partner >= originals):
+            hard = torch.zeros(())
+        torch.testing.assert_close(parts["mixed_labels"][position], 0.5 * hard, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(parts["mixed_answers"][position], 2.0 * soft, atol=1e-4, rtol=1e-4)
 
 
 class _Rows:

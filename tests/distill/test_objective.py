@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -19,18 +19,21 @@ from compress.stage import Target, Task
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.capture import Capture
+from distill.distilbert import cosine
 from distill.distill import Distill
 from distill.hidden import Hidden
-from distill.loss import Loss, Setting, Shape
+from distill.loss import Loss, Setting, Shape, is_causal
+from distill.masking import Masking
 from distill.objective import Objective, check_covered
 from distill.presets import PRESETS
+from distill.relational import angle_loss, distance_loss
 from distill.schedules import Ramp, value_at
-from distill.soft_target import SoftTarget
+from distill.soft_target import SoftTarget, soft_target
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher, freeze
 from distill.tinybert import TinyBert
 
-KINDS = ("bert", "roberta", "distilbert", "vit")
+KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 Make = Callable[..., Any]
 
 
@@ -52,12 +55,26 @@ def all_steps(objective: Objective, features: dict[str, Tensor]) -> dict[str, Te
     return {**parts_of(objective, features, 0), **parts_of(objective, features, 3)}
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_that_were_taken_over_are_like_those_of_the_teacher(kind: str, make_model: Make, make_features: Make) -> None:
+    """The last layer of the student too, which the final norm of a decoder follows, as it does not in the teacher."""
+    teacher = make_model(kind, num_labels=3)
+    student = take_layers(teacher, [0, 1], "k")
+    for loss in (Hidden(layers=(1, 2)), TinyBert(layers=(1, 2)), Hidden(layers="searched")):
+        parts = parts_of(objective_of([loss], student, teacher), make_features(kind))
+        assert all(float(value.detach().abs().max()) == 0 for value in parts.values()), parts
+
+
 WITHOUT_ROWS = sorted(set(PRESETS) - {"mixkd", "hard_target"})
 ROWWISE = [name for name in WITHOUT_ROWS if not any(loss.ACROSS_ROWS for loss in PRESETS[name].losses)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("preset", WITHOUT_ROWS)
+def pairs_of(kinds: Sequence[str]) -> list[tuple[str, str]]:
+    """Presets and kinds of models that go together: the first token of a decoder stands for nothing."""
+    return [(preset, kind) for preset in WITHOUT_ROWS for kind in kinds if (preset, kind) != ("pkd", "gpt2")]
+
+
+@pytest.mark.parametrize(("preset", "kind"), pairs_of(KINDS))
 def test_a_student_that_equals_its_teacher_loses_nothing(preset: Any, kind: str, make_model: Make, make_features: Make) -> None:
     teacher = make_model(kind, num_labels=3)
     parts = all_steps(objective_of(PRESETS[preset].losses, make_model(kind, num_labels=3), teacher), make_features(kind))
@@ -65,8 +82,7 @@ def test_a_student_that_equals_its_teacher_loses_nothing(preset: Any, kind: str,
         torch.testing.assert_close(value, torch.zeros(3), atol=1e-5, rtol=0, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "distilbert"])
-@pytest.mark.parametrize("preset", WITHOUT_ROWS)
+@pytest.mark.parametrize(("preset", "kind"), pairs_of(["bert", "roberta", "distilbert", "gpt2"]))
 def test_more_padding_changes_nothing(preset: Any, kind: str, make_model: Make, make_features: Make) -> None:
     teacher = make_model(kind, num_labels=3)
     student = take_layers(teacher, [0, 2], "k")
@@ -98,6 +114,7 @@ def test_the_student_gets_the_gradient_and_the_teacher_none(preset: Any, make_mo
     teacher = make_model("bert", num_labels=3)
     student = take_layers(teacher, [0, 2], "k")
     objective = objective_of(PRESETS[preset].losses, student, teacher)
+    teacher.requires_grad_(True)  # or it had none in any case
     torch.stack(list(all_steps(objective, make_features("bert")).values())).sum().backward()
     assert all(parameter.grad is None for parameter in teacher.parameters())
     gradients = {name: parameter.grad for name, parameter in student.named_parameters() if parameter.grad is not None}
@@ -158,6 +175,72 @@ def test_each_model_runs_once_a_step_and_only_where_it_is_needed(make_model: Mak
     assert counts == {"student": 2, "teacher": 1}
 
 
+@pytest.mark.parametrize("kind", ["bert", "gpt2"])
+def test_the_last_state_is_compared_not_one_inside(kind: str, make_model: Make, make_features: Make) -> None:
+    """With the weights of the presets, on what Transformers calls the last hidden state."""
+    models = make_model(kind, num_labels=3, num_hidden_layers=2), make_model(kind, num_labels=3)
+    features = make_features(kind, rows=4)
+    ours, theirs = (model(**features, output_hidden_states=True).hidden_states[-1] for model in models)
+    mask = features["attention_mask"].bool()
+    parts = parts_of(objective_of(PRESETS["distilbert"].losses, *models), features)
+    torch.testing.assert_close(parts["cosine"], cosine(ours, theirs, mask), atol=1e-4, rtol=1e-3)
+    logits = [model(**features).logits for model in models]
+    torch.testing.assert_close(parts["soft_target"], 5 * soft_target(*logits, 2.0), atol=1e-3, rtol=1e-3)
+    parts = parts_of(objective_of(PRESETS["relational"].losses, *models), features)
+    means = [torch.stack([row[kept].mean(0) for row, kept in zip(states, mask, strict=True)]) for states in (ours, theirs)]
+    torch.testing.assert_close(parts["distance"], 25 * distance_loss(*means), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(parts["angle"], 50 * angle_loss(*means), atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(parts["soft_target"], soft_target(*logits, 2.0), atol=1e-3, rtol=1e-3)
+
+
+def test_presets_weigh_their_losses_as_published() -> None:
+    weights = {name: ([(loss.name, loss.weight) for loss in preset.losses], preset.hard_weight) for name, preset in PRESETS.items()}
+    assert weights == {
+        "soft_target": ([("soft_target", 1.0)], 0.5),
+        "distilbert": ([("soft_target", 5.0), ("cosine", 1.0)], 2.0),
+        "minilm": ([("soft_target", 1.0), ("minilm", 1.0)], 0.0),
+        "minilmv2": ([("soft_target", 1.0), ("minilmv2", 1.0)], 0.0),
+        "pkd": ([("soft_target", 0.5), ("hidden", 1.0)], 0.5),
+        "tinybert": ([("tinybert", 1.0), ("soft_target", 1.0)], 0.0),
+        "mixkd": ([("soft_target", 1.0), ("mixkd", 1.0)], 1.0),
+        "logit_standardization": ([("logit_standardization", 9.0)], 0.1),
+        "relational": ([("soft_target", 1.0), ("relational", 1.0)], 0.5),
+        "hard_target": ([], 1.0),
+    }
+
+
+def test_the_temperature_follows_its_ramp(make_model: Make, make_features: Make) -> None:
+    models, features = (make_model("bert", num_labels=3, num_hidden_layers=2), make_model("bert", num_labels=3)), make_features("bert")
+    objective = objective_of((SoftTarget(),), *models)
+    objective.temperature = Ramp(start=4.0, end=1.0)
+    logits = [model(**features).logits for model in models]
+    for step, temperature in enumerate([4.0, 3.0, 2.0, 1.0]):
+        expected = soft_target(*logits, temperature)
+        torch.testing.assert_close(parts_of(objective, features, step)["soft_target"], expected, atol=1e-4, rtol=1e-4)
+
+
+def test_both_models_see_the_masked_copies(make_model: Make, make_features: Make) -> None:
+    """Losses of two models that differ, as on tokens that were hidden by hand; row 0 is no copy."""
+    models, features = (make_model("bert", num_labels=3, num_hidden_layers=2), make_model("bert", num_labels=3)), make_features("bert")
+    masking, losses = Masking(0.5, 4, (0, 1, 2, 3, 4), 3, 1), (SoftTarget(), Hidden())
+    objective = objective_of(losses, *models)
+    pair = objective.pair
+    pair.masking = masking
+    ids = features["input_ids"].clone()
+    for row in (1, 2):
+        drawn = np.random.default_rng([3, 2, row]).random(ids.shape[1])
+        for token in range(ids.shape[1]):
+            if drawn[token] < 0.5 and int(ids[row, token]) > 4:
+                ids[row, token] = 4
+    assert (ids != features["input_ids"]).any(dim=1).tolist() == [False, True, True]
+    masked = parts_of(objective, features, 2)
+    expected = parts_of(objective_of(losses, *models), {**features, "input_ids": ids}, 2)
+    for name, value in expected.items():
+        torch.testing.assert_close(masked[name], value)
+    for name, value in parts_of(objective_of(losses, *models), features, 2).items():
+        assert (masked[name] != value).tolist() == [False, True, True], name
+
+
 class TestMixtures:
     """MixKD takes rows of its own, so it needs real ones."""
 
@@ -183,6 +266,7 @@ class TestMixtures:
 
     def test_the_student_gets_the_gradient_and_the_teacher_none(self, objective: Objective) -> None:
         model = objective.pair.student.model
+        objective.pair.teacher.capture.model.requires_grad_(True)  # or it had none in any case
         parts = objective(model, self.batch(objective, [0, 1, 2]))
         (parts["mixed_labels"] + parts["mixed_answers"]).sum().backward()
         assert model.bert.embeddings.word_embeddings.weight.grad.abs().sum() > 0  # type: ignore[union-attr,operator]
@@ -225,6 +309,9 @@ def test_a_ramp_is_a_straight_line() -> None:
     assert value_at(2.5, 7, 9) == 2.5
 
 
+DECODER = {"model_type": "gpt2", "num_hidden_layers": 2}
+
+
 @pytest.mark.parametrize(
     ("loss", "changes", "message"),
     [
@@ -235,6 +322,21 @@ def test_a_ramp_is_a_straight_line() -> None:
         ([{"name": "hidden", "layers": [2, 5]}], {}, r"losses\[0\].layers: \[2, 5\] given; at most 4 layers, each from 1 to 4"),
         ([{"name": "minilmv2", "teacher_layer": 5}], {}, r"losses\[0\].teacher_layer: 5 given; the teacher has 4 layers"),
         ([{"name": "minilmv2", "relation_heads": 3}], {}, r"relation_heads: 3 given; a divisor of both widths is allowed \(student 16"),
+        (
+            [{"name": "hidden", "tokens": "first"}],
+            DECODER,
+            r"losses\[0\]: hidden of the first token given",
+        ),
+        (
+            [{"name": "relational", "tokens": "first"}],
+            DECODER,
+            r"losses\[0\]: relational of the first token given",
+        ),
+        (
+            "pkd",
+            DECODER,
+            r"loss: hidden of .* given; the student is a gpt2, whose first token sees only itself: give",
+        ),
         ([{"name": "relational"}], {"micro": 4}, r"losses\[0\]: compares the rows of a batch; leave micro_batch_size \(4 given\) out"),
     ],
 )
@@ -248,3 +350,13 @@ def test_losses_that_do_not_fit_are_found_without_weights(
     config = make_model("bert", num_labels=labels).config
     with pytest.raises(InputError, match=message):
         stage.check(config, config, make_context())
+
+
+def test_decoders_are_told_by_their_configs(make_model: Make) -> None:
+    import transformers
+
+    causal = {kind for kind in KINDS if Shape.of(make_model(kind).config).causal}
+    assert causal == {"gpt2"}
+    assert is_causal(transformers.LlamaConfig())
+    assert is_causal(transformers.BertConfig(is_decoder=True))
+    assert not is_causal(transformers.ModernBertConfig())

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from compress.errors import InputError
 from compress.model import load
-from compress.splits import content_key
+from compress.model_config import load_tokenizer
 from compress.stage import Context
 from compress.train import Batch
 from distill.distill import Distill
@@ -69,10 +69,23 @@ def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
 
 @given(st.lists(st.sampled_from("abcdefgh")), st.sets(st.sampled_from("abcdefgh")), st.sets(st.sampled_from("abcdefgh")))
 def test_rows_that_are_held_out_or_known_are_left_out(rows: list[str], held_out: set[str], known: set[str]) -> None:
-    kept, dropped, there = new_rows(rows, map(content_key, held_out), map(content_key, known))
+    kept, dropped, there = new_rows(rows, held_out, known)
     assert kept == [row for i, row in enumerate(rows) if row not in held_out | known and row not in rows[:i]]
     assert dropped == sum(row in held_out for row in rows)
     assert len(kept) + dropped + there == len(rows)
+
+
+def test_blanks_around_a_text_do_not_count() -> None:
+    """Files of extra text are read without them, data sets are taken as they are."""
+    assert new_rows(["good film", "dull", " new"], ["good film \n"], ["\tdull"]) == ([" new"], 1, 1)
+    assert new_rows([("a", "b"), ("c", "d")], [(" a", "b ")], [("c ", "d")]) == ([], 1, 1)
+
+
+def test_no_text_of_a_pair_that_is_held_out_is_learned_from() -> None:
+    held_out = [("a", "b"), ("c", "d")]
+    assert new_rows(["a", "d", "e"], held_out, []) == (["e"], 2, 0)
+    pairs = [("b", "a"), ("a", "d"), ("a", "e"), ("e", "f")]
+    assert new_rows(pairs, held_out, []) == ([("a", "e"), ("e", "f")], 2, 0)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +111,57 @@ def test_packing_keeps_every_word_and_the_limit(tokenizer: Any, lines: list[list
 def test_a_word_longer_than_a_row_is_cut(tokenizer: Any) -> None:
     assert packed(["unlikely"], tokenizer, 4) == ["unlike", "ly"]
     assert packed([], tokenizer, 8) == []
+
+
+@pytest.fixture(scope="module")
+def bytewise() -> Any:
+    """A byte-level BPE, as GPT-2 has one: a word is joined with the blank before it, and has more tokens without it."""
+    from transformers import PreTrainedTokenizerFast
+
+    from compress.tokenizer import train_bpe
+
+    texts = [" ".join(np.random.default_rng(seed).choice(WORDS, 20)) for seed in range(40)]
+    return PreTrainedTokenizerFast(tokenizer_object=train_bpe(texts, 300, False).tokenizer)
+
+
+LINES = st.lists(st.lists(st.sampled_from([*WORDS, "unlikely", "gre\u00e9t"]), min_size=1, max_size=30), max_size=8)
+
+
+@settings(deadline=None, max_examples=100)
+@given(LINES, st.integers(10, 24))
+def test_pieces_of_bytes_keep_the_limit_too(bytewise: Any, lines: list[list[str]], max_length: int) -> None:
+    pieces = packed([" ".join(line) for line in lines], bytewise, max_length)
+    assert [word for piece in pieces for word in piece.split()] == [word for line in lines for word in line]
+    assert all(0 < len(bytewise(piece)["input_ids"]) <= max_length for piece in pieces)
+    whole = packed([" ".join(word for line in lines for word in line)], bytewise, max_length)
+    for one, other in pairwise(whole):  # no piece could have taken the next word, too
+        assert len(bytewise(f"{one} {other.split()[0]}")["input_ids"]) > max_length - 2
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.text(st.sampled_from("abg \u00e9\u4e16\U0001f600\n\t"), max_size=40), max_size=4), st.integers(4, 9))
+def test_no_character_is_lost_or_said_twice(bytewise: Any, lines: list[str], max_length: int) -> None:
+    pieces = packed(lines, bytewise, max_length)
+    assert "".join("".join(pieces).split()) == "".join("".join(lines).split())
+    assert all(0 < len(bytewise(piece)["input_ids"]) <= max_length for piece in pieces)
+
+
+def test_a_character_of_more_tokens_than_a_row_is_a_row(bytewise: Any) -> None:
+    assert packed(["a\U0001f600 b"], bytewise, 3) == ["a", "\U0001f600", "b"]
+
+
+def test_lines_that_have_more_tokens_together_are_not_joined() -> None:
+    """The first word of a text gets a mark that a word behind a line feed does not get."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = ["\u2581", "a", "b", "\n", "\u2581a", "\u2581b", "\u2581aa", "\u2581bb"]
+    merges = [("\u2581", "a"), ("\u2581", "b"), ("\u2581a", "a"), ("\u2581b", "b")]
+    made = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
+    made.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    marking = PreTrainedTokenizerFast(tokenizer_object=made)
+    assert packed(["aa", "bb", "aa"], marking, 3) == ["aa", "bb", "aa"]
+    assert packed(["aa", "bb", "aa"], marking, 4) == ["aa\nbb", "aa"]
 
 
 def small(**changes: Any) -> Distill:
@@ -177,7 +241,12 @@ def test_a_corpus_teaches_the_inside_and_leaves_the_head(pack: bool, make_contex
     assert set(first) == {"epoch", "query_relation", "key_relation", "value_relation", "loss"}
     assert last["loss"] < 0.9 * first["loss"]
     assert figures["selection"]["values"] == []
-    assert (figures["labelled_rows"], figures["rows"]) == (0, figures["rows"] if pack else 34)  # train rows are no labels here
+    tokenizer = load_tokenizer(str(context.baseline.path))
+    held_out = [*context.data.evaluation.rows, *context.data.selection.rows]
+    lines, _, _ = new_rows(read_plain(PlainText(path=str(extra)), "k"), held_out, [])  # train rows are no labels here
+    pieces = packed([str(line) for line in lines], tokenizer, context.max_length)
+    assert len(pieces) < len(lines) == 34
+    assert (figures["labelled_rows"], figures["rows"]) == (0, len(pieces) if pack else len(lines))
     before, after = load(context.baseline.path), load(tmp_path / "out")
     assert torch.equal(before.classifier.weight, after.classifier.weight)  # type: ignore[union-attr,arg-type]
 

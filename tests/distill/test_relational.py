@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.relational import Relational, angle_loss, distance_loss
+from distill.relational import Relational, _cosines, angle_loss, distance_loss
 
 Vectors = list[list[float]]
 
@@ -54,6 +54,17 @@ def test_rotation_scale_and_shift_change_no_relation() -> None:
         torch.testing.assert_close(loss(student, teacher), torch.zeros(6, dtype=torch.float64), atol=1e-10, rtol=0)
 
 
+def test_rows_that_coincide_in_the_teacher_alone_add_a_constant() -> None:
+    """cos of a row with itself is 1 in the student, and 0 in the teacher where it lies on e_j: H(1) = 1/2 for each such pair."""
+    student, teacher = torch.randn(4, 3), torch.randn(4, 3)
+    teacher[1] = teacher[0]
+    found = angle_loss(student, teacher)
+    ours, theirs = _cosines(student), _cosines(teacher)
+    for j in range(4):
+        total = sum(huber(float(ours[j, i, k] - theirs[j, i, k])) for i in range(4) for k in range(4) if i != k)
+        assert float(found[j]) == pytest.approx((total + 0.5 * (j < 2)) / 6, rel=1e-4)
+
+
 @pytest.mark.parametrize("rows", [1, 2, 3])
 def test_few_and_equal_rows_stay_finite(rows: int) -> None:
     student = torch.ones(rows, 4, requires_grad=True)
@@ -73,7 +84,7 @@ def test_a_row_is_the_mean_of_its_tokens_or_the_first(tokens: Any) -> None:
 
     hidden, mask = torch.randn(2, 4, 3), torch.tensor([[True, True, True, False], [True, False, False, False]])
     hidden[~mask] = torch.nan
-    vectors = Relational(tokens=tokens)._vectors(Captured(torch.empty(0), mask, (hidden,)))
+    vectors = Relational(tokens=tokens)._vectors(Captured(torch.empty(0), mask, (), last=hidden))
     expected = torch.stack([hidden[0, :3].mean(0), hidden[1, 0]]) if tokens == "mean" else hidden[:, 0]
     torch.testing.assert_close(vectors, expected)
 
@@ -83,6 +94,6 @@ def test_what_has_no_weight_is_not_computed(changes: Any, parts: set[str]) -> No
     from distill.capture import Captured
     from distill.loss import Seen
 
-    captured = Captured(torch.empty(0), torch.ones(4, 2, dtype=torch.bool), (torch.randn(4, 2, 3),))
+    captured = Captured(torch.empty(0), torch.ones(4, 2, dtype=torch.bool), (), last=torch.randn(4, 2, 3))
     seen = Seen(None, None, 1.0, captured, captured, None)  # type: ignore[arg-type]
     assert set(Relational(**changes).parts(seen, None)) == parts

@@ -132,6 +132,44 @@ def test_one_block_for_all_layers_is_refused() -> None:
         take_layers(AlbertForSequenceClassification(config), [0, 1], KEY)
 
 
+def modernbert(**changes: Any) -> nn.Module:
+    from transformers import ModernBertConfig, ModernBertForSequenceClassification
+
+    ids = {"vocab_size": 20, **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)}
+    sizes = {"hidden_size": 16, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 24}
+    return ModernBertForSequenceClassification(ModernBertConfig(**ids, **sizes, **changes)).eval()
+
+
+def test_a_layer_that_would_lose_a_weight_is_refused() -> None:
+    """The first block of a ModernBERT has no norm before its attention: the student's first one would drop that of the source."""
+    model = modernbert()
+    assert take_layers(model, [0, 1], KEY).config.num_hidden_layers == 2  # type: ignore[union-attr]
+    with pytest.raises(InputError, match=r"layer 3 of this modernbert has a weight attn_norm.weight, which layer 1 of a student has not"):
+        take_layers(model, [2, 3], KEY)
+    with pytest.raises(InputError, match=r"the blocks of this modernbert differ \(.*layers.0.attn_norm.weight\)"):
+        take_layers(model, [0, 0], KEY)
+    take_layers(model, [2, 3], KEY, new=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_block_that_looks_at_its_place_is_refused(kind: str, make_model: Any) -> None:
+    """GPT-2 may divide the scores of layer m by m: the same weights answer otherwise in another place."""
+    take_layers(make_model(kind), [2, 0, 3], KEY)
+    if kind != "gpt2":
+        return
+    model = make_model(kind, scale_attn_by_inverse_layer_idx=True)
+    take_layers(model, [0, 1], KEY)
+    with pytest.raises(InputError, match=r"layer 4 of this gpt2 does something else as layer 2 of a student, with equal weights"):
+        take_layers(model, [0, 3], KEY)
+
+
+def test_a_model_in_training_stays_so(make_model: Any) -> None:
+    model = make_model("bert").train()
+    take_layers(model, [1], KEY)
+    assert model.training
+    assert not any(block._forward_hooks for block in model.bert.encoder.layer)
+
+
 def test_a_model_that_is_no_stack_of_layers_is_refused() -> None:
     from transformers import ResNetConfig
 
@@ -148,6 +186,10 @@ def test_a_model_that_is_no_stack_of_layers_is_refused() -> None:
         {"layers": 3, "init": [1, 2]},
         {"init": []},
         {"layers": 0},
+        {"init": "last", "path": "x"},
+        {"init": "random", "config": {}},
+        {"head": "keep"},
+        {"head": "keep", "config": {}},
     ],
 )
 def test_contradictions_are_found_at_once(given: Any) -> None:
@@ -172,6 +214,32 @@ def test_a_student_of_another_shape_has_new_weights(
     again, _ = build(student, checkpoint("bert", num_labels=2), context, KEY)
     for name, value in model.state_dict().items():
         assert torch.equal(value, again.state_dict()[name]), name
+
+
+def changed(incoming: Any, **values: Any) -> Any:
+    return student_config(Student(config=values), incoming, KEY)
+
+
+def test_what_follows_from_a_changed_size_is_not_carried_over() -> None:
+    import transformers
+
+    sizes = {"num_hidden_layers": 4, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 24, "vocab_size": 20}
+    types = ["full_attention", "sliding_attention"]
+    llama = transformers.LlamaConfig(**sizes, pad_token_id=0)
+    assert llama.head_dim == 8
+    small = changed(llama, hidden_size=8, num_attention_heads=2)
+    assert (small.head_dim, small.num_key_value_heads) == (4, 2)
+    assert changed(llama, hidden_size=16, head_dim=2).head_dim == 2
+    grouped = changed(transformers.LlamaConfig(**sizes, num_key_value_heads=2, head_dim=16), hidden_size=16, num_attention_heads=2)
+    assert (grouped.head_dim, grouped.num_key_value_heads) == (16, 2)  # they did not follow from the sizes before either
+    qwen = transformers.Qwen3Config(**sizes, layer_types=types[::-1] * 2, use_sliding_window=True, max_window_layers=1)
+    assert (
+        changed(qwen, num_hidden_layers=2).layer_types
+        == transformers.Qwen3Config(**{**sizes, "num_hidden_layers": 2}, use_sliding_window=True, max_window_layers=1).layer_types
+    )
+    assert changed(qwen, intermediate_size=8).layer_types == types[::-1] * 2
+    assert changed(qwen, num_hidden_layers=4).layer_types == types[::-1] * 2
+    assert changed(qwen, num_hidden_layers=2, layer_types=types).layer_types == types
 
 
 def test_a_shape_that_cannot_be_made_names_the_key(checkpoint: Callable[..., Path], make_context: Callable[..., Context]) -> None:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.blocks import repeated_blocks
 from distill.capture import Capture
 from distill.hidden import distance
 from distill.loss import Seen, Setting, Shape
@@ -40,11 +41,20 @@ def test_it_compares_embeddings_and_hidden_states_of_the_pairs(kind: str, make_m
     trained = loss.build(setting)
     captured = [Capture(model, "key")(features, wanted) for model, wanted in zip((student, teacher), loss.wants(setting), strict=True)]
     result = loss.parts(Seen(setting, None, 1.0, *captured, None), trained)  # type: ignore[arg-type]
-    ours, theirs = (model(**features, output_hidden_states=True) for model in (student, teacher))
+    states: list[list[Any]] = []
+    for model in (student, teacher):
+        before = [model(**features, output_hidden_states=True).hidden_states[0]]
+        states.append(before)
+        for block in repeated_blocks(model, "key")[1]:
+            block.register_forward_hook(
+                lambda _, inputs, output, found=before: found.append(output[0] if isinstance(output, tuple) else output)
+            )
+        model(**features)
+    ours, theirs = states
     mask = captured[0].mask
     assert mask is not None
-    torch.testing.assert_close(result["embedding"], distance(ours.hidden_states[0], theirs.hidden_states[0], mask), atol=1e-4, rtol=1e-3)
-    hidden = sum(distance(ours.hidden_states[m], theirs.hidden_states[2 * m], mask) for m in (1, 2))
+    torch.testing.assert_close(result["embedding"], distance(ours[0], theirs[0], mask), atol=1e-4, rtol=1e-3)
+    hidden = sum(distance(ours[m], theirs[2 * m], mask) for m in (1, 2))
     torch.testing.assert_close(result["hidden"], hidden, atol=1e-3, rtol=1e-3)
 
 
