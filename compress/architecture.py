@@ -104,15 +104,21 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
     if nearest is None:
         raise InputError(f"{key}: no {config.model_type} of such a shape can be made ({one_line(problem)})") from problem
     changed = nearest[0]
-    own = OwnShape(
-        model_type=config.model_type,
-        head_dim=sizes.head_dim,
-        heads=sizes.heads,
-        key_value_heads=sizes.key_value_heads,
-        scaling=sizes.scaling,
-        ffn=sizes.ffn,
-        experts=sizes.experts if any(sizes.experts) else (),
-    )
+    try:
+        own = OwnShape(
+            model_type=config.model_type,
+            head_dim=sizes.head_dim,
+            heads=sizes.heads,
+            key_value_heads=sizes.key_value_heads,
+            scaling=sizes.scaling,
+            ffn=sizes.ffn,
+            experts=sizes.experts if any(sizes.experts) else (),
+        )
+    except ValidationError as error:
+        layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
+        raise InputError(
+            f"{key}: layer {layer} of this {config.model_type} has no FFN like the others; sizes by layer cannot be written"
+        ) from error
     setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
     return changed
 

@@ -87,7 +87,10 @@ def _attentions(kind: Kind, key: str) -> Mapping[int, Attention]:
     AttentionInterface.register(TRACING, _attention)
     AttentionMaskInterface.register(TRACING, lambda *args, **kwargs: None)
     config = kind.config
-    model = kind.make(_traced_config(config)).eval()
+    try:
+        model = kind.make(_traced_config(config)).eval()
+    except REFUSED as error:  # a class with attentions of its own by name (GPT-Neo)
+        raise InputError(f"{key}: {UNSEEN.format(config.model_type)}") from error
     prefix, blocks = repeated_blocks(model, key)
     layers = {f"{prefix}.{name}": module for name, module in blocks.named_modules() if is_layer(module)}
     trace = _Trace({id(module.weight): name for name, module in layers.items()})

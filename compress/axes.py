@@ -26,11 +26,11 @@ from compress.model_files import SHAPE_KEY
 Size = Literal["hidden", "ffn", "vocabulary", "experts"]
 SIZES: Mapping[Size, tuple[str, ...]] = {
     "hidden": ("hidden_size",),
-    "ffn": ("intermediate_size", "hidden_dim", "n_inner", "ffn_dim"),
+    "ffn": ("moe_intermediate_size", "intermediate_size", "hidden_dim", "n_inner", "ffn_dim"),
     "vocabulary": ("vocab_size",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
 }
-"""Under these names configs keep their sizes."""
+"""Under these names configs keep their sizes; the first one that a config has is meant: of a MoE the FFN of an expert."""
 
 Axis = tuple[str, int]
 """Name of a weight, and the number of one of its axes."""

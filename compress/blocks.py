@@ -1,7 +1,8 @@
 """The repeated blocks of a Transformer, found by structure: the largest `nn.ModuleList` whose entries are all of one class.
 
 Nothing is looked up by the name of a model. Depth is written through `num_hidden_layers`, the name under which every Transformers
-config answers; whatever a config says for each layer (a list of layer types, the sizes of `compress.architecture`) is cut along with it.
+config answers; whatever a config says for each layer is cut along with it: lists of as many entries as layers (layer types, which layers
+turn positions, the sizes of `compress.architecture`) and, of `INDEX_LISTS`, lists of numbers of layers.
 """
 
 from __future__ import annotations
@@ -18,6 +19,21 @@ from compress.conv1d import with_linears
 from compress.errors import InputError
 from compress.model_config import quiet
 from compress.model_files import SHAPE_KEY
+
+INDEX_LISTS = (
+    "attn_layer_indices",
+    "cross_attention_layers",
+    "full_attn_idxs",
+    "fullatt_block_indexes",
+    "global_attn_indexes",
+    "local_layer_ids",
+    "mlp_only_layers",
+    "moe_layers",
+    "window_block_indices",
+)
+"""Under these names configs list numbers of layers."""
+OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out_indices", "pos_att_type")
+"""Under these they list what has nothing to do with layers, however many entries it has; so do names that end in `_token_id`."""
 
 
 @dataclass(frozen=True)
@@ -70,10 +86,15 @@ def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
 
 def with_layers(config: Any, layers: Sequence[int]) -> Any:
     """Returns a copy of a Transformers config with the given layers, counted from 0, and no others."""
-    changed = copy.deepcopy(config)
+    changed, depth = copy.deepcopy(config), config.num_hidden_layers
     changed.num_hidden_layers = len(layers)
-    if getattr(config, "layer_types", None):
-        changed.layer_types = [config.layer_types[layer] for layer in layers]
+    for name, value in vars(config).items():
+        if not isinstance(value, list | tuple) or name in OTHER_LISTS or name.startswith("_") or name.endswith("_token_id"):
+            continue
+        if name in INDEX_LISTS:
+            setattr(changed, name, type(value)(number for number, layer in enumerate(layers) if layer in value))
+        elif len(value) == depth:
+            setattr(changed, name, type(value)(value[layer] for layer in layers))
     own = getattr(config, SHAPE_KEY, None)
     if own:
         cut = {name: [value[layer] for layer in layers] for name, value in own.items() if isinstance(value, list)}

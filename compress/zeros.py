@@ -1,7 +1,8 @@
 """Zeros that stay: a sparse model keeps the zeros of its weights through every later training.
 
 The config of its checkpoint says `compress_keep_zeros: true`; `prune.sparsify` writes that, and whatever is saved afterwards says it too.
-A training that starts from such a model takes the zeros it finds in the linear layers of the blocks as a mask, and masks gradients:
+A second `sparsify` fills none of them. A training that starts from such a model takes the zeros it finds in the linear layers of the blocks
+as a mask, and masks gradients:
 
     M = 1[W != 0] at the start,    g <- g * M
 
@@ -27,6 +28,11 @@ def keep_zeros(model: nn.Module) -> None:
     setattr(config, NOTE, True)
 
 
+def keeps_zeros(model: nn.Module) -> bool:
+    """Returns whether the config of a model says that its zeros have to stay."""
+    return bool(getattr(getattr(model, "config", None), NOTE, False))
+
+
 def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Returns the linear layers inside the repeated blocks, the entries of any `nn.ModuleList`, by module name."""
     inside = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
@@ -37,7 +43,7 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
 def zeros_held(model: nn.Module) -> Iterator[None]:
     """Keeps the zeros that a model has now where they are, for as long as the block lasts; does nothing where its config says nothing."""
     handles = []
-    if getattr(getattr(model, "config", None), NOTE, False):
+    if keeps_zeros(model):
         for layer in block_linears(model).values():
             mask_OI = layer.weight.detach() != 0
             if layer.weight.requires_grad and not bool(mask_OI.all()):

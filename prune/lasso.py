@@ -8,7 +8,7 @@ weights), or a column of a block (a piece of an input, of R weights), or both ar
 distances of steps from the first on: a group that has become small is pushed harder from then on. Afterwards
 
     layer      the groups of a layer with the smallest root mean squares go, until so many weights are gone
-    balanced   inside of each block the same share of its rows, or columns, goes
+    balanced   inside of each block the same share of its rows, or columns, goes, as nearly as can be, but not all of them
 
 Root mean squares, so that groups at the ragged edges are not smaller for having fewer weights. A row or column that goes in all blocks can
 be taken out by surgery; nothing is put back to prevent it. Left out: the penalty on embeddings; a share for each layer, where lambda
@@ -20,6 +20,7 @@ Tensor names carry their shapes: O outputs, I inputs, S x T blocks of R x C.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
@@ -81,7 +82,7 @@ class Lasso(nn.Module):
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each; every row has the whole penalty, as the loss is their mean."""
-        if batch.step % max(1, round(self.reweight * batch.num_steps)) == 0:
+        if batch.step % max(1, math.ceil(self.reweight * batch.num_steps - 1e-9)) == 0:  # 0.1 * 30 is more than 3 in floating point
             for layer, _, shape, name in self.terms:
                 setattr(self, name, beta(layer.weight.detach(), shape))
         parts = self.objective(model, batch)
@@ -116,11 +117,12 @@ def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> 
     Args:
         weight_OI: float32.
         shapes: The shapes of groups; of two, groups of both are in one order, and a weight goes with either of its groups.
-        sparsity: Share of the weights to zero, at least.
+        sparsity: Share of the weights to zero, as nearly as can be: with groups of both as nearly as that order comes to it.
     """
     sizes = [root_mean_squares(weight_OI, shape) for shape in shapes]
     if len(shapes) == 1:
-        return spread(highest_blocks(sizes[0], weight_OI.shape, shapes[0], sparsity), weight_OI.shape, shapes[0])
+        stays_ST = highest_blocks(sizes[0].square(), weight_OI.shape, shapes[0], num_zeros(sparsity, weight_OI.numel()))
+        return spread(stays_ST, weight_OI.shape, shapes[0])
     order = torch.cat([values.flatten() for values in sizes]).argsort(descending=True, stable=True).flip(0)
 
     def kept(gone: int) -> Tensor:
@@ -132,11 +134,20 @@ def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> 
         ]
         return torch.stack(spreads).all(dim=0)
 
+    def missed(gone: int) -> int:
+        return int((~kept(gone)).sum()) - target
+
     low, high, target = 0, len(order), num_zeros(sparsity, weight_OI.numel())
     while low < high:  # zeros overlap where a row and a column cross, so that their number has to be tried
         middle = (low + high) // 2
-        low, high = (low, middle) if int((~kept(middle)).sum()) >= target else (middle + 1, high)
-    return kept(low)
+        low, high = (low, middle) if missed(middle) >= 0 else (middle + 1, high)
+    one_less = low > 0 and (not bool(kept(low).any()) or -missed(low - 1) < missed(low))  # nearer, or all that leaves the layer anything
+    return kept(low - 1 if one_less else low)
+
+
+def num_gone(sparsity: float, number: int) -> int:
+    """Returns how many of a block's rows go: as many as come nearest to the share, of two the more, but not all of them."""
+    return max(0, min(number - 1, math.floor(sparsity * number + 0.5)))
 
 
 def balanced_mask(weight_OI: Tensor, blocks: Blocks, groups: Groups, sparsity: float) -> Tensor:
@@ -146,14 +157,20 @@ def balanced_mask(weight_OI: Tensor, blocks: Blocks, groups: Groups, sparsity: f
         weight_OI: float32.
         blocks: The blocks.
         groups: rows or columns.
-        sparsity: Share of the rows (columns) of each block to zero, at least.
+        sparsity: Share of the rows (columns) of each block to zero.
     """
     if groups == "columns":
         return balanced_mask(weight_OI.T, Blocks(blocks.columns, blocks.rows), "rows", sparsity).T
     (piece,) = pieces(blocks, groups)
     strips = torch.split(root_mean_squares(weight_OI, piece), blocks.rows)  # [R, T] each: the rows of all blocks side by side
-    stays = [highest(strip_RT.T, len(strip_RT) - num_zeros(sparsity, len(strip_RT))).T for strip_RT in strips]
+    stays = [highest(strip_RT.T, len(strip_RT) - num_gone(sparsity, len(strip_RT))).T for strip_RT in strips]
     return spread(torch.cat(stays), weight_OI.shape, piece)
+
+
+def balanced_share(shape: tuple[int, int] | torch.Size, blocks: Blocks, groups: Groups, sparsity: float) -> float:
+    """Returns the share of the weights of a matrix that go, balanced: a matter of its shape alone."""
+    length, size = (shape[0], blocks.rows) if groups == "rows" else (shape[1], blocks.columns)
+    return sum(num_gone(sparsity, min(size, length - start)) for start in range(0, length, size)) / length
 
 
 def quantiles(layers: Mapping[str, nn.Linear], shapes: Sequence[Blocks]) -> dict[str, list[float]]:

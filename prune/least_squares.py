@@ -96,6 +96,8 @@ def update(model: nn.Module, structure: Structure, kept: Kept, batches: Iterable
         batches: Calibration rows.
     """
     wanted = readers(model, structure, kept)
+    if not wanted:
+        return
     grams = gram_matrices(model, list(wanted), batches, structure.attentions[0].tokens)
     for name, numbers in wanted.items():
         layer: Any = model.get_submodule(name)

@@ -4,8 +4,9 @@
     hidden       a factor on the outputs of all norms over the residual stream
     layers       y = x + g (block(x) - x): 0 takes the block out, as surgery does
 
-Gates of heads and neurons go into the columns of the layer that reads them, exactly; those of channels and blocks that stay are left out,
-and are 1 where they were learned for long enough. `prune.gates` has gates of every row, whose gradients are scores.
+Gates of heads and neurons go into the columns of the layer that reads them, those of channels into the weights and biases of the norms,
+both exactly. Left out: those of blocks, which no weight can hold; of a block that stays it is taken as 1, which training long enough makes
+it. `prune.gates` has gates of every row, whose gradients are scores.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from compress.structure import Structure
 from prune.gates import Where
@@ -54,7 +56,7 @@ def masked(model: nn.Module, structure: Structure, gates: Mapping[Where | tuple[
 
 
 def fold(model: nn.Module, structure: Structure, gates: Mapping[Where | tuple[int, str], Gate]) -> None:
-    """Multiplies the layers that read heads and neurons by their gates, in place: the model answers as it did with them."""
+    """Multiplies layers and norms by their gates, in place: the model answers as it did with those of heads, neurons and channels."""
     places, sizes = Places.of(model, structure), structure.sizes
     with torch.no_grad():
         for block in range(structure.depth):
@@ -63,6 +65,20 @@ def fold(model: nn.Module, structure: Structure, gates: Mapping[Where | tuple[in
                 if where in gates:
                     layer: Any = model.get_submodule(str(reader))
                     layer.weight.mul_(gates[where](False).detach().to(layer.weight).repeat_interleave(width))
+        for name in places.norms if "hidden" in gates else ():
+            norm: Any = model.get_submodule(name)
+            gates_D = gates["hidden"](False).detach().to(norm.weight)
+            offset = _offset(norm)
+            norm.weight.copy_((norm.weight + offset) * gates_D - offset)
+            if getattr(norm, "bias", None) is not None:
+                norm.bias.mul_(gates_D)
+
+
+def _offset(norm: nn.Module) -> float:
+    """Returns what a norm adds to its weight before it multiplies by it: 1 with Gemma, whose norms are x (1 + w), else 0."""
+    nothing = {name: torch.zeros_like(value) for name, value in norm.named_parameters()}
+    answer: Tensor = functional_call(norm, nothing, (torch.eye(2, len(nothing["weight"])).to(nothing["weight"]),))
+    return float(bool(answer.any()))
 
 
 def _on_input(gate: Gate, width: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:

@@ -11,8 +11,9 @@ cool-down with all of them:
     s(t) = s share(p),   p = clamp((t - t_w) / (T - t_w - t_c), 0, 1)
 
 Scores are parameters of the layers, trained with the weights. Only their order counts, so that their learning rate, with an optimizer that
-divides by the size of gradients, does not. Left out: the soft threshold (section 4, SMvP), which does not say beforehand how many zeros
-there will be; N:M; scores compared between layers.
+divides by the size of gradients, does not. Weight decay would change the order, taking more from large scores: they are stored flat, and
+parameters of one dimension have none (`compress.train`). Left out: the soft threshold (section 4, SMvP), which does not say beforehand
+how many zeros there will be; N:M; scores compared between layers.
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks.
 """
@@ -29,7 +30,7 @@ from torch.nn import functional
 from compress.train import Batch, Objective
 from compress.trial import place
 from prune.cubic import cubic
-from prune.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, spread
+from prune.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, num_zeros, spread
 
 Movable = Unstructured | Blocks
 
@@ -44,7 +45,7 @@ class MaskedWeight(torch.autograd.Function):
         Args:
             ctx: What backward gets.
             weight_OI: float32.
-            scores: float32 `[O, I]`, or `[S, T]` for blocks.
+            scores: float32 `[O * I]`, or `[S * T]` for blocks.
             kept_OI: bool: M.
             pattern: What a score stands for.
         """
@@ -57,7 +58,8 @@ class MaskedWeight(torch.autograd.Function):
         """Returns the gradients of the arguments of `forward`."""
         weight_OI, kept_OI = ctx.saved_tensors
         moved_OI = gradient_OI * weight_OI
-        return gradient_OI * kept_OI, block_sums(moved_OI, ctx.pattern) if isinstance(ctx.pattern, Blocks) else moved_OI, None, None
+        moved = block_sums(moved_OI, ctx.pattern) if isinstance(ctx.pattern, Blocks) else moved_OI
+        return gradient_OI * kept_OI, moved.flatten(), None, None
 
 
 class MovedLinear(nn.Linear):
@@ -73,15 +75,16 @@ class MovedLinear(nn.Linear):
     def __init__(self, linear: nn.Linear, pattern: Movable) -> None:
         super().__init__(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
         self.weight, self.bias, self.pattern = linear.weight, linear.bias, pattern
-        shape = block_sizes(linear.weight.shape, pattern).shape if isinstance(pattern, Blocks) else linear.weight.shape
-        self.scores = nn.Parameter(torch.zeros(shape, device=linear.weight.device))
+        self.grid = block_sizes(linear.weight.shape, pattern).shape if isinstance(pattern, Blocks) else linear.weight.shape
+        self.scores = nn.Parameter(torch.zeros(self.grid.numel(), device=linear.weight.device))  # flat: no weight decay
         self.register_buffer("kept_OI", torch.ones_like(linear.weight, dtype=torch.bool), persistent=False)  # follows from the scores
 
     def choose(self, sparsity: float) -> None:
         """Chooses which weights stay."""
-        scores, shape = self.scores.detach(), self.weight.shape
+        scores, shape = self.scores.detach().reshape(self.grid), self.weight.shape
         if isinstance(self.pattern, Blocks):
-            self.kept_OI = spread(highest_blocks(scores, shape, self.pattern, sparsity), shape, self.pattern)
+            stays_ST = highest_blocks(scores, shape, self.pattern, num_zeros(sparsity, shape.numel()))
+            self.kept_OI = spread(stays_ST, shape, self.pattern)
         else:
             self.kept_OI = mask(scores, self.pattern, sparsity)
 

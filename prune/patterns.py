@@ -7,8 +7,13 @@
                    its first row and column on, so that the last blocks may be smaller; scores of blocks are means over their weights, so
                    that a small block is not worth less
 
-With a sparsity s of n weights as few go as make s n zeros or more; N:M says itself how many. Of equal scores the first ones stay. Left out:
-permutations of inputs that make N:M cost less; balance between the outputs of an unstructured mask other than one by one.
+With a sparsity s of n weights as few go as make s n zeros or more, of blocks as many as come nearest to s n; N:M says itself how many. Not
+all go for a share below 1. Of equal scores (of blocks of one size) the first ones stay. Blocks come in up to four sizes: whole ones, those
+cut at the right, those cut at the bottom, the corner. Of one size the lowest scores go, so that how many of each go says which, and
+
+    choose the four numbers with   | sum of n size - s n | smallest,   then   sum of score * size smallest
+
+Left out: permutations of inputs that make N:M cost less; balance between the outputs of an unstructured mask other than one by one.
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks.
 """
@@ -18,6 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -62,7 +68,7 @@ def mask(scores_OI: Tensor, pattern: Pattern, sparsity: float, by_output: bool =
     Args:
         scores_OI: What each weight is worth, float without NaN. A block is worth the mean of the squares.
         pattern: Where zeros may be.
-        sparsity: Share of the weights to zero, at least; not looked at for N:M.
+        sparsity: Share of the weights to zero: at least, for blocks as nearly as can be; not looked at for N:M.
         by_output: Whether each output loses that share by itself; for an unstructured mask.
     """
     match pattern:
@@ -74,13 +80,14 @@ def mask(scores_OI: Tensor, pattern: Pattern, sparsity: float, by_output: bool =
             padded = functional.pad(scores_OI, (0, -inputs % pattern.group), value=-math.inf)
             return highest(padded.reshape(-1, pattern.group), pattern.kept).reshape(outputs, -1)[:, :inputs]
         case Blocks():
-            means_ST = block_sums(scores_OI.double().square(), pattern) / block_sizes(scores_OI.shape, pattern).to(scores_OI.device)
-            return spread(highest_blocks(means_ST, scores_OI.shape, pattern, sparsity), scores_OI.shape, pattern)
+            stays_ST = highest_blocks(block_means(scores_OI, pattern), scores_OI.shape, pattern, num_zeros(sparsity, scores_OI.numel()))
+            return spread(stays_ST, scores_OI.shape, pattern)
 
 
 def num_zeros(sparsity: float, number: int) -> int:
-    """Returns how many of a number of things go: the fewest that are the share `sparsity` of them or more."""
-    return min(number, math.ceil(sparsity * number - 1e-9))  # 0.1 * 30 is more than 3 in floating point
+    """Returns how many of a number of things go: the fewest that make the share `sparsity` or more, but for a share below 1 not all."""
+    most = number - 1 if sparsity < 1 else number
+    return max(0, min(most, math.ceil(sparsity * number - 1e-9)))  # 0.1 * 30 is more than 3 in floating point
 
 
 def highest(scores_RN: Tensor, count: int) -> Tensor:
@@ -88,26 +95,74 @@ def highest(scores_RN: Tensor, count: int) -> Tensor:
     number = scores_RN.shape[1]
     if count <= 0 or count >= number:
         return torch.full(scores_RN.shape, count > 0, device=scores_RN.device)
-    limit_R1 = scores_RN.kthvalue(number - count + 1, dim=1, keepdim=True).values  # one pass; sorting all would take several times as long
+    limit_R1 = _nth_lowest(scores_RN, number - count)
+    at_least_RN = scores_RN >= limit_R1
+    if int(at_least_RN.count_nonzero()) == count * len(scores_RN):  # no equals to choose between, which takes longer than all else
+        return at_least_RN
     above_RN, equal_RN = scores_RN > limit_R1, scores_RN == limit_R1
     return above_RN | (equal_RN & (equal_RN.cumsum(dim=1) <= count - above_RN.sum(dim=1, keepdim=True)))
 
 
-def highest_blocks(scores_ST: Tensor, shape: tuple[int, int] | torch.Size, pattern: Blocks, sparsity: float) -> Tensor:
-    """Returns which blocks stay, bool `[S, T]`: the lowest go, the last of equals first, until enough weights are gone.
+def _nth_lowest(scores_RN: Tensor, n: int) -> Tensor:
+    """Returns the score of each row that n others are below or equal to, `[R, 1]`."""
+    if scores_RN.is_cpu:  # NumPy selects the same several times as fast
+        return torch.from_numpy(np.partition(scores_RN.detach().numpy(), n, axis=1)[:, n : n + 1])
+    return scores_RN.kthvalue(n + 1, dim=1, keepdim=True).values
+
+
+def highest_blocks(scores_ST: Tensor, shape: tuple[int, int] | torch.Size, pattern: Blocks, zeros: int, may_empty: bool = False) -> Tensor:
+    """Returns which blocks stay, bool `[S, T]`.
 
     Args:
         scores_ST: What each block is worth, float without NaN.
         shape: Of the matrix, (O, I).
         pattern: The blocks.
-        sparsity: Share of the weights to zero, at least.
+        zeros: How many weights are to go, of all only with `may_empty`; the number nearest to it goes, of two equally near the larger.
+        may_empty: Whether all blocks may go.
     """
-    order = scores_ST.flatten().argsort(descending=True, stable=True).flip(0)
-    gone = block_sizes(shape, pattern).to(order.device).flatten()[order].cumsum(0)
-    target = num_zeros(sparsity, shape[0] * shape[1])
-    kept = torch.ones(scores_ST.numel(), dtype=torch.bool, device=order.device)
-    kept[order[: int((gone < target).sum()) + 1 if target else 0]] = False
-    return kept.reshape(scores_ST.shape)
+    rows, columns = shape[0] // pattern.rows, shape[1] // pattern.columns  # of blocks that are not cut
+    stays_ST = torch.ones_like(scores_ST, dtype=torch.bool)
+    scores, sizes = scores_ST.double(), block_sizes(shape, pattern)
+    kinds = [(s, t) for s in (slice(0, rows), slice(rows, None)) for t in (slice(0, columns), slice(columns, None))]
+    orders, costs, weights = [], [], []
+    for kind in kinds:  # the lowest first, the last of equals first
+        orders.append(scores[kind].flatten().argsort(descending=True, stable=True).flip(0))
+        size = int(sizes[kind].flatten()[:1].sum())  # 0 where there are none
+        costs.append(size * functional.pad(scores[kind].flatten()[orders[-1]].cumsum(0), (1, 0)))
+        weights.append(size * torch.arange(len(costs[-1]), device=scores.device))
+    cut, cost = (_outer_sum(*values[1:]) for values in (weights, costs))  # for each choice of numbers of blocks that are cut
+    fits = ((zeros - cut) // (pattern.rows * pattern.columns)).clamp(0, rows * columns)
+    whole = torch.stack([fits, (fits + 1).clamp(max=rows * columns)])  # the nearest from below and from above
+    total = cut + weights[0][whole]
+    missed = 2 * (total - zeros).abs() + (total < zeros)
+    if not may_empty:
+        missed.masked_fill_(total == shape[0] * shape[1], torch.iinfo(torch.int64).max)
+    best = (missed == missed.min()).nonzero()  # [n, 4]: below or above, and the numbers of blocks that are cut
+    chosen = best[(cost + costs[0][whole])[tuple(best.T)].argmin()]
+    numbers = [int(whole[tuple(chosen)]), *chosen[1:].tolist()]
+    for kind, order, number in zip(kinds, orders, numbers, strict=True):
+        part = stays_ST[kind]
+        gone = torch.zeros(part.numel(), dtype=torch.bool, device=part.device)
+        gone[order[:number]] = True
+        part &= ~gone.reshape(part.shape)
+    return stays_ST
+
+
+def _outer_sum(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    """Returns all sums of an entry of each, `[A, B, C]`."""
+    return a[:, None, None] + b[:, None] + c
+
+
+def reachable(shape: tuple[int, int] | torch.Size, pattern: Blocks, sparsity: float) -> int:
+    """Returns how many weights of a matrix go when whole blocks do: a matter of its shape alone."""
+    sizes_ST = block_sizes(shape, pattern)
+    stays_ST = highest_blocks(torch.zeros(sizes_ST.shape), shape, pattern, num_zeros(sparsity, shape[0] * shape[1]))
+    return int(sizes_ST[~stays_ST].sum())
+
+
+def block_means(scores_OI: Tensor, pattern: Blocks) -> Tensor:
+    """Returns the mean of the squares of each block, float64 `[S, T]`."""
+    return block_sums(scores_OI.double().square(), pattern) / block_sizes(scores_OI.shape, pattern).to(scores_OI.device)
 
 
 def block_sums(values_OI: Tensor, pattern: Blocks) -> Tensor:

@@ -23,7 +23,7 @@ from pydantic import Field, model_validator
 from compress.artifact import Artifact, writing
 from compress.blocks import with_layers
 from compress.errors import InputError
-from compress.stage import Context, Stage, TimedPrecision, is_model
+from compress.stage import Context, ModelStage, TimedPrecision, is_model
 from compress.structure import Sizes, Structure
 from compress.tasks import TASKS
 from prune.allocation import uniform
@@ -36,7 +36,7 @@ from prune.scores import Method
 from prune.selection import COMPONENTS, Granularity, Limits, Scores, Whole, lowest_share, protected_parts, select
 from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.steps import Steps
-from prune.surgery import Kept, shrink
+from prune.surgery import Kept, check_shapes, shrink
 from prune.timing import LatencyCost, LatencyTarget, Ruler, Timing, target_shape
 
 if TYPE_CHECKING:
@@ -47,9 +47,10 @@ if TYPE_CHECKING:
 SPARSITY = 0.5
 
 
-class Prune(Stage):
+class Prune(ModelStage):
     """Takes heads, neurons, channels, layers, experts and tokens out of the model, and trains what is left."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "prune"
 
     method: Method | Learned = "activation"
@@ -123,6 +124,10 @@ class Prune(Stage):
             raise ValueError(
                 f"sparsity: {self.sparsity:g} given; the vocabulary is no part of the blocks: give sparsity: 0, or add heads, ffn"
             )
+        if self.protect and set(self.granularity) <= {"hidden", "vocabulary"}:
+            raise ValueError(
+                "protect: given where nothing is taken out of single modules; channels and tokens run through all of them: leave it out"
+            )
         if "experts" in self.granularity and self.measure != "parameters":
             raise ValueError("measure: macs given; a token goes to as many experts as before, whatever their number: give parameters")
         if is_model(self.teacher):
@@ -135,6 +140,11 @@ class Prune(Stage):
     def key(self) -> str:
         """Key path of this stage in the recipe."""
         return f"stages.{self.id or self.NAME}"
+
+    @property
+    def asked(self) -> str:
+        """The field that says how much is to go."""
+        return "speedup" if self.speedup else "latency_ms" if self.latency_ms else "sparsity"
 
     @property
     def shares(self) -> list[float]:
@@ -173,7 +183,7 @@ class Prune(Stage):
             check_hidden(self.recover, config, teacher, f"{key}.recover")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
-        self.planned(config)
+        self._try_on_shapes(config)
 
     def config_after(self, config: Any) -> Any:
         """The config of the pruned model, as far as it is known before. The vocabulary is kept.
@@ -200,8 +210,7 @@ class Prune(Stage):
         cost, limits = self.cost(model, structure, None), self.limits(structure)
         whole, share = Whole.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
         if self.measure == "latency":
-            fewest = max(1, len(limits.blocks)) / structure.depth
-            share = max(share, lowest_share(cost, whole, limits) if limits.inside else fewest)
+            share = max(share, lowest_share(cost, whole, limits, nothing))
         return select(cost, whole, share, limits, nothing, uniform, self.key), sizes
 
     def limits(self, structure: Structure) -> Limits:
@@ -219,7 +228,8 @@ class Prune(Stage):
             )
         if "ffn" in self.granularity and experts:
             raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which go whole: give experts")
-        return Limits(self.granularity, self.multiple_of, *protected_parts(structure, self.protect, f"{self.key}.protect"))
+        protected, blocks = protected_parts(structure, self.protect, f"{self.key}.protect")
+        return Limits(self.granularity, self.multiple_of, protected, blocks, self.asked)
 
     def cost(self, model: nn.Module, structure: Structure, ruler: Ruler | None) -> Costs:
         """Returns what the blocks of a model cost, by `measure`; multiply-accumulates in place of milliseconds where there is no ruler."""
@@ -251,8 +261,8 @@ class Prune(Stage):
         routed = self._loads(model, structure, source, context)
         sparsity = self.sparsity
         if ruler is not None:
-            lowest = 0.0 if "layers" in self.granularity else lowest_share(first, whole, self.limits(structure))
-            sparsity = ruler.sparsity(self.sparsity, whole.cost, lowest, f"{self.key}.{'speedup' if self.speedup else 'latency_ms'}")
+            lowest = lowest_share(first, whole, self.limits(structure))
+            sparsity = ruler.sparsity(self.sparsity, whole.cost, lowest, f"{self.key}.{self.asked}")
         steps = Steps(self, self.id or self.NAME, whole, ruler, source, context)
         figures: list[dict[str, Any]] = []
         for number, share in enumerate(self.shares_of(sparsity), 1):
@@ -279,6 +289,26 @@ class Prune(Stage):
             **({"latency": ruler.figures} if ruler else {}),
             **({"loads": routed} if routed else {}),
         }
+
+    def _try_on_shapes(self, config: Any) -> None:
+        """Cuts a model that has shapes and no values.
+
+        Raises:
+            InputError: Something in it does not follow what is taken away.
+        """
+        from compress.architecture import on_meta, with_sizes
+
+        kept, sizes = self.planned(config)
+        large = on_meta(config)
+        small = on_meta(with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key))
+        check_shapes(Structure.of(large, self.key), kept, large.state_dict(), small.state_dict(), config.model_type, self.key)
+        try:
+            Structure.of(small, self.key)  # which runs it
+        except InputError as error:
+            raise InputError(
+                f"{self.key}: a {config.model_type} without some of its {', '.join(self.granularity)} does not run, as something in it "
+                "keeps its size; it cannot be pruned like that"
+            ) from error
 
     def _loads(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Any:
         """Returns what share of the tokens every expert gets, by block; nothing for a model without experts."""

@@ -3,21 +3,27 @@
     loss_b = that of `compress.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
 
 l(m) is the layer of the teacher that the layer m came from, k(c) the channel that c came from: a pruned model is a part of the model that
-came in, so no projection has to be learned (Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1, has one). The teacher gets the
-rows in its own tokens where the vocabulary was cut. Left out: teachers from outside of the run; the stage `distill` has those.
+came in, so no projection has to be learned (Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1, has one). The states are those
+between blocks, before any norm behind the last one: what is last in a pruned model may have had other blocks behind it in the teacher. The
+teacher gets the rows in its own tokens where the vocabulary was cut. Left out: teachers from outside of the run; the stage `distill` has
+those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.blocks import repeated_blocks
 from compress.distilled import Distilled
 from compress.errors import InputError
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
@@ -88,13 +94,35 @@ class Recovery(nn.Module):
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each."""
-        student = model(**batch.features, output_hidden_states=True)
-        with torch.no_grad():
-            teacher = self.answers.teacher[0](**self.answers.features(batch), output_hidden_states=True)
-        parts = self.answers.parts(student.logits.float(), teacher.logits.float(), batch.labels)
-        theirs = [teacher.hidden_states[layer] for layer in (0, *(layer + 1 for layer in self.origin.layers))]
+        teacher = self.answers.teacher[0]
+        with between_blocks(model) as ours:
+            logits_bC = model(**batch.features).logits.float()
+        with torch.no_grad(), between_blocks(teacher) as all_theirs:
+            target_bC = teacher(**self.answers.features(batch)).logits.float()
+        parts = self.answers.parts(logits_bC, target_bC, batch.labels)
+        theirs = [all_theirs[layer] for layer in (0, *(layer + 1 for layer in self.origin.layers))]
         mask = batch.features.get("attention_mask")
-        return {**parts, "hidden": self.weight * hidden_loss(student.hidden_states, theirs, self.origin.hidden, mask)}
+        return {**parts, "hidden": self.weight * hidden_loss(ours, theirs, self.origin.hidden, mask)}
+
+
+@contextmanager
+def between_blocks(model: nn.Module) -> Iterator[list[Tensor]]:
+    """Keeps what goes into the first block and what comes out of each, float `[b, L, D]`, in a list that a forward pass fills."""
+    states: list[Tensor] = []
+
+    def first(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        states.append(args[0] if args else kwargs["hidden_states"])
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    blocks = repeated_blocks(model, "recover.hidden_weight")[1]
+    handles = [blocks[0].register_forward_pre_hook(first, with_kwargs=True), *(block.register_forward_hook(after) for block in blocks)]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], channels: Sequence[int], mask_bL: Tensor | None) -> Tensor:
@@ -112,6 +140,31 @@ def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], channels: Sequ
     ).mean(dim=0)
     mask_bL = torch.ones_like(squares_bL) if mask_bL is None else mask_bL.float()
     return (squares_bL * mask_bL).sum(dim=1) / mask_bL.sum(dim=1)
+
+
+def part_of(context: Context, epochs: float, number: int, iterations: int, batch_size: int) -> tuple[Context, float]:
+    """Returns the context of one of several iterations, with its own rows to train on and its own seed, and the passes over them.
+
+    Each goes on where the last one ended, in one random order of the train split, and in another one behind its end: whole batches, so
+    that the steps are those of `epochs` / `iterations` passes. An iteration of at least a whole pass gets all rows.
+
+    Args:
+        context: Of the stage.
+        epochs: Passes over the train split, of all iterations together.
+        number: Of the iteration, from 1.
+        iterations: How many there are.
+        batch_size: Rows of a step.
+    """
+    share, split, seed = epochs / iterations, context.data.train, context.seed
+    context = replace(context, seed=seed + number - 1)
+    if iterations == 1 or share >= 1 or not len(split):
+        return context, share
+    size = min(len(split), math.ceil(share * math.ceil(len(split) / batch_size)) * batch_size)
+    places = range((number - 1) * size, number * size)
+    first, last = places[0] // len(split), places[-1] // len(split)
+    orders = {one: np.random.default_rng([seed, one]).permutation(len(split)) for one in range(first, last + 1)}
+    part = split.take([int(orders[place // len(split)][place % len(split)]) for place in places])
+    return replace(context, data=replace(context.data, train=part)), 1.0
 
 
 def recover(

@@ -7,12 +7,13 @@
 
 taylor and fisher are in the unit of the loss, the same everywhere. magnitude and activation have a unit of their own in each layer and
 are divided by their mean there. Blocks are ranked by the size of their weights with magnitude, else by how much they turn what goes
-through.
+through. Heads and neurons that nobody reads, because zeros have emptied them (`prune.emptied`), score 0 by any method: they go first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -49,13 +50,13 @@ def scores_of(method: Method, model: nn.Module, structure: Structure, batches: B
         hidden: Whether channels of the residual stream are scored.
     """
     if method == "magnitude":
-        return comparable(by_magnitude(model, structure))
+        return unread_first(comparable(by_magnitude(model, structure)), model, structure)
     said = by_activation(model, structure, batches)
     if method == "activation":
-        return comparable(said)
+        return unread_first(comparable(said), model, structure)
     found = by_gradient(taylor if method == "taylor" else fisher, model, structure, batches, objective, hidden)
     components = {where: score for where, score in found.items() if isinstance(where, tuple)}
-    return Scores(components, said.layers, found["hidden"] if hidden else said.hidden)
+    return unread_first(Scores(components, said.layers, found["hidden"] if hidden else said.hidden), model, structure)
 
 
 def by_magnitude(model: nn.Module, structure: Structure) -> Scores:
@@ -110,6 +111,20 @@ def comparable(scores: Scores) -> Scores:
     """Returns scores whose mean is 1 in every component: what makes those comparable that have a unit of their own in each layer."""
     divided = {part: score / score.mean().clamp(min=torch.finfo(score.dtype).tiny) for part, score in scores.components.items()}
     return Scores(divided, scores.layers, scores.hidden)
+
+
+def unread_first(scores: Scores, model: nn.Module, structure: Structure) -> Scores:
+    """Returns the scores with 0 for every group of heads and every neuron whose columns in the layer that reads it are all 0."""
+    places, components = Places.of(model, structure), dict(scores.components)
+    for block in range(structure.depth):
+        whats: tuple[tuple[Component, str | None], ...] = (("heads", places.heads[block]), ("ffn", places.ffn[block]))
+        for what, reader in whats:
+            if reader is not None and (block, what) in components:
+                weight_OI: Tensor = model.get_submodule(reader).weight.detach()  # type: ignore[operator]
+                score_S = components[block, what]
+                read_S = (weight_OI != 0).any(dim=0).reshape(len(score_S), -1).any(dim=1)
+                components[block, what] = score_S * read_S.to(score_S.device)
+    return replace(scores, components=components)
 
 
 class _Seen:

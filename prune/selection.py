@@ -1,7 +1,8 @@
 """Selection: from a share of the cost that may stay, and scores, to what is kept.
 
 With a share t of the cost of the blocks to be kept, and k of {depth, width, inside} to be cut (layers; hidden; heads, ffn and experts),
-each is cut to t^(1/k) of what it was, as their product is the cost; the last of them takes what rounding left over, so that t is kept:
+each is cut to t^(1/k) of what it was, as their product is the cost; the last of them takes what rounding left over, so that t is kept, and
+where it cannot take so much the others are cut further, step by step, until it can:
 
     layers   the blocks with the largest scores
     hidden   the channels with the largest scores, in multiples of `multiple_of`
@@ -10,7 +11,8 @@ each is cut to t^(1/k) of what it was, as their product is the cost; the last of
 Where scores are learned probabilities to be there, the numbers of layers and channels are those that are more likely there than not, or the
 nearest with which the budget can be met; `inside` takes what is left over as before.
 
-Of equal scores the lowest index is kept.
+Of equal scores the lowest index is kept. `protect` holds on to components and blocks; channels run through all modules, so that it says
+nothing of them.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from compress.errors import InputError, nearest
@@ -45,6 +48,8 @@ class Limits:
     """Components that are kept whole."""
     blocks: frozenset[int]
     """Blocks that stay."""
+    asked: str = "sparsity"
+    """Key of the stage that says how much is to go, for messages."""
 
     @property
     def inside(self) -> tuple[Component, ...]:
@@ -140,31 +145,24 @@ def select(
     """
     structure = cost.structure
     sizes, kept = structure.sizes, Kept.everything(structure.sizes)
-    dimensions, budget = limits.dimensions, share * whole.cost
-    each = share ** (1 / max(1, len(dimensions)))
-    if learned and dimensions != ["inside"]:
-        layers, width = _likely(cost, whole, budget, limits, scores)
-        kept = replace(kept, layers=layers, hidden=top(scores.hidden, width))
-        dimensions = [name for name in dimensions if name == "inside"]
-    if "layers" in dimensions:
-        layers = _layers(cost, whole, each, budget, limits, scores, last=dimensions[-1] == "layers")
-        kept = replace(kept, layers=layers)
-    if "hidden" in dimensions:
-        width = _width(cost, whole, each, budget, limits, kept.layers, last=dimensions[-1] == "hidden")
-        kept = replace(kept, hidden=top(scores.hidden, width))
+    budget = share * whole.cost
+    if limits.dimensions != ["inside"]:
+        outside = _Outside(cost, whole, limits, scores)
+        number, width = outside.likely(budget) if learned else outside.even(share)
+        number, width = outside.fitting(number, width, budget)
+        kept = replace(kept, layers=outside.layers(number))
+        if "hidden" in limits.granularity:
+            kept = replace(kept, hidden=top(scores.hidden, width))
     narrow = replace(sizes, hidden=len(kept.hidden))
-    if limits.inside:
-        parts = parts_of(cost, whole, limits, kept.layers, len(kept.hidden))
-        room = budget - (cost.total(narrow, kept.layers) - sum(part.price(part.size) for part in parts))
-        if cheapest(parts) > room * (1 + 1e-9):
-            raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / whole.cost, limits)
-        for part, count in allocate(parts, room).items():
-            if count < part.size:
-                lists = list(getattr(kept, part.what))
-                lists[part.block] = top(scores.components[part.block, part.what], count)
-                kept = replace(kept, **{part.what: lists})
-    elif cost.total(narrow, kept.layers) > budget * (1 + 1e-9):
-        raise _too_much(key, share, 1 - cost.total(narrow, kept.layers) / whole.cost, limits)
+    parts = parts_of(cost, whole, limits, kept.layers, len(kept.hidden))
+    room = budget - (cost.total(narrow, kept.layers) - sum(part.price(part.size) for part in parts))
+    if cheapest(parts) > room + 1e-9 * budget:
+        raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / whole.cost, limits)
+    for part, count in (allocate(parts, room) if parts else {}).items():
+        if count < part.size:
+            lists = list(getattr(kept, part.what))
+            lists[part.block] = top(scores.components[part.block, part.what], count)
+            kept = replace(kept, **{part.what: lists})
     return kept
 
 
@@ -189,62 +187,93 @@ def parts_of(cost: Costs, whole: Whole, limits: Limits, layers: Sequence[int], h
     ]
 
 
-def lowest_share(cost: Costs, whole: Whole, limits: Limits) -> float:
-    """Returns the smallest share of the cost that heads, neurons and experts alone can be cut to."""
-    everything = range(cost.structure.depth)
-    parts = parts_of(cost, whole, limits, everything, cost.structure.sizes.hidden)
-    return (cost.total() - sum(part.price(part.size) for part in parts) + cheapest(parts)) / whole.cost
-
-
-def _likely(cost: Costs, whole: Whole, budget: float, limits: Limits, scores: Scores) -> tuple[list[int], int]:
-    """Returns the layers and the number of channels that are more likely there than not, or the nearest that fit."""
-    sizes, step, cut = cost.structure.sizes, limits.multiple_of, limits.dimensions
-    ranked = scores.layers.double().clone()
-    ranked[sorted(limits.blocks)] = math.inf
-    fewest = max(1, len(limits.blocks)) if "layers" in cut else len(ranked)
-    narrowest = min(step, sizes.hidden) if "hidden" in cut else sizes.hidden
-    number = max(fewest, int((ranked > 0.5).sum()))
-    likely = int((scores.hidden > 0.5).sum()) if "hidden" in cut else sizes.hidden
-    width = min(sizes.hidden, max(narrowest, math.floor(likely / step + 0.5) * step)) if "hidden" in cut else sizes.hidden
-
-    def most(number: int, width: int) -> float:
-        return cost.total(replace(sizes, hidden=width), top(ranked, number)) if "hidden" in cut else cost.total(blocks=top(ranked, number))
-
-    def least(number: int, width: int) -> float:
-        parts = parts_of(cost, whole, limits, top(ranked, number), width)
-        return most(number, width) - sum(part.price(part.size) for part in parts) + cheapest(parts)
-
-    while least(number, width) > budget * (1 + 1e-9) and (number > fewest or width > narrowest):
-        number, width = (number - 1, width) if number > fewest else (number, max(narrowest, (math.ceil(width / step) - 1) * step))
-    while most(number, width) < budget and number < len(ranked) and least(number + 1, width) <= budget:
-        number += 1
-    while most(number, width) < budget and width < sizes.hidden and least(number, min(sizes.hidden, width + step)) <= budget:
-        width = min(sizes.hidden, width + step)
-    return top(ranked, number), width
-
-
-def _layers(cost: Costs, whole: Whole, each: float, budget: float, limits: Limits, scores: Scores, last: bool) -> list[int]:
+def lowest_share(cost: Costs, whole: Whole, limits: Limits, scores: Scores | None = None) -> float:
+    """Returns the smallest share of the cost that a model can be cut to; without scores that of the cheapest blocks."""
+    if scores is not None or "layers" not in limits.granularity or limits.blocks:
+        return _Outside(cost, whole, limits, scores).lowest() / whole.cost
     depth = cost.structure.depth
-    number = min(depth, max(1, len(limits.blocks), math.floor(whole.depth * each + 0.5)))
-    while True:
-        protected = scores.layers.double().clone()
-        protected[sorted(limits.blocks)] = math.inf
-        layers = top(protected, number)
-        if not last or number <= max(1, len(limits.blocks)) or cost.total(blocks=layers) <= budget * (1 + 1e-9):
-            return layers
-        number -= 1
+    single = (Scores({}, -(torch.arange(depth) - block).abs().float(), torch.zeros(0)) for block in range(depth))
+    return min(_Outside(cost, whole, limits, one).lowest() for one in single) / whole.cost
 
 
-def _width(cost: Costs, whole: Whole, each: float, budget: float, limits: Limits, layers: Sequence[int], last: bool) -> int:
-    sizes, step = cost.structure.sizes, limits.multiple_of
-    width = min(sizes.hidden, max(step, math.floor(whole.sizes.hidden * each / step + 0.5) * step))
-    while last and width > step and cost.total(replace(sizes, hidden=width), layers) > budget * (1 + 1e-9):
-        width = (math.ceil(width / step) - 1) * step
-    return width
+class _Outside:
+    """How many layers and channels stay: numbers from which `inside` goes on.
+
+    Args:
+        cost: Of the model as it is.
+        whole: The model that came in.
+        limits: What may be taken away.
+        scores: Of layers and channels; None where no layer is chosen by them.
+    """
+
+    def __init__(self, cost: Costs, whole: Whole, limits: Limits, scores: Scores | None) -> None:
+        self.cost, self.whole, self.limits, self.sizes = cost, whole, limits, cost.structure.sizes
+        self.ranked = torch.zeros(cost.structure.depth) if scores is None else scores.layers.double().clone()
+        self.ranked[sorted(limits.blocks)] = math.inf
+        self.channels = torch.zeros(0) if scores is None else scores.hidden
+        self.by_layers, self.by_width = ("layers" in limits.granularity, "hidden" in limits.granularity)
+        self.depth, self.step = cost.structure.depth, limits.multiple_of
+        self.fewest = max(1, len(limits.blocks)) if self.by_layers else self.depth
+        self.narrowest = min(self.step, self.sizes.hidden) if self.by_width else self.sizes.hidden
+
+    def layers(self, number: int) -> list[int]:
+        """Returns which layers stay if so many do."""
+        return top(self.ranked, number)
+
+    def even(self, share: float) -> tuple[int, int]:
+        """Returns numbers of layers and channels that are cut to the same share as each other, and as what is inside."""
+        each = share ** (1 / max(1, len(self.limits.dimensions)))
+        number = max(self.fewest, math.floor(self.whole.depth * each + 0.5))
+        return min(self.depth, number), self._rounded(self.whole.sizes.hidden * each)
+
+    def likely(self, budget: float) -> tuple[int, int]:
+        """Returns the numbers of those that are more likely there than not, or more where that uses the budget."""
+        number = max(self.fewest, int((self.ranked > 0.5).sum()))
+        number, width = self.fitting(number, self._rounded(int((self.channels > 0.5).sum())), budget)
+        while self.most(number, width) < budget and number < self.depth and self.least(number + 1, width) <= budget:
+            number += 1
+        while self.most(number, width) < budget and width < self.sizes.hidden and self.least(number, self._wider(width)) <= budget:
+            width = self._wider(width)
+        return number, width
+
+    def fitting(self, number: int, width: int, budget: float) -> tuple[int, int]:
+        """Returns the same numbers, or the nearest with which the budget can be met by what is inside; the fewest where none can.
+
+        Of a layer and a step of channels the one goes first that is the smaller share of what is left.
+        """
+        while self.least(number, width) > budget * (1 + 1e-9) and (number > self.fewest or width > self.narrowest):
+            narrower = max(self.narrowest, (math.ceil(width / self.step) - 1) * self.step)
+            if number == self.fewest or (width > self.narrowest and 1 - narrower / width <= 1 / number):
+                width = narrower
+            else:
+                number -= 1
+        return number, width
+
+    def most(self, number: int, width: int) -> float:
+        """Returns the cost with all that is inside."""
+        return self.cost.total(replace(self.sizes, hidden=width), self.layers(number))
+
+    def least(self, number: int, width: int) -> float:
+        """Returns the cost with as little inside as may be."""
+        parts = parts_of(self.cost, self.whole, self.limits, self.layers(number), width)
+        return self.most(number, width) - sum(part.price(part.size) for part in parts) + cheapest(parts)
+
+    def lowest(self) -> float:
+        """Returns the lowest cost of all."""
+        return self.least(self.fewest, self.narrowest)
+
+    def _rounded(self, width: float) -> int:
+        if not self.by_width:
+            return self.sizes.hidden
+        return min(self.sizes.hidden, max(self.narrowest, math.floor(width / self.step + 0.5) * self.step))
+
+    def _wider(self, width: int) -> int:
+        return min(self.sizes.hidden, width + self.step)
 
 
 def _too_much(key: str, share: float, most: float, limits: Limits) -> InputError:
     more = [name for name in ("heads", "ffn", "hidden", "layers") if name not in limits.granularity]
     remedy = f"add {' or '.join(more)} to granularity, or give less" if more else "give less"
+    given = f"{1 - share:.4g} given" if limits.asked == "sparsity" else f"takes {1 - share:.4g} of the blocks"
     taken = f"{', '.join(limits.granularity)} can take at most {max(0.0, most):.4g} of the blocks"
-    return InputError(f"{key}.sparsity: {1 - share:.4g} given; {taken}: {remedy}")
+    return InputError(f"{key}.{limits.asked}: {given}; {taken}: {remedy}")

@@ -64,7 +64,7 @@ def scan(
     Args:
         model: The model, in evaluation mode; left as it is.
         structure: Its structure.
-        parts: The components.
+        parts: The components; each can lose something.
         scores: Of the units of each, float `[n]`.
         distance: How far the model as it is now is from what it was.
         advance: Is told of every pass.
@@ -78,9 +78,10 @@ def scan(
         highest = 0.0
         for share in SHARES:
             kept = max(part.counts()[-1], round((1 - share) * part.size))
-            with silenced(model, structure, places, part, top(scores[part], kept)):
-                highest = max(highest, distance())
-            measured[1 - kept / part.size] = highest
+            if kept < part.size and 1 - kept / part.size not in measured:  # of few units several shares are one number
+                with silenced(model, structure, places, part, top(scores[part], kept)):
+                    highest = max(highest, distance())
+                measured[1 - kept / part.size] = highest
             advance(1)
         name = {"heads": places.heads, "ffn": places.ffn, "experts": places.experts}[part.what][part.block]
         found.append(Sensitivity(part, str(name), measured))

@@ -11,7 +11,8 @@ them faster. What zeros have emptied (whole neurons, whole heads) a later `prune
 
 in patterns of `prune.patterns`. Every linear layer inside the repeated blocks gets the same share of zeros. From then on the checkpoint
 says that its zeros are to be kept, which every later training does; rounding to symmetric grids keeps them anyway. Rows for choosing are
-calibration rows of the train split. Left out: a share for each layer; experts that are one stacked tensor; models too large for memory.
+calibration rows of the train split. Whole blocks cannot make every share of zeros: where they come nowhere near it in a layer, that
+is an error before anything is trained. Left out: a share for each layer; experts that are one stacked tensor; models too large for memory.
 """
 
 from __future__ import annotations
@@ -29,18 +30,19 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from compress.artifact import Artifact, write_json, writing
 from compress.blocks import repeated_blocks
 from compress.errors import InputError, nearest
-from compress.stage import Config, Context, Stage, is_model
+from compress.stage import Config, Context, ModelStage, is_model
 from compress.structure import Structure
 from compress.train import History, Objective
 from compress.zeros import block_linears, keep_zeros
 from prune.calibration import calibration_batches
 from prune.emptied import emptied, unread
 from prune.forward_order import Features
-from prune.lasso import QUANTILES, Groups, Lasso, balanced_mask, layer_mask, pieces, quantiles, strengths
+from prune.lasso import QUANTILES, Groups, Lasso, balanced_mask, balanced_share, layer_mask, pieces, quantiles, strengths
 from prune.movement import Movement, extract, insert
 from prune.one_shot import zero_gone, zero_weights
-from prune.patterns import NM, Blocks, Pattern, Unstructured, block_sizes, block_sums
+from prune.patterns import NM, Blocks, Pattern, Unstructured, block_sizes, block_sums, reachable
 from prune.recovery import Origin, Recover, check_hidden, recover
+from prune.sparsegpt import reachable_by_strips
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -51,6 +53,8 @@ ZEROED, FIGURES = "zeroed", "zeroed.json"
 LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints
 NO_SPEED = "engines multiply zeros like any other number: no speed is claimed"
 TWO_FOUR = "TensorRT alone multiplies 2:4 faster, on NVIDIA GPUs from Ampere on, where it is told to and finds it so: no speed is claimed"
+NEAR = 0.05
+"""How far the share of zeros that whole blocks can make of a layer may be from the share asked for."""
 N_OF_M = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
 ALLOWED = 'unstructured, N:M with N smaller than M, in quotes ("2:4"; without them YAML may read a number), or {block: [R, C]} is allowed'
 
@@ -114,9 +118,10 @@ class LassoSettings(Config):
     """layer: the smallest groups of a layer go; balanced: every block loses the same share of its rows, or columns."""
 
 
-class Sparsify(Stage):
+class Sparsify(ModelStage):
     """Puts zeros into the matrices of the blocks, without changing a shape; claims no speed."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "sparsify"
 
     method: Literal["magnitude", "wanda", "sparsegpt", "movement", "lasso"] = "sparsegpt"
@@ -197,14 +202,45 @@ class Sparsify(Stage):
         """Finds out before the first stage runs whether this model can get zeros like that.
 
         Raises:
-            InputError: It is no stack of blocks, a pattern of names matches nothing, or the teacher does not fit.
+            InputError: It is no stack of blocks, a pattern of names matches nothing, blocks cannot make so many zeros, or the teacher does
+                not fit.
         """
         from compress.architecture import on_meta
 
-        self.layers_of(on_meta(config))
+        self._check_share(self.layers_of(on_meta(config)))
         for name, settings in ((LEARNING, self.learning if self.learns else None), ("recover", self.recover)):
             if settings is not None:
                 check_hidden(settings, config, teacher, f"{self.key}.{name}")
+
+    def _check_share(self, layers: Mapping[str, nn.Linear]) -> None:
+        """Finds out whether whole blocks come near to the share of zeros.
+
+        Raises:
+            InputError: They do not, in some layer.
+        """
+        reached = {shape: self._reached(*shape) for shape in {layer.weight.shape for layer in layers.values()}}
+        far = {name: layer for name, layer in layers.items() if abs(reached[layer.weight.shape] - self.asked) > NEAR}
+        if far:
+            name, layer = next(iter(far.items()))
+            raise InputError(
+                f"{self.key}.pattern: {self.zeros} given; in {len(far)} of {len(layers)} layers it comes to a share of zeros more than "
+                f"{NEAR:g} away from sparsity: {self.asked:g} (to {reached[layer.weight.shape]:.3f} in {name}, {layer.out_features} x "
+                f"{layer.in_features}); give smaller blocks, or name these layers in exclude"
+            )
+
+    def _reached(self, outputs: int, inputs: int) -> float:
+        """Returns the share of the weights of a matrix that become 0."""
+        blocks, shape, asked = self.zeros, (outputs, inputs), self.asked
+        if not isinstance(blocks, Blocks):
+            return asked
+        if self.method == "sparsegpt":
+            return reachable_by_strips(shape, blocks, asked) / (outputs * inputs)
+        groups = pieces(blocks, self.lasso.groups) if self.method == "lasso" else (blocks,)
+        if self.method == "lasso" and self.lasso.threshold == "balanced":
+            return balanced_share(shape, blocks, self.lasso.groups, asked)
+        if len(groups) > 1:  # lines of a block, whose weights overlap: a line more or less decides
+            return asked
+        return reachable(shape, groups[0], asked) / (outputs * inputs)
 
     def layers_of(self, model: nn.Module) -> dict[str, nn.Linear]:
         """Returns the layers that get zeros, by module name.
@@ -241,15 +277,16 @@ class Sparsify(Stage):
             groups of each layer before and after the training.
 
         Raises:
-            InputError: The model is no stack of blocks, its input is not finite, or training failed.
+            InputError: The model is no stack of blocks, blocks cannot make so many zeros, its input is not finite, or training failed.
         """
         from compress.model import save
 
         model, figures = self._zeroed(parent.path, context)
+        layers = self.layers_of(model)
+        self._warn(model, layers, context)
         if self.recover is not None:
             history = self._train(model, self.recover, parent.path, context, RECOVERY)
             figures |= {"recovery": _figures(history)}
-        layers = self.layers_of(model)
         rows = [self._row(name, layer.weight.detach()) for name, layer in layers.items()]
         zeros, weights = (sum(row[key] for row in rows) for key in ("zeros", "weights"))
         nobody = self._unread(model)
@@ -279,6 +316,7 @@ class Sparsify(Stage):
             found: dict[str, Any] = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             return load(folder), found
         model = load(source)
+        self._check_share(self.layers_of(model))  # an earlier stage may have made them narrower than `check` knew
         if self.learns:
             figures = (self._by_movement if self.method == "movement" else self._by_lasso)(model, source, context)
         else:
@@ -288,6 +326,25 @@ class Sparsify(Stage):
             save(model, source, temporary, "Zeros chosen")
             write_json(temporary / FIGURES, figures)
         return model, figures
+
+    def _warn(self, model: nn.Module, layers: Mapping[str, nn.Linear], context: Context) -> None:
+        """Warns of weights that have no zeros, or not in the pattern."""
+        label, pattern = self.id or self.NAME, self.zeros
+        prefix, _ = repeated_blocks(model, self.key)
+        stacked = [name for name, weight in model.named_parameters() if weight.ndim == 3 and name.startswith(f"{prefix}.")]
+        if stacked:
+            num_blocks = len({name.removeprefix(f"{prefix}.").split(".")[0] for name in stacked})
+            context.progress.warn(
+                f"{label}: {len(stacked)} stacked weights of experts in {num_blocks} blocks have no zeros put into them, first {stacked[0]}"
+            )
+        if isinstance(pattern, NM):
+            ragged = {name: layer for name, layer in layers.items() if layer.in_features % pattern.group}
+            if ragged:
+                name, layer = next(iter(ragged.items()))
+                context.progress.warn(
+                    f"{label}: {len(ragged)} layers have a number of inputs that {pattern.group} does not divide, first {name} "
+                    f"({layer.in_features}): their last group of {pattern} is smaller, and no kernel for {pattern} takes them"
+                )
 
     def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Zeroes weights by a method that does not train."""

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,14 +28,14 @@ from compress.train import training_device
 from compress.trial import Trial
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
-from prune.cost import Costs
+from prune.cost import Component, Costs
 from prune.learned import Learned, learn
 from prune.least_squares import update
 from prune.proof import prove
-from prune.recovery import Origin, Recover, recover
+from prune.recovery import Origin, Recover, part_of, recover
 from prune.scores import RELATIVE, scores_of
 from prune.selection import Allocate, Limits, Scores, Whole, lowest_share, select
-from prune.sensitivity import SCAN_ROWS, SHARES, scan
+from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.surgery import Kept, shrink
 from prune.timing import Ruler
 
@@ -82,14 +82,15 @@ class Steps:
         origin = origin.after(kept.layers, kept.hidden)
         if stage.recover is not None:
             assert context.teacher is not None, "the pipeline hands over the teacher"
+            own, epochs = part_of(context, stage.recover.epochs, number, len(stage.shares), stage.recover.batch_size)
             history = recover(
                 small,
                 stage.recover,
-                stage.recover.epochs / len(stage.shares),
+                epochs,
                 origin,
                 self.source,
                 context.teacher.path,
-                context,
+                own,
                 context.scratch / f"training-{number}",
                 self.name,
                 {"stage": stage.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
@@ -131,7 +132,7 @@ class Steps:
         if self.ruler is None or not last:
             kept = choose(share * whole.cost)
         else:
-            least = 0.0 if "layers" in stage.granularity else lowest_share(cost, whole, limits) * whole.cost
+            least = lowest_share(cost, whole, limits, scores) * whole.cost
             kept, figures["share"] = self.ruler.settled(choose, model, structure.sizes, share * whole.cost, least, whole.cost, key)
         prove(model, structure, kept, next(iter(batches(""))), key)
         if stage.least_squares:
@@ -139,8 +140,11 @@ class Steps:
         return shrink(model, structure, kept, key), kept, figures
 
     def allocation(self, model: nn.Module, structure: Structure, scores: Scores, figures: dict[str, Any]) -> Allocate:
-        """Returns how a budget is divided; a scan is made once, whatever the number of budgets, and goes into the figures."""
-        found: list[Callable[[Part, int], float]] = []
+        """Returns how a budget is divided; each part is scanned once, whatever the number of budgets, which goes into the figures."""
+        found: dict[tuple[int, Component], Sensitivity] = {}
+
+        def distance(part: Part, count: int) -> float:
+            return found[part.block, part.what].at(count) if count < part.size else 0.0
 
         def allocate(parts: Sequence[Part], budget: float) -> Counts:
             if self.stage.allocation == "uniform":
@@ -150,10 +154,10 @@ class Steps:
                 of_parts = {part: score * part.cost for part, score in of_parts.items()}
             if self.stage.allocation == "global":
                 return by_score(parts, of_parts, budget)
-            if not found:
-                distance, figures["sensitivity"] = self.scan(model, structure, parts, of_parts)
-                found.append(distance)
-            return by_distance(parts, found[0], budget)
+            missing = [part for part in parts if len(part.counts()) > 1 and (part.block, part.what) not in found]
+            if missing:  # another budget may keep other blocks
+                found.update(self.scan(model, structure, missing, of_parts, figures))
+            return by_distance(parts, distance, budget)
 
         return allocate
 
@@ -183,15 +187,15 @@ class Steps:
         return lesson.scores
 
     def scan(
-        self, model: nn.Module, structure: Structure, parts: Sequence[Part], scores: Mapping[Part, Any]
-    ) -> tuple[Callable[[Part, int], float], dict[str, Any]]:
-        """Returns the distance that a count of a component costs, as a function, and the figures."""
+        self, model: nn.Module, structure: Structure, parts: Sequence[Part], scores: Mapping[Part, Any], figures: dict[str, Any]
+    ) -> dict[tuple[int, Component], Sensitivity]:
+        """Returns what counts of some components cost in distance, by block and kind; the figures grow by it."""
         context = self.context
         trial = Trial.prepare(model, self.source, context.data.calibration(self.stage.rows, context.seed).rows, context).fewer(SCAN_ROWS)
         with context.progress.bar(f"{self.name}: sensitivity", len(parts) * len(SHARES)) as advance:
             found = scan(model, structure, parts, scores, trial.distance_now, advance)
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
-        at = {entry.part: entry.at for entry in found}
-        figures = {"measure": trial.measure, "rows": len(trial.rows), "layers": [entry.as_row() for entry in found]}
-        return lambda part, count: at[part](count), figures
+        told = figures.setdefault("sensitivity", {"measure": trial.measure, "rows": len(trial.rows), "layers": []})
+        told["layers"] += [entry.as_row() for entry in found]
+        return {(entry.part.block, entry.part.what): entry for entry in found}

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from compress.architecture import remade, with_sizes
 from compress.axes import Axis
 from compress.blocks import with_layers
+from compress.errors import InputError
 from compress.structure import Sizes, Structure
 from prune.vocabulary import with_vocabulary
 
@@ -82,6 +83,7 @@ def shrink(model: nn.Module, structure: Structure, kept: Kept, key: str) -> nn.M
     config = with_sizes(config, kept.sizes(structure.sizes), key)
     small = remade(model, config)
     weights = model.state_dict()
+    check_shapes(structure, kept, weights, small.state_dict(), config.model_type, key)
     sliced = {}
     for target in small.state_dict():
         source = _source(target, structure.prefix, kept.layers)
@@ -92,6 +94,31 @@ def shrink(model: nn.Module, structure: Structure, kept: Kept, key: str) -> nn.M
         sliced[target] = weight
     small.load_state_dict(sliced)
     return small.eval()
+
+
+def check_shapes(
+    structure: Structure, kept: Kept, large: Mapping[str, Tensor], small: Mapping[str, Tensor], model_type: str, key: str
+) -> None:
+    """Sees to it that what is left of every weight has the shape that the small model wants; no value is looked at.
+
+    Args:
+        structure: Of the large model.
+        kept: What is kept of it.
+        large: Its weights by name; may lie on the meta device.
+        small: Those of a small model.
+        model_type: Of both, for the message.
+        key: Key path of the stage, for the message.
+
+    Raises:
+        InputError: Some weight has another shape, or is not in the large model.
+    """
+    chosen = indices(structure, kept)
+    for target, wanted in small.items():
+        source = _source(target, structure.prefix, kept.layers)
+        shape = large[source].shape if source in large else ()
+        left = [len(chosen[source, axis]) if (source, axis) in chosen else length for axis, length in enumerate(shape)]
+        if left != list(wanted.shape):
+            raise InputError(f"{key}: {source} of this {model_type} does not follow what is taken away; it cannot be pruned like that")
 
 
 def indices(structure: Structure, kept: Kept) -> dict[Axis, Tensor]:

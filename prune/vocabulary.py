@@ -1,13 +1,14 @@
 """Vocabulary: the rows of the embedding that the task's texts never use go, and the tokenizer is cut to fit exactly.
 
     kept   every token of the train rows, every special or added one, those that a config names, all single characters and bytes; of BPE
-           also what those are merged from
-    id     new id = number of kept ids below the old one, so that order (and the pad id that some models count positions from) stays
+           also what those are merged from; where positions are counted from the pad id (RoBERTa) all up to it, so that it stays what it is
+    id     new id = number of kept ids below the old one, so that order stays
 
 Exact: a text whose old tokens are all kept gets the same tokens, renumbered. WordPiece takes the longest piece that fits, which is still
 there and still the longest; BPE applies the same merges in the same order, since each one that applied leads to a kept token, and so was
 kept; Unigram finds the same best path, all of whose pieces are left. The train rows are split by both tokenizers to prove it. A text with a
-token that is gone is split into smaller pieces; how much becomes unknown by that is counted on the selection rows (`Cut.unknown`).
+token that is gone is split into smaller pieces; how many tokens become unknown by that, or vanish because nothing says what is unknown, is
+counted on the selection rows (`Cut.unknown`).
 
 Cutting a vocabulary to a task's data: Abdaoui et al. 2020, https://arxiv.org/abs/2010.05609. Left out: text-generation, whose rows are
 made of the ids themselves.
@@ -18,6 +19,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from compress.architecture import on_meta
 from compress.artifact import write_json
+from compress.axes import axes_of
 from compress.errors import InputError
 from compress.preprocess import Preprocessor, Row
 
@@ -44,7 +48,7 @@ class Cut:
     document: Mapping[str, Any]
     """The contents of the new tokenizer.json."""
     unknown: float
-    """Share of the tokens of the selection rows that became unknown."""
+    """Share of the tokens of the selection rows of whose text something became unknown, or is left out."""
     changed: float
     """Share of the selection rows that are split into other tokens."""
 
@@ -73,7 +77,8 @@ def cut_vocabulary(folder: Path, config: Any, prepared: Preprocessor, train: Seq
         raise InputError(f"{key}.granularity: vocabulary given; a tokenizer of type {kind} cannot be cut: leave it out")
     assert prepared.tokenizer is not None, "a text preprocessor has a tokenizer"
     old = ids_of(prepared.tokenizer, train)
-    used = {token for row in old for token in row} | token_ids(config) | set(range(prepared.pad_token_id + 1))
+    pad = prepared.pad_token_id
+    used = {token for row in old for token in row} | token_ids(config) | set(range(pad + 1) if counts_from_pad(config, key) else [pad])
     kept = sorted(token for token in closure(document, used) if token < config.vocab_size)
     cut = cut_tokenizer(document, kept)
     tokenizer = Tokenizer.from_str(json.dumps(cut))
@@ -84,8 +89,57 @@ def cut_vocabulary(folder: Path, config: Any, prepared: Preprocessor, train: Seq
         raise InputError(f"{key}.granularity: vocabulary given; this {kind} tokenizer cannot be cut exactly: leave it out")
     before, after = ids_of(prepared.tokenizer, selection), ids_of(tokenizer, selection)
     changed = sum(row != [new_id.get(token) for token in its] for row, its in zip(after, before, strict=True))
-    lost = _unknown(tokenizer, after) - _unknown(prepared.tokenizer, before)
-    return Cut(kept, cut, max(0, lost) / max(1, sum(map(len, after))), changed / max(1, len(after)))
+    tokenizer.no_truncation()  # smaller pieces: what is beyond the last one is not unknown
+    lost = lost_tokens(prepared.tokenizer, tokenizer, selection)
+    return Cut(kept, cut, lost / max(1, sum(map(len, before))), changed / max(1, len(after)))
+
+
+def counts_from_pad(config: Any, key: str) -> bool:
+    """Returns whether models of a config number the positions of a text from its pad id on: their embedding has a padding index, too.
+
+    Args:
+        config: A Transformers config.
+        key: Key path of the stage, for messages.
+    """
+    model = on_meta(config)
+    tokens = {weight.rpartition(".")[0] for weight, _ in axes_of(model, key).vocabulary}
+    leaves = {name: module for name, module in model.named_modules() if not any(module.children())}
+    return any(getattr(module, "padding_idx", None) is not None for name, module in leaves.items() if name not in tokens)
+
+
+def lost_tokens(old: Tokenizer, new: Tokenizer, rows: Sequence[Any]) -> int:
+    """Returns how many tokens of some texts, known before, hold text that is unknown now or that no token stands for any more.
+
+    Args:
+        old: The tokenizer that there was.
+        new: The one that takes its place; cuts no text off.
+        rows: Texts, or pairs of texts.
+    """
+    unknown_before, unknown_now, lost = _unknown(old), _unknown(new), 0
+    for start in range(0, len(rows), BATCH):
+        some = list(rows[start : start + BATCH])
+        for row, before, now in zip(some, old.encode_batch(some), new.encode_batch(some), strict=True):
+            texts = row if isinstance(row, tuple) else (row,)
+            said = {place for place, token in _places(now) if token != unknown_now}
+            gone = [
+                any((text, place) not in said and _counts(texts[text][place]) for place in range(*span))
+                for token, text, span in zip(before.ids, before.sequence_ids, before.offsets, strict=True)
+                if text is not None and token != unknown_before
+            ]
+            lost += sum(gone)
+    return lost
+
+
+def _places(encoding: Any) -> Iterable[tuple[tuple[int, int], int]]:
+    """Yields every place in a text, or a pair of texts, that a token stands for, and that token."""
+    for token, text, span in zip(encoding.ids, encoding.sequence_ids, encoding.offsets, strict=True):
+        if text is not None:
+            yield from (((text, place), token) for place in range(*span))
+
+
+def _counts(character: str) -> bool:
+    """Whether a character is text: neither a space, nor a mark or control character, which a tokenizer may take off."""
+    return not character.isspace() and unicodedata.category(character)[0] not in "MC"
 
 
 def ids_of(tokenizer: Tokenizer, rows: Sequence[Any]) -> list[list[int]]:
@@ -121,9 +175,9 @@ def closure(document: Mapping[str, Any], used: Iterable[int]) -> set[int]:
     model, tokens = document["model"], vocabulary(document)
     ids = {token: number for number, token in tokens.items()}
     kept = set(used) | {entry["id"] for entry in document["added_tokens"]} | set(_special_ids(document.get("post_processor")))
-    prefix = model.get("continuing_subword_prefix") or ""
+    prefix, suffix = model.get("continuing_subword_prefix") or "", model.get("end_of_word_suffix") or ""
     for token, number in ids.items():
-        bare = token.removeprefix(prefix) if prefix and token.startswith(prefix) else token
+        bare = token.removeprefix(prefix).removesuffix(suffix)
         if len(bare) == 1 or re.fullmatch(r"<0x[0-9A-F]{2}>", token) or token == model.get("unk_token"):
             kept.add(number)
     if model["type"] == "Unigram" and model.get("unk_id") is not None:
@@ -229,8 +283,8 @@ def _id_places(post_processor: Any) -> Iterable[tuple[Any, Any]]:
             yield post_processor[name], 1
 
 
-def _unknown(tokenizer: Tokenizer, rows: Sequence[Sequence[int]]) -> int:
-    """Returns how many tokens of some rows are the unknown one."""
+def _unknown(tokenizer: Tokenizer) -> int | None:
+    """Returns the unknown token; None where there is none."""
     model = json.loads(tokenizer.to_str())["model"]
-    unknown = model.get("unk_id") if model["type"] == "Unigram" else tokenizer.token_to_id(model.get("unk_token") or "")
-    return 0 if unknown is None else sum(row.count(unknown) for row in map(list, rows))
+    unknown: int | None = model.get("unk_id") if model["type"] == "Unigram" else tokenizer.token_to_id(model.get("unk_token") or "")
+    return unknown

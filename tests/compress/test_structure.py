@@ -163,9 +163,30 @@ def test_blocks_are_the_largest_list_of_modules_of_one_class() -> None:
 
 
 def test_what_a_config_says_of_each_layer_is_cut_with_them() -> None:
-    config = transformers.BertConfig(**SIZES)
+    config = transformers.BertConfig(**{**SIZES, "num_hidden_layers": 3})
     config.compress_architecture = {"model_type": "bert", "head_dim": 4, "heads": [1, 2, 3], "ffn": [4, 5, 6]}
     config.layer_types = ["a", "b", "c"]
     cut = with_layers(config, (2, 0))
     assert cut.compress_architecture == {"model_type": "bert", "head_dim": 4, "heads": [3, 1], "ffn": [6, 4]}
     assert (cut.num_hidden_layers, cut.layer_types, config.compress_architecture["heads"]) == (2, ["c", "a"], [1, 2, 3])
+
+
+def test_lists_of_a_config_follow_the_layers() -> None:
+    smollm = transformers.SmolLM3Config(**{**SIZES, "num_hidden_layers": 4}, **TEXT, no_rope_layers=[1, 0, 1, 0])
+    assert with_layers(smollm, [1, 2, 3]).no_rope_layers == [0, 1, 0]
+    assert len(with_layers(smollm, [0, 3]).layer_types) == 2
+    assert with_layers(smollm, [1, 1, 0]).no_rope_layers == [0, 0, 1]
+    assert smollm.no_rope_layers == [1, 0, 1, 0]
+    for layers, expected in (([1, 2, 3], [1]), ([0, 3], [0]), ([2, 2, 1], [0, 1]), ([1], [])):
+        moe = transformers.Qwen3MoeConfig(**{**SIZES, "num_hidden_layers": 4}, **TEXT, mlp_only_layers=[0, 2])
+        assert with_layers(moe, layers).mlp_only_layers == expected
+    full = transformers.Qwen3MoeConfig(**{**SIZES, "num_hidden_layers": 3}, **TEXT, mlp_only_layers=[0, 1, 2])
+    assert with_layers(full, [0, 2]).mlp_only_layers == [0, 1]  # numbers, though as many as layers
+
+
+def test_lists_of_other_things_stay() -> None:
+    images = transformers.ViTConfig(**SIZES, image_size=[8, 12], patch_size=[4, 4])
+    cut = with_layers(images, [1])
+    assert (list(cut.image_size), list(cut.patch_size)) == ([8, 12], [4, 4])
+    text = transformers.LlamaConfig(**SIZES, **TEXT, eos_token_id=[2, 3])
+    assert with_layers(text, [0]).eos_token_id == [2, 3]

@@ -12,7 +12,7 @@ import torch
 from compress.structure import Structure
 from compress.train import Batch
 from prune.cost import Cost
-from prune.hard_concrete import OPEN, present
+from prune.hard_concrete import OPEN, fixed, present
 from prune.joint import MASK_RATE, Joint, Learn, Scaled, mask_rate
 from prune.latency_table import Curve, LatencyTable
 from prune.selection import Granularity, Limits
@@ -153,3 +153,19 @@ def test_the_rate_of_masks_lets_them_cross_in_short_trainings() -> None:
     assert mask_rate(Learn(), 100_000) == MASK_RATE
     assert mask_rate(Learn(), 100) * 100 == pytest.approx(4 * 2 * OPEN)
     assert mask_rate(Learn(mask_learning_rate=0.5), 100) == 0.5
+
+
+def test_a_unit_stands_under_the_gate_of_all_of_its_kind(make_model: Callable[..., Any]) -> None:
+    joint = made(make_model("bert"))
+    gates, scores = joint.gates(), joint.scores()
+    with torch.no_grad():
+        for block in range(3):
+            for what in ("heads", "ffn"):
+                unit, whole = joint.masks[f"{what}_{block}"](), joint.masks[f"all_{what}_{block}"]()
+                assert 0 < float(present(whole)) < 1
+                torch.testing.assert_close(gates[block, what](False), fixed(unit) * fixed(whole), atol=0, rtol=0)
+                torch.testing.assert_close(scores.components[block, what], present(unit) * present(whole), atol=0, rtol=0)
+            assert torch.equal(gates[block, "layer"](False), fixed(joint.masks[f"layer_{block}"]()))
+    assert any(float(fixed(joint.masks[f"all_{what}_{block}"]()).detach()) < 1 for block in range(3) for what in ("heads", "ffn"))
+    joint.drawn = {name: torch.full_like(mask.raw, 0.5) for name, mask in joint.masks.items()}  # type: ignore[arg-type]
+    assert gates[0, "heads"](True).tolist() == [0.25] * 4

@@ -13,8 +13,21 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.train import Batch
-from prune.lasso import EPSILON, QUANTILES, Groups, Lasso, balanced_mask, beta, group_norms, layer_mask, pieces, quantiles, strengths
-from prune.patterns import Blocks
+from prune.lasso import (
+    EPSILON,
+    QUANTILES,
+    Groups,
+    Lasso,
+    balanced_mask,
+    balanced_share,
+    beta,
+    group_norms,
+    layer_mask,
+    pieces,
+    quantiles,
+    strengths,
+)
+from prune.patterns import Blocks, reachable
 
 SHAPES = st.tuples(st.integers(1, 7), st.integers(1, 9))
 BLOCKS = st.tuples(st.integers(1, 4), st.integers(1, 4))
@@ -94,17 +107,50 @@ def test_groups_are_weighed_again_at_equal_distances() -> None:
     assert not list(objective.parameters())
 
 
-@given(SHAPES, BLOCKS, st.integers(0, 99), st.sampled_from(["rows", "columns", "both"]), st.floats(0, 0.95))
-def test_the_smallest_groups_go(shape: tuple[int, int], block: tuple[int, int], seed: int, groups: Groups, sparsity: float) -> None:
+@pytest.mark.parametrize(
+    ("reweight", "num_steps", "times"), [(0.25, 10, 4), (0.25, 8, 4), (0.1, 30, 10), (0.3, 9, 3), (0.34, 100, 3), (1.0, 7, 1), (0.01, 5, 5)]
+)
+def test_groups_are_weighed_no_more_often_than_asked(reweight: float, num_steps: int, times: int) -> None:
+    layer = nn.Linear(4, 4)
+    objective: Any = Lasso(task, {"a": layer}, {"a": 1.0}, pieces(Blocks(2, 2), "rows"), reweight)
+    weighed = []
+    for step in range(num_steps):
+        layer.weight.data *= 0.9
+        before = objective.beta_0_0.clone()
+        objective(nn.Identity(), batch_of(step, num_steps))
+        weighed += [step] if not torch.equal(before, objective.beta_0_0) else []
+    assert len(weighed) == times
+    assert weighed == list(range(0, num_steps, weighed[1] if len(weighed) > 1 else num_steps))
+
+
+@given(SHAPES, BLOCKS, st.integers(0, 99), st.floats(0, 0.95))
+def test_the_smallest_groups_of_both_kinds_go(shape: tuple[int, int], block: tuple[int, int], seed: int, sparsity: float) -> None:
     weight = weight_of(shape, seed)
-    found = sorted(groups_of(weight, block, groups), key=lambda group: float(group[1].double().square().mean()))
-    expected = torch.ones(shape, dtype=torch.bool)
+    found = sorted(groups_of(weight, block, "both"), key=lambda group: float(group[1].double().square().mean()))
+    asked, masks = math.ceil(sparsity * weight.numel() - 1e-9), [torch.ones(shape, dtype=torch.bool)]
     for places, _ in found:
-        if int((~expected).sum()) >= math.ceil(sparsity * weight.numel() - 1e-9):
-            break
+        masks.append(masks[-1].clone())
         for place in places:
-            expected[place] = False
-    assert torch.equal(layer_mask(weight, pieces(Blocks(*block), groups), sparsity), expected)
+            masks[-1][place] = False
+    expected = min((one for one in masks if bool(one.any())), key=lambda one: (abs(int((~one).sum()) - asked), int(one.sum())))
+    assert torch.equal(layer_mask(weight, pieces(Blocks(*block), "both"), sparsity), expected)
+
+
+@given(SHAPES, BLOCKS, st.integers(0, 99), st.sampled_from(["rows", "columns"]), st.floats(0, 0.999))
+def test_the_smallest_groups_of_each_size_go(
+    shape: tuple[int, int], block: tuple[int, int], seed: int, groups: Groups, share: float
+) -> None:
+    weight, (piece,) = weight_of(shape, seed), pieces(Blocks(*block), groups)
+    kept = layer_mask(weight, (piece,), share)
+    assert int((~kept).sum()) == reachable(shape, piece, share) < weight.numel()
+    sizes: dict[int, list[tuple[float, bool]]] = {}
+    for places, values in groups_of(weight, block, groups):
+        stays = [bool(kept[place]) for place in places]
+        assert len(set(stays)) == 1
+        sizes.setdefault(len(places), []).append((float(values.double().square().mean()), stays[0]))
+    for found in sizes.values():
+        gone, stay = ([value for value, stays in found if stays is which] for which in (False, True))
+        assert not gone or not stay or max(gone) < min(stay)
 
 
 @given(SHAPES, BLOCKS, st.integers(0, 99), st.sampled_from(["rows", "columns"]), st.floats(0, 0.95))
@@ -117,18 +163,29 @@ def test_balanced_each_block_loses_the_same_share(
         for left in range(0, shape[1], block[1]):
             part, kept = (values[top : top + block[0], left : left + block[1]] for values in (weight, found))
             part, kept = (part, kept) if groups == "rows" else (part.T, kept.T)
-            gone = math.ceil(sparsity * len(part) - 1e-9)
+            gone = max(0, min(math.floor(sparsity * len(part) + 0.5), len(part) - 1))
             norms = part.norm(dim=1)
             expected = norms.argsort()[gone:].sort().values
             assert kept.all(dim=1).nonzero().flatten().tolist() == expected.tolist()
             assert not kept[[row for row in range(len(part)) if row not in expected.tolist()]].any()
+    share = balanced_share(shape, Blocks(*block), groups, sparsity)
+    assert float((~found).double().mean()) == pytest.approx(share)
+    assert share < 1
 
 
 def test_ragged_groups_are_compared_by_root_mean_squares() -> None:
-    weight = torch.full((1, 5), 1.0)
-    weight[0, 4] = 1.1  # alone in the last block: its norm is the smaller one
+    weight = torch.full((4, 5), 1.0)
+    weight[:, 4] = 1.1  # alone in the last block: their norms are the smaller ones
     assert float(group_norms(weight, Blocks(1, 4))[0, 1]) < float(group_norms(weight, Blocks(1, 4))[0, 0])
-    assert layer_mask(weight, pieces(Blocks(1, 4), "rows"), 0.2).tolist() == [[False] * 4 + [True]]
+    assert layer_mask(weight, pieces(Blocks(1, 4), "rows"), 0.2).tolist() == [[True] * 5] * 3 + [[False] * 4 + [True]]
+
+
+def test_a_last_block_of_one_row_does_not_always_go() -> None:
+    weight = weight_of((5, 6), 0)
+    found = balanced_mask(weight, Blocks(4, 6), "rows", 0.5)
+    assert (~found).all(dim=1).tolist().count(True) == 2
+    assert bool(found[4].all())
+    assert bool(balanced_mask(weight, Blocks(1, 6), "rows", 0.5).all())
 
 
 def test_strengths_by_patterns_and_quantiles() -> None:

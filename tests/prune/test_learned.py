@@ -92,3 +92,35 @@ def test_a_kill_costs_no_bit(
 def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         Prune(**{**QUICK, **settings})
+
+
+def test_the_weights_hold_the_gates_that_were_learned(
+    checkpoint: Callable[..., Path],
+    make_context: Callable[..., Context],
+    make_features: Callable[..., Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the gates on, right after the training, the model answers as it does later without them."""
+    from prune import learned, steps
+
+    recover, learn, features = learned.recover, steps.learn, make_features("bert")
+    answers: list[torch.Tensor] = []
+
+    def trained(model: Any, *args: Any) -> Any:
+        history = recover(model, *args)
+        with torch.no_grad():
+            answers.append(model.eval()(**features).logits)
+        return history
+
+    def learns(method: Any, model: Any, *args: Any) -> Any:
+        lesson = learn(method, model, *args)
+        with torch.no_grad():
+            answers.append(model(**features).logits)
+        return lesson
+
+    monkeypatch.setattr(learned, "recover", trained)
+    monkeypatch.setattr(steps, "learn", learns)
+    stage = Prune(**{**QUICK, "learn": LEARN, "method": "joint", "granularity": ["hidden", "heads", "ffn"]})
+    pruned(stage, checkpoint("bert"), make_context(), tmp_path / "out")
+    torch.testing.assert_close(answers[1], answers[0], atol=1e-5, rtol=1e-5)

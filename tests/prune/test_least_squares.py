@@ -126,3 +126,16 @@ def test_a_model_comes_closer_to_what_it_was(kind: str, make_model: Callable[...
     with torch.inference_mode():
         updated = shrink(model, structure, kept, KEY)(**features).logits
     assert float((updated - expected).square().mean()) < 0.8 * float((plain - expected).square().mean())
+
+
+def test_without_a_cut_no_row_is_run(make_model: Callable[..., Any]) -> None:
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+
+    def rows() -> Any:
+        raise AssertionError("nothing is asked of the model")
+        yield
+
+    update(model, structure, replace(Kept.everything(structure.sizes), hidden=range(8), layers=(0, 2)), rows())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.model import forward
+from compress.model_config import with_class
 from compress.structure import Structure
 from prune.masks import fold, masked
 from prune.surgery import Kept, shrink
@@ -87,3 +90,42 @@ def test_gates_of_channels_scale_the_norms(make_model: Callable[..., Any], make_
                 module.weight.mul_(values)
                 module.bias.mul_(values)
         torch.testing.assert_close(found, forward(model, features), atol=1e-5, rtol=1e-5)
+
+
+@given(st.sampled_from((*DENSE, "gemma")), st.integers(0, 99))
+def test_a_folded_model_without_what_is_closed_answers_as_the_masked_one(
+    make_model: Callable[..., Any], make_features: Callable[..., Any], kind: str, seed: int
+) -> None:
+    model = gemma() if kind == "gemma" else make_model(kind)
+    features, draw = make_features("llama" if kind == "gemma" else kind), torch.Generator().manual_seed(seed)
+    structure = Structure.of(model, KEY)
+    sizes = structure.sizes
+    kept = replace(
+        Kept.everything(sizes),
+        heads=[some(count, draw) for count in sizes.key_value_heads],
+        ffn=[some(count, draw) for count in sizes.ffn],
+    )
+    gates: dict[Any, Any] = {"hidden": constant(torch.rand(sizes.hidden, generator=draw).tolist())}
+    for block in range(structure.depth):
+        for what, number in (("heads", sizes.key_value_heads[block]), ("ffn", sizes.ffn[block])):
+            values = torch.rand(number, generator=draw) + 0.1
+            gates[block, what] = constant([float(values[unit]) * (unit in getattr(kept, what)[block]) for unit in range(number)])
+    with torch.inference_mode():
+        with masked(model, structure, gates):
+            expected = forward(model, features)
+        fold(model, structure, gates)
+        found = forward(shrink(model, structure, kept, KEY), features)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def gemma() -> Any:
+    """A model whose norms multiply by one more than their weights."""
+    shape = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    config = transformers.GemmaConfig(**shape, intermediate_size=24, vocab_size=20, pad_token_id=0, bos_token_id=2, eos_token_id=3)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.GemmaForCausalLM(with_class(config, "text-generation")).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * 0.2)
+    return model

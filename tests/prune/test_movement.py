@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.train import Batch
+from compress.train import Batch, parameter_groups
 from prune.movement import Movable, MovedLinear, Movement, extract, insert, moved_layers, rising
-from prune.patterns import Blocks, Unstructured, mask, spread
+from prune.patterns import Blocks, Unstructured, highest_blocks, mask, num_zeros, spread
 
 PATTERNS: tuple[Movable, ...] = (Unstructured(), Blocks(2, 3))
 
@@ -37,7 +37,7 @@ def test_gradients_are_those_of_the_surrogate(seed: int, pattern: Movable, spars
     start, kept = layer.scores.detach().clone(), layer.kept_OI.double()
 
     def surrogate(weight: Tensor, scores: Tensor) -> float:
-        moved = scores - start
+        moved = (scores - start).reshape(layer.grid)
         whole = moved if isinstance(pattern, Unstructured) else spread(moved, weight.shape, pattern)
         return float((x @ (weight * (kept + whole)).T + layer.bias.detach() - target).pow(2).sum())
 
@@ -57,13 +57,25 @@ def test_gradients_are_those_of_the_surrogate(seed: int, pattern: Movable, spars
 def test_the_highest_scores_stay(seed: int, pattern: Movable, sparsity: float) -> None:
     layer = layer_of(seed, pattern)
     layer.choose(sparsity)
-    scores = layer.scores.detach()
-    scores = scores if isinstance(pattern, Unstructured) else spread(scores, layer.weight.shape, pattern)
-    if layer.kept_OI.any() and not layer.kept_OI.all():
-        assert float(scores[layer.kept_OI].min()) > float(scores[~layer.kept_OI].max())
-    assert int((~layer.kept_OI).sum()) >= sparsity * 35 - 1e-6
+    scores = layer.scores.detach().reshape(layer.grid)
     if isinstance(pattern, Unstructured):
-        assert torch.equal(layer.kept_OI, mask(layer.scores.detach(), pattern, sparsity))
+        if layer.kept_OI.any() and not layer.kept_OI.all():
+            assert float(scores[layer.kept_OI].min()) > float(scores[~layer.kept_OI].max())
+        assert int((~layer.kept_OI).sum()) >= min(sparsity * 35 - 1e-6, 34)
+        assert torch.equal(layer.kept_OI, mask(scores, pattern, sparsity))
+    else:
+        zeros = num_zeros(sparsity, 35)
+        assert abs(int((~layer.kept_OI).sum()) - zeros) <= 1  # of 6, 2, 3 and 1 weights
+        assert torch.equal(layer.kept_OI, spread(highest_blocks(scores, (5, 7), pattern, zeros), (5, 7), pattern))
+
+
+def test_scores_have_no_weight_decay() -> None:
+    for pattern in PATTERNS:
+        layer = layer_of(0, pattern)
+        decayed, free = sorted(parameter_groups(layer, 0.1), key=lambda group: -group["weight_decay"])
+        assert (decayed["weight_decay"], free["weight_decay"]) == (0.1, 0)
+        assert any(layer.scores is parameter for parameter in free["params"])
+        assert [parameter is layer.weight for parameter in decayed["params"]] == [True]
 
 
 def test_weights_that_move_to_zero_go() -> None:

@@ -32,10 +32,14 @@ def problem(seed: int, outputs: int, inputs: int, tokens: int = 60) -> tuple[Ten
     return torch.randn(outputs, inputs, generator=generator), x_NI
 
 
-def naive_sparsegpt(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern, sparsity: float, together: int) -> np.ndarray:
+def naive_sparsegpt(
+    weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern, sparsity: float, together: int, held_OI: Tensor | None = None
+) -> np.ndarray:
     """Optimal Brain Surgeon, with the inverse of the Hessian of the inputs that are left made anew for each input."""
     weight, matrix = weight_OI.double().numpy().copy(), hessian_II.numpy().copy()
+    held = np.zeros(weight.shape, bool) if held_OI is None else held_OI.numpy()
     diagonal = np.diagonal(matrix).copy()
+    weight[:, diagonal == 0] = 0
     diagonal[diagonal == 0] = 1
     np.fill_diagonal(matrix, diagonal + DAMPING * diagonal.mean())
     inputs = weight.shape[1]
@@ -43,7 +47,8 @@ def naive_sparsegpt(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern, spa
     for start in range(0, inputs, together):
         stop = min(start + together, inputs)
         costs = np.stack([np.abs(weight[:, j]) / np.sqrt(inverses[j][0, 0]) for j in range(start, stop)], axis=1)
-        kept = mask(torch.from_numpy(costs), pattern, sparsity).numpy()
+        costs[held[:, start:stop]] = 0
+        kept = mask(torch.from_numpy(costs), pattern, sparsity).numpy() & ~held[:, start:stop]
         for j in range(start, stop):
             for output in np.flatnonzero(~kept[:, j - start]):
                 weight[output, j:] -= weight[output, j] / inverses[j][0, 0] * inverses[j][0]
@@ -58,12 +63,21 @@ def naive_sparsegpt(weight_OI: Tensor, hessian_II: Tensor, pattern: Pattern, spa
     st.integers(1, 20),
     st.sampled_from([(Unstructured(), STRETCH), (NM(2, 4), 4), (NM(1, 3), 3), (Blocks(2, 3), STRETCH // 3 * 3)]),
     st.sampled_from([0.0, 0.3, 0.5, 0.9]),
+    st.booleans(),
+    st.booleans(),
 )
-def test_sparsegpt_is_the_loop(seed: int, outputs: int, inputs: int, pattern: tuple[Pattern, int], sparsity: float) -> None:
+def test_sparsegpt_is_the_loop(
+    seed: int, outputs: int, inputs: int, pattern: tuple[Pattern, int], sparsity: float, unfed: bool, holds: bool
+) -> None:
     weight_OI, x_NI = problem(seed, outputs, inputs)
+    if unfed:
+        x_NI[:, seed % inputs] = 0
+    held_OI = torch.rand(weight_OI.shape, generator=torch.Generator().manual_seed(seed)) < 0.3 if holds else None
+    if held_OI is not None:
+        weight_OI[held_OI] = 0
     hessian_II = products(x_NI.double())
-    found = sparsegpt(weight_OI.double(), hessian_II.clone(), pattern[0], sparsity)
-    expected = naive_sparsegpt(weight_OI, hessian_II, pattern[0], sparsity, pattern[1])
+    found = sparsegpt(weight_OI.double(), hessian_II.clone(), pattern[0], sparsity, held_OI=held_OI)
+    expected = naive_sparsegpt(weight_OI, hessian_II, pattern[0], sparsity, pattern[1], held_OI)
     np.testing.assert_array_equal(found.numpy() == 0, expected == 0)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6, atol=1e-8)
 

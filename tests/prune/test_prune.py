@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from compress.artifact import Artifact
 from compress.errors import InputError
 from compress.model import load
+from compress.model_config import with_class
 from compress.splits import Split
 from compress.stage import Context
 from compress.structure import Structure
@@ -237,3 +238,116 @@ def test_experts_go_whole(checkpoint: Callable[..., Path], make_model: Callable[
         Prune(granularity=("ffn",)).config_after(config)
     with pytest.raises(InputError, match=r"sparsity: 0\.9 given; experts, heads can take at most"):
         stage.model_copy(update={"sparsity": 0.9}).config_after(config)
+
+
+def test_iterations_of_a_schedule_see_all_rows_once(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from prune import steps as module
+
+    recover, seen = module.recover, []
+
+    def told(*args: Any) -> Any:
+        (own,) = (arg for arg in args if isinstance(arg, Context))
+        seen.append(list(own.data.train.rows))
+        return recover(*args)
+
+    monkeypatch.setattr(module, "recover", told)
+    context = make_context()
+    stage = Prune(**{**QUICK, "recover": {"epochs": 1, "batch_size": 4}, "schedule": "cubic", "iterations": 3})
+    pruned(stage, checkpoint("bert"), context, tmp_path / "out")
+    assert [len(rows) for rows in seen] == [16, 16, 16]
+    assert sorted(row for rows in seen for row in rows) == sorted(context.data.train.rows)
+
+
+def test_scores_of_a_unit_of_their_own_are_worth_the_same_per_cost() -> None:
+    """Heads cost ten times as much as neurons and are a tenth more important than the mean: neurons go."""
+    from prune.allocation import Part
+    from prune.selection import Scores
+    from prune.steps import Steps
+
+    heads, neurons = Part(0, "heads", 4, 10.0, 4), Part(0, "ffn", 8, 1.0, 8)
+    scores = Scores({(0, "heads"): torch.full((4,), 1.1), (0, "ffn"): torch.ones(8)}, torch.ones(1), torch.ones(1))
+    for method, expected in (("magnitude", (4, 4)), ("taylor", (3, 8))):
+        nothing: Any = None
+        steps = Steps(Prune(method=method, allocation="global"), "prune", nothing, None, nothing, nothing)  # type: ignore[arg-type]
+        counts = steps.allocation(nothing, nothing, scores, {})([heads, neurons], 44.0)
+        assert (counts[heads], counts[neurons]) == expected, method
+
+
+def test_what_stays_whole_is_not_scanned(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
+    stage = Prune(**{**QUICK, "allocation": "sensitivity"}, sparsity=0.3, protect=("*.layer.1", "*.layer.2.attention.*"))
+    figures = pruned(stage, checkpoint("bert"), make_context(), tmp_path / "out")[1]
+    assert [(entry["name"], entry["what"]) for entry in figures["sensitivity"]["layers"]] == [
+        ("bert.encoder.layer.0.attention.output.dense", "heads"),
+        ("bert.encoder.layer.0.output.dense", "ffn"),
+        ("bert.encoder.layer.2.output.dense", "ffn"),
+    ]
+    assert figures["after"]["heads"][1:] == (4, 4)
+
+
+SMALL: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "intermediate_size": 48,
+    "vocab_size": 20,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+KINDS: dict[str, dict[str, int]] = {"Qwen2MoeConfig": {"shared_expert_intermediate_size": 24}, "Qwen3MoeConfig": {"head_dim": 8}}
+
+
+@pytest.mark.parametrize(
+    ("config", "granularity", "message"),
+    [
+        (lambda: transformers.Olmo2Config(**SMALL), ["heads"], "a olmo2 without some of its heads does not run"),
+        (
+            lambda: transformers.GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, head_dim=8),
+            ["heads"],
+            "self_attn.sinks of this gpt_oss does not follow what is taken away; it cannot be pruned like that",
+        ),
+        (
+            lambda: transformers.GPTNeoConfig(
+                vocab_size=20, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
+            ),
+            ["heads"],
+            "the attention of this gpt_neo cannot be looked at",
+        ),
+        (
+            lambda: transformers.Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 3}, **EXPERTS, head_dim=12, mlp_only_layers=[1]),
+            ["heads"],
+            "layer 1 of this qwen3_moe has no FFN like the others",
+        ),
+    ],
+    ids=["olmo2", "gpt_oss", "gpt_neo", "qwen3_moe"],
+)
+def test_a_model_that_cannot_be_cut_is_refused_before_anything_runs(
+    config: Callable[[], Any], granularity: Any, message: str, make_context: Callable[..., Context]
+) -> None:
+    made = with_class(config(), "text-generation")
+    stage = Prune(granularity=granularity, sparsity=0.1, protect=("*.layers.0",) if made.model_type == "qwen3_moe" else (), recover=None)
+    with pytest.raises(InputError, match=message) as caught:
+        stage.check(made, made, replace(make_context(), task="text-generation"))
+    assert str(caught.value).count("\n") == 0
+
+
+@pytest.mark.parametrize("granularity", [["heads"], ["experts"], ["layers", "heads", "experts"]], ids=str)
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_experts_of_a_width_of_their_own_are_planned(kind: str, granularity: Any, make_context: Callable[..., Context]) -> None:
+    config = with_class(getattr(transformers, kind)(**SMALL, **EXPERTS, **KINDS[kind]), "text-generation")
+    stage = Prune(granularity=granularity, measure="parameters", sparsity=0.2, recover=None)
+    stage.check(config, config, replace(make_context(), task="text-generation"))
+    after = stage.config_after(config)
+    assert after.num_experts < 4 or "experts" not in granularity
+    assert after.moe_intermediate_size == 16
+
+
+def test_channels_run_through_all_modules() -> None:
+    with pytest.raises(ValidationError, match="protect: given where nothing is taken out of single modules"):
+        Prune(granularity=("hidden",), protect=("*.layer.0",))
+    assert Prune(granularity=("hidden", "heads"), protect=("*.layer.0",)).protect

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,11 @@ from hypothesis import strategies as st
 
 from compress.distilled import Distilled
 from compress.errors import InputError
+from compress.splits import Split
+from compress.stage import Context
 from compress.structure import Structure
 from compress.train import Batch
-from prune.recovery import Origin, Recover, Recovery, check_hidden, hidden_loss
+from prune.recovery import Origin, Recover, Recovery, between_blocks, check_hidden, hidden_loss, part_of
 from prune.surgery import Kept, shrink
 
 KEY = "stages.prune"
@@ -74,3 +77,65 @@ def test_hidden_states_take_a_teacher_of_the_same_shape(make_model: Callable[...
             InputError, match=r"stages.prune.hidden_weight: 1 given; that takes distill: true and a teacher with the 3 layers"
         ):
             check_hidden(settings, config, teacher, KEY)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "iterations", "batch"), [(1, 4, 3), (1, 3, 5), (0.5, 2, 6), (2, 4, 12), (3, 4, 7), (0.1, 2, 50)], ids=str
+)
+def test_iterations_go_through_the_train_split_one_after_the_other(
+    epochs: float, iterations: int, batch: int, make_context: Callable[..., Context]
+) -> None:
+    context = make_context()
+    rows = [str(number) for number in range(48)]
+    context = replace(context, data=replace(context.data, train=Split(list(rows), np.arange(48))))
+    parts = [part_of(context, epochs, number, iterations, batch) for number in range(1, iterations + 1)]
+    seen = [row for one, _ in parts for row in one.data.train.rows]
+    assert [row for one, _ in parts for row in one.data.train.labels.tolist()] == [int(row) for row in seen]
+    steps = math.ceil(epochs / iterations * math.ceil(48 / batch))
+    assert all(passes == 1 and len(one.data.train) == min(48, steps * batch) for one, passes in parts)
+    for start in range(0, len(seen), 48):
+        piece = seen[start : start + 48]
+        assert len(set(piece)) == len(piece)
+    assert len(seen) >= min(48, epochs * 48)
+    again = part_of(context, epochs, iterations, iterations, batch)[0]
+    assert again.data.train.rows == parts[-1][0].data.train.rows
+    assert len({one.seed for one, _ in parts}) == iterations
+
+
+def test_whole_passes_have_all_rows(make_context: Callable[..., Context]) -> None:
+    context = make_context()
+    for epochs, iterations in ((0.5, 1), (4, 3)):
+        part, passes = part_of(context, epochs, 1, iterations, 8)
+        assert part.data.train is context.data.train
+        assert (passes, part.seed) == (epochs / iterations, context.seed)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit"])
+def test_states_between_blocks_are_those_that_transformers_gives(
+    kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model, features = make_model(kind), make_features(kind)
+    with torch.no_grad():
+        expected = model(**features, output_hidden_states=True).hidden_states
+        with between_blocks(model) as found:
+            model(**features)
+        with between_blocks(model) as again:
+            pass
+    assert len(found) == len(expected) == 4
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert again == []
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "bert"])
+def test_a_model_without_the_last_blocks_has_nothing_to_learn_from_the_states_before(
+    kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model, features = make_model(kind), make_features(kind)
+    structure = Structure.of(model, KEY)
+    labels = torch.tensor([0, 1, 0]) if kind == "bert" else features["input_ids"].roll(-1, dims=1)[:, :-1].int()
+    batch = Batch(features, labels, np.arange(3), 0, 1)
+    answers = Distilled(make_model(kind), "text-classification" if kind == "bert" else "text-generation", 3, 0, 2.0, 0.9)
+    for layers in ((0, 1), (0,), (0, 1, 2)):
+        small = shrink(model, structure, replace(Kept.everything(structure.sizes), layers=layers), KEY)
+        parts = Recovery(answers, Origin(layers, range(structure.sizes.hidden)), 1.0)(small, batch)
+        assert float(parts["hidden"].detach().abs().max()) == 0

@@ -20,6 +20,7 @@ from prune.activation import activation, turning
 from prune.fisher import fisher
 from prune.gates import gated
 from prune.magnitude import magnitude
+from prune.places import Places
 from prune.scores import by_activation, by_gradient, by_magnitude, comparable, scores_of
 from prune.slices import component_slices
 from prune.taylor import taylor
@@ -234,3 +235,22 @@ def test_no_large_weight_decides_about_channels(make_model: Callable[..., Any]) 
     model.bert.embeddings.word_embeddings.weight.data *= 1000
     torch.testing.assert_close(by_magnitude(model, structure).hidden, before, rtol=1e-4, atol=1e-6)
     assert comparable(by_magnitude(model, structure)).components[0, "ffn"].mean() == pytest.approx(1, rel=1e-5)
+
+
+@pytest.mark.parametrize("method", ["magnitude", "taylor", "fisher", "activation"])
+@pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
+def test_what_nobody_reads_scores_nothing(
+    kind: str, method: Any, make_model: Callable[..., Any], make_features: Callable[..., Any]
+) -> None:
+    model = make_model(kind)
+    structure = Structure.of(model, KEY)
+    places, attention = Places.of(model, structure), structure.attentions[0]
+    width = attention.group * attention.head_dim
+    with torch.no_grad():
+        model.get_submodule(places.heads[0]).weight[:, width : 2 * width] = 0
+        model.get_submodule(places.ffn[2]).weight[:, [3, 7]] = 0
+    batch = batch_of(kind, make_features(kind))
+    scores = scores_of(method, model, structure, lambda: iter([batch]), supervised(task_of(kind)), False)
+    assert [unit for unit, score in enumerate(scores.components[0, "heads"].tolist()) if score == 0] == [1]
+    assert [unit for unit, score in enumerate(scores.components[2, "ffn"].tolist()) if score == 0] == [3, 7]
+    assert float(scores.components[1, "ffn"].min()) > 0

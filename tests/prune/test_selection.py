@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compress.errors import InputError
 from compress.structure import Structure
 from prune.allocation import by_worth
 from prune.cost import Cost, count_of
+from prune.prune import Prune
 from prune.selection import Granularity, Limits, Scores, Whole, lowest_share, select
 
 KEY = "stages.prune"
@@ -80,3 +84,60 @@ def test_the_lowest_share_is_that_of_the_least_of_everything(make_model: Callabl
     found = lowest_share(cost, Whole.of(cost), Limits(("heads", "ffn"), 4, frozenset({(0, "ffn")}), frozenset()))
     smallest = 3 * 4 * 16 * 4 + 2 * 16 * (24 + 4 + 4)
     assert found == smallest / cost.total()
+
+
+def test_layers_go_where_what_is_inside_does_not_suffice(make_model: Callable[..., Any]) -> None:
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    cost = Cost.of(model, structure, "macs")
+    scores = chances(structure, torch.Generator().manual_seed(0))
+    for learned in (False, True):
+        limits = Limits(("layers", "heads", "ffn"), 16, frozenset(), frozenset())
+        kept = select(cost, Whole.of(cost), 0.26, limits, scores, by_worth(scores.components), KEY, learned)
+        assert len(kept.layers) == 1
+        assert kept.heads[kept.layers[0]]
+        # one layer of one head and 16 of 24 neurons: 768 of 3 times 1,792
+        with pytest.raises(
+            InputError, match=r"sparsity: 0\.9 given; layers, heads, ffn can take at most 0\.8571 of the blocks: add hidden"
+        ):
+            select(cost, Whole.of(cost), 0.1, limits, scores, by_worth(scores.components), KEY, learned)
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.sampled_from(("layers", "hidden", "heads", "ffn")), min_size=1, max_size=4, unique=True),
+    st.floats(0, 1),
+    st.integers(0, 99),
+    st.booleans(),
+    st.sampled_from((4, 8, 16)),
+    st.sampled_from([frozenset[int](), frozenset({1})]),
+)
+def test_whatever_is_above_the_lowest_share_is_feasible_and_nothing_below(
+    make_model: Callable[..., Any], granularity: list[Granularity], part: float, seed: int, learned: bool, step: int, blocks: frozenset[int]
+) -> None:
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    cost = Cost.of(model, structure, "parameters")
+    whole, scores = Whole.of(cost), chances(structure, torch.Generator().manual_seed(seed))
+    limits = Limits(tuple(granularity), step, frozenset((block, "heads") for block in blocks), blocks)
+    lowest = lowest_share(cost, whole, limits, scores)
+    assert lowest == pytest.approx(lowest_share(cost, whole, limits))  # all layers cost the same
+    share = lowest + part * (1 - lowest)
+    allocate = by_worth(scores.components)
+    kept = select(cost, whole, share, limits, scores, allocate, KEY, learned)
+    sizes = replace(kept, layers=range(3)).sizes(structure.sizes)
+    assert cost.total(sizes, kept.layers) <= share * whole.cost * (1 + 1e-6)
+    if lowest > 0.01:
+        with pytest.raises(InputError, match="can take at most"):
+            select(cost, whole, lowest * 0.99, limits, scores, allocate, KEY, learned)
+
+
+def test_a_message_names_the_key_that_was_given(make_model: Callable[..., Any]) -> None:
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    cost = Cost.of(model, structure, "macs")
+    scores = chances(structure, torch.Generator().manual_seed(0))
+    assert (Prune(measure="latency", speedup=3.0).asked, Prune(sparsity=0.2).asked) == ("speedup", "sparsity")
+    limits = Prune(measure="latency", speedup=3.0).limits(structure)
+    with pytest.raises(InputError, match=r"stages\.prune\.speedup: takes 0\.95 of the blocks; heads, ffn can take at most"):
+        select(cost, Whole.of(cost), 0.05, limits, scores, by_worth(scores.components), KEY)

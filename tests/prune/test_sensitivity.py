@@ -80,3 +80,18 @@ def test_all_together_are_silenced_and_let_go_again(make_model: Callable[..., An
         with silenced_all(model, structure, Places.of(model, structure), kept):
             torch.testing.assert_close(model(**features).logits, small(**features).logits, atol=1e-5, rtol=1e-5)
         assert torch.equal(model(**features).logits, whole)
+
+
+def test_one_number_of_units_is_measured_once(make_model: Callable[..., Any]) -> None:
+    model = make_model("bert")
+    structure = Structure.of(model, KEY)
+    part, asked, passes = Part(1, "ffn", 24, 1.0, 24, 16), list[float](), list[int]()
+
+    def distance() -> float:
+        asked.append(float(len(asked) + 1))
+        return asked[-1]
+
+    (found,) = scan(model, structure, [part], {part: torch.rand(24)}, distance, passes.append)
+    assert asked == [1.0, 2.0]
+    assert found.distances == {0.25: 1.0, 1 - 16 / 24: 2.0}
+    assert len(passes) == len(SHARES)

@@ -6,18 +6,26 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compress import blocks
+from compress.errors import InputError
+from compress.model import load, save
+from compress.model_config import with_class
 from compress.structure import Structure
+from compress.train import Batch
+from prune.proof import prove
 from prune.surgery import Kept, head_numbers, indices, shrink
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
 KEY = "stages.prune"
-NORMS = ("LayerNorm", "MixtralRMSNorm", "LlamaRMSNorm")
+NORMS = ("LayerNorm", "MixtralRMSNorm", "LlamaRMSNorm", "Qwen2MoeRMSNorm", "Qwen3MoeRMSNorm")
 FEW = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -149,16 +157,7 @@ def test_fewer_channels_are_norms_over_those_that_are_left(
     pieces = data.draw(subsets(structure.sizes.hidden // step, 6 // step))  # a norm over two or three blows rounding up
     channels = [piece * step + number for piece in pieces for number in range(step)]
     kept = Kept(**{**vars(Kept.everything(structure.sizes)), "hidden": channels})
-    large = copy.deepcopy(model)
-    gone = [channel for channel in range(structure.sizes.hidden) if channel not in channels]
-    with torch.no_grad():
-        for name, axis in structure.residual:
-            large.get_parameter(name).index_fill_(axis, torch.tensor(gone, dtype=torch.int64), 0)
-    for name, module in list(large.named_modules()):
-        if type(module).__name__ in NORMS:
-            owner, _, child = name.rpartition(".")
-            setattr(large.get_submodule(owner), child, OverSome(module, channels))
-    equal(shrink(model, structure, kept, KEY), large, make_features(kind))
+    equal(shrink(model, structure, kept, KEY), narrowed(model, structure, channels), make_features(kind))
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
@@ -189,3 +188,110 @@ def test_a_layer_that_makes_three_things_is_cut_in_three_places(make_model: Call
     found = indices(structure, kept)
     assert found["transformer.h.0.attn.c_attn.weight", 0].tolist() == [*range(4, 8), *range(20, 24), *range(36, 40)]
     assert found["transformer.h.0.attn.c_proj.weight", 1].tolist() == [4, 5, 6, 7]
+
+
+EXPERTS: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 24,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 3,
+    "head_dim": 8,
+    "vocab_size": 20,
+    "max_position_embeddings": 40,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "norm_topk_prob": True,
+}
+MORE: dict[str, Callable[[], Any]] = {
+    "qwen2_moe": lambda: transformers.Qwen2MoeConfig(**{**EXPERTS, "head_dim": 4}, shared_expert_intermediate_size=12),
+    "qwen3_moe": lambda: transformers.Qwen3MoeConfig(**EXPERTS),
+    "smollm3": lambda: transformers.SmolLM3Config(
+        **{**EXPERTS, "num_hidden_layers": 4, "head_dim": 4}, intermediate_size=24, no_rope_layers=[1, 0, 1, 0]
+    ),
+}
+
+
+def drawn(kind: str) -> Any:
+    """Returns a model of one of `MORE`."""
+    config = with_class(MORE[kind](), "text-generation")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn(parameter.shape) * (0.2 if parameter.ndim > 1 else 0.1))
+    model.config.use_cache = False
+    return model
+
+
+def narrowed(model: Any, structure: Structure, channels: list[int]) -> Any:
+    """The large model with zeros in the channels that go, and norms over those that stay."""
+    large = copy.deepcopy(model)
+    gone = [channel for channel in range(structure.sizes.hidden) if channel not in channels]
+    with torch.no_grad():
+        for name, axis in structure.residual:
+            large.get_parameter(name).index_fill_(axis, torch.tensor(gone, dtype=torch.int64), 0)
+    for name, module in list(large.named_modules()):
+        if type(module).__name__ in NORMS and len(module.weight) == structure.sizes.hidden:  # others are over one head
+            owner, _, child = name.rpartition(".")
+            setattr(large.get_submodule(owner), child, OverSome(module, channels))
+    return large
+
+
+@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe"])
+@FEW
+@given(data=st.data())
+def test_all_together_is_exact_and_survives_the_disk(
+    kind: str,
+    data: st.DataObject,
+    make_model: Callable[..., Any],
+    make_features: Callable[..., Any],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    model = drawn(kind) if kind in MORE else make_model(kind)
+    structure = Structure.of(model, KEY)
+    sizes, depth, has_experts = structure.sizes, structure.depth, any(structure.sizes.experts)
+    step = 4 if has_experts else 1
+    pieces = data.draw(subsets(sizes.hidden // step, 12 // step))
+    words = data.draw(subsets(15, 2))
+    kept = Kept(
+        data.draw(subsets(depth)),
+        [data.draw(subsets(sizes.key_value_heads[block])) for block in range(depth)],
+        [range(sizes.ffn[block]) if has_experts else data.draw(subsets(sizes.ffn[block])) for block in range(depth)],
+        [data.draw(subsets(sizes.experts[block], 2)) if sizes.experts[block] else () for block in range(depth)],
+        [piece * step + number for piece in pieces for number in range(step)],
+        (0, 1, 2, 3, 4, *(5 + number for number in words)),
+    )
+    ids = list(kept.vocabulary)
+    features = make_features("llama" if kind in MORE else kind, vocabulary=ids[5:])
+    renumbered = {**features, "input_ids": torch.tensor([[ids.index(token) for token in row] for row in features["input_ids"].tolist()])}
+    folder, source = tmp_path_factory.mktemp(kind), tmp_path_factory.mktemp("nothing")
+    save(shrink(model, structure, kept, KEY), source, folder, "cut")
+    small, large = load(folder), silenced(narrowed(model, structure, list(kept.hidden)), structure, kept)
+    assert Structure.of(small, KEY).sizes.same(kept.sizes(sizes))
+    with torch.no_grad():
+        expected, found = large(**features).logits, small(**renumbered).logits
+    torch.testing.assert_close(found, expected[..., ids] if expected.ndim == 3 else expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [(1, 2, 3), (0, 3), (2,)], ids=str)
+def test_layers_keep_what_the_config_says_of_each(layers: tuple[int, ...], make_features: Callable[..., Any]) -> None:
+    model, features = drawn("smollm3"), make_features("llama")
+    structure = Structure.of(model, KEY)
+    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "layers": layers})
+    equal(shrink(model, structure, kept, KEY), silenced(model, structure, kept), features)
+
+
+def test_a_model_whose_layers_depend_on_their_number_is_refused(make_features: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model, features = drawn("smollm3"), make_features("llama")
+    structure = Structure.of(model, KEY)
+    batch = Batch(features, torch.zeros(3), np.arange(3), 0, 1)
+    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "layers": (1, 2, 3)})
+    prove(model, structure, kept, batch, KEY)
+    monkeypatch.setattr(blocks, "OTHER_LISTS", ("no_rope_layers",))
+    with pytest.raises(InputError, match="a smollm3 without some of its layers, heads or neurons answers other than with them silent"):
+        prove(model, structure, kept, batch, KEY)

@@ -17,8 +17,9 @@ from compress.architecture import sizes_of
 from compress.errors import InputError
 from compress.model_config import read_config
 from compress.stage import Context
+from prune.latency_table import Curve, LatencyTable
 from prune.prune import Prune
-from prune.timing import NEAR, ROUNDS, settle, table_folder
+from prune.timing import NEAR, ROUNDS, Ruler, settle, table_folder
 from tests.prune.small_runs import pruned
 
 QUICK: dict[str, Any] = {"method": "magnitude", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None, "measure": "latency"}
@@ -181,3 +182,32 @@ def test_a_choice_is_measured_once() -> None:
     calls: list[float] = []
     assert settle(lambda ms: 1.0, lambda ms: ms, lambda ms: calls.append(ms) or 1.5, 1.0, 1.0) == (1.0, 0)  # type: ignore[func-returns-value]
     assert calls == [1.0]
+
+
+@pytest.mark.parametrize("outside", [["layers"], []], ids=str)
+def test_other_layers_in_another_round_are_scanned_when_they_are_asked_for(
+    outside: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    engine = Engine(0.15)
+    context = replace(make_context(), measure_latency=engine)
+    stage = Prune(**{**QUICK, "allocation": "sensitivity", "granularity": [*outside, "heads", "ffn"]}, speedup=1.6)
+    figures = pruned(stage, checkpoint("bert"), context, tmp_path / "out")[1]
+    told = [(entry["name"], entry["what"]) for entry in figures["sensitivity"]["layers"]]
+    assert len(set(told)) == len(told) == 6
+    assert figures["latency"]["after"]["measured_ms"] == pytest.approx(WHOLE / 1.6, rel=0.1)
+
+
+@given(st.floats(0.2, 5.0), st.floats(0.5, 1.0))
+def test_what_is_asked_for_is_read_in_the_units_of_the_table(error: float, share: float) -> None:
+    """The table says 3.5 ms for a model that takes `error` times as long."""
+    table, nothing = LatencyTable(0.5, 0.1, Curve((1, 2, 4), (0.0, 0.3, 0.4)), Curve((4, 24), (0.0, 1.0))), Any
+    ruler = Ruler(nothing, table, nothing, 3.5 * error, share * 3.5 * error, False, {})  # type: ignore[arg-type]
+    assert ruler.sparsity(0.9, 3.0, 0.1, "stages.prune.latency_ms") == pytest.approx(1 - (share * 3.5 - 0.5) / 3.0)
+
+
+def test_the_least_time_with_layers_is_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
+    """One layer of one head and four neurons: 0.5 + 0.1 + 0.2 + 0.04 ms."""
+    context = replace(make_context(), measure_latency=Engine())
+    stage = Prune(**{**QUICK, "granularity": ["layers", "heads", "ffn"]}, latency_ms={"sequence": 8, "value": 0.7})
+    with pytest.raises(InputError, match=r"stages.prune.latency_ms: 0.7 ms asked for; what may be taken away leaves 0.84 ms"):
+        pruned(stage, checkpoint("bert"), context, tmp_path / "out")

@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
+from compress.conv1d import with_linears
 from compress.data import preprocessor
 from compress.errors import InputError
 from compress.model import load
+from compress.model_config import with_class
 from compress.stage import Target
-from prune.vocabulary import closure, cut_tokenizer, cut_vocabulary, ids_of, token_ids, with_vocabulary, write_tokenizer
+from compress.structure import Structure
+from prune.surgery import Kept, shrink
+from prune.vocabulary import (
+    closure,
+    counts_from_pad,
+    cut_tokenizer,
+    cut_vocabulary,
+    ids_of,
+    lost_tokens,
+    token_ids,
+    with_vocabulary,
+    write_tokenizer,
+)
 
 KEY = "stages.prune"
 TEXTS = ["abba baab abab", "cab bac cabba", "aaaa bbbb cccc", "abc bca cab abcabc", "bab bab baba"]
@@ -131,3 +147,71 @@ def test_a_tokenizer_that_cannot_be_cut_exactly_is_refused(checkpoint: Callable[
     prepared = preprocessor(tmp_path, "text-classification", 16, Target())
     with pytest.raises(InputError, match="WordPiece tokenizer cannot be cut exactly"):
         cut_vocabulary(tmp_path, load(folder).config, prepared, ["abc", "xbc"], [], KEY)
+
+
+def test_a_pad_token_at_the_end_holds_no_other(checkpoint: Callable[..., Path], tmp_path: Path) -> None:
+    """Positions of GPT-2 are counted from the first token on, whatever the id of the pad token is."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "bad", "dull", "film", "good", "very", "[PAD]"]
+    tokenizer = Tokenizer(models.WordPiece({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(tmp_path)
+    config = transformers.GPT2Config(
+        vocab_size=9, n_positions=40, n_layer=2, n_embd=16, n_head=4, pad_token_id=8, bos_token_id=1, eos_token_id=2
+    )
+    model: Any = with_linears(transformers.GPT2ForSequenceClassification(with_class(config, "text-classification"))).eval()
+    prepared = preprocessor_of(model, tmp_path)
+    train = ["very good film", "good"]
+    cut = cut_vocabulary(tmp_path, model.config, prepared, train, ["film film"], KEY)
+    assert cut.kept == [0, 1, 2, 5, 6, 7, 8]
+    assert cut.unknown == 0
+    assert counts_from_pad(load(checkpoint("roberta")).config, KEY)
+    assert not counts_from_pad(load(checkpoint("bert")).config, KEY)
+    structure = Structure.of(model, KEY)
+    small: Any = shrink(model, structure, replace(Kept.everything(structure.sizes), vocabulary=cut.kept), KEY)
+    assert small.config.pad_token_id == 6
+    rows = torch.tensor([[7, 6, 5], [6, 8, 8]])
+    with torch.no_grad():
+        expected = model(input_ids=rows).logits
+        found = small(input_ids=torch.tensor([[cut.kept.index(token) for token in row] for row in rows.tolist()])).logits
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def preprocessor_of(model: Any, folder: Path) -> Any:
+    from compress.model import save
+
+    tokenizer = folder / "with-weights"
+    tokenizer.mkdir()
+    save(model, folder, tokenizer, "drawn")
+    return preprocessor(tokenizer, "text-classification", 16, Target())
+
+
+def pairs_of_letters(vocab: dict[str, int]) -> Tokenizer:
+    """A tokenizer that marks the end of words, and has no token for what is unknown."""
+    merges = [("a", "b</w>")] if "ab</w>" in vocab else []
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, end_of_word_suffix="</w>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
+
+
+def test_last_characters_of_words_are_characters() -> None:
+    vocab = {"a": 0, "b": 1, "z": 2, "a</w>": 3, "b</w>": 4, "z</w>": 5, "ab</w>": 6, "za</w>": 7}
+    assert closure(json.loads(pairs_of_letters(vocab).to_str()), {6}) == {0, 1, 2, 3, 4, 5, 6}
+
+
+def test_text_that_no_token_stands_for_is_lost() -> None:
+    old = pairs_of_letters({"a": 0, "b": 1, "z": 2, "a</w>": 3, "b</w>": 4, "z</w>": 5, "ab</w>": 6})
+    new = pairs_of_letters({"a": 0, "b": 1, "a</w>": 2, "b</w>": 3})
+    assert new.encode("z").ids == []
+    for row, lost in (("ab", 0), ("z", 1), ("az ab", 1), ("zz ba", 2), (("z", "a z"), 2), ("q z", 1)):
+        assert lost_tokens(old, new, [row]) == lost, row
+    assert lost_tokens(old, new, ["ab", "z", "zz"]) == 3
+    assert lost_tokens(old, old, ["ab", "z", "q"]) == 0
+
+
+def test_a_token_that_becomes_known_makes_up_for_none_that_becomes_unknown() -> None:
+    def of(*words: str) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(("[UNK]", *words))}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        return tokenizer
+
+    assert lost_tokens(of("x", "z"), of("y", "z"), ["x y", "y", "z z"]) == 1
