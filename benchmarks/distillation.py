@@ -10,7 +10,8 @@ fine-tuned by the stage `finetune` (with --trained MINILM itself is the teacher,
 `distill`, from the same layers, on the same rows, for the same steps. The control is `loss: hard_target`, no teacher, unless --control
 names another loss to compare with. The weights kept are chosen by the labels of the selection split (with --trained by agreement with the
 teacher, as it may have seen those rows). With --corpus every student, that of the control too, learns the inside of its teacher on plain
-text before (`loss: minilmv2`). A cell is one run of a recipe; a finished one is never computed again.
+text before (`loss: minilmv2`). With --augment the presets learn from a masked copy of each row, too, which has no label; the control passes
+over its rows twice as often instead. A cell is one run of a recipe; a finished one is never computed again.
 
 --rows limits the rows that students learn from, --fraction takes a share of these, both by hash of their content. The teacher has all.
 
@@ -80,6 +81,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--student", default="{layers: 3}", help="the key `student` of the stage, as YAML")
     parser.add_argument("--corpus", type=Path, help="plain text on which the student learns the inside of its teacher first")
     parser.add_argument("--corpus-epochs", type=float, default=1.0, help="passes over it")
+    parser.add_argument("--augment", action="store_true", help="the presets learn from masked copies, too")
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="peak learning rate of the students")
     parser.add_argument("--out", type=Path, default=Path("runs/distillation"), help="where to work")
     return parser.parse_args()
@@ -116,7 +118,11 @@ def stage_list(task: str, fraction: float, preset: str, common: list[str], argum
     if arguments.same_steps:
         epochs /= fraction
     finetune = "" if arguments.trained else f"{{finetune: {TASKS[task].finetune}}}, "
+    copies = arguments.augment and preset != arguments.control
+    if arguments.augment and not copies:
+        epochs *= 2  # as many steps as with a copy of each row
     keys = f"loss: {preset}, fraction: {share:.6f}, epochs: {epochs:g}, learning_rate: {arguments.learning_rate:.2e}"
+    keys += ", augment: {copies: 1}" if copies else ""
     if arguments.corpus is None:
         return f"{finetune}{{distill: {{student: {arguments.student}, {keys}}}}}"
     inside = f"corpus: {{path: {arguments.corpus}}}, loss: minilmv2, epochs: {arguments.corpus_epochs:g}, learning_rate: 4.0e-4"

@@ -20,7 +20,7 @@ from compress.artifact import Artifact
 from compress.int8 import LayerScales, weight_bits
 from compress.int8_sites import save_sites
 from compress.quantization import Scheme
-from compress.stage import Config, Context, Stage
+from compress.stage import Config, Context, ModelStage
 from quantize.budget import Budget
 from quantize.calibration import METHODS, Histogram, Method, collect
 from quantize.escalation import Quantized, budget_of, escalate
@@ -91,7 +91,7 @@ class MixedPrecision(Config):
     """Largest share of the layers that may stay float."""
 
 
-class Quantize(Stage):
+class Quantize(ModelStage):
     """Makes the linear layers of the blocks true int8, or int4 or FP8."""
 
     VERSION: ClassVar[int] = 3

@@ -6,6 +6,7 @@ import yaml
 
 from compress.errors import InputError
 from compress.recipe import STAGES, check, dump, read, schema
+from compress.stage import lines
 
 GOOD = """
 name: tiny
@@ -71,6 +72,28 @@ MALFORMED = [
     ("stages not a list", GOOD[GOOD.index("stages") :], "stages: {export: {}}\n", ["stages", "list"]),
     ("repeated stage", "  - export: {}\n", "  - export: {}\n  - export: {}\n", ["export", "id"]),
     ("wrong order", "  - quantize: {mode: ptq}\n  - export: {}\n", "  - export: {}\n  - quantize: {mode: ptq}\n", ["cannot follow"]),
+    (
+        "input that nothing made",
+        "{mode: ptq}",
+        "{mode: ptq, input: prnue}\n  - prune: {id: later}",
+        ["stages.quantize.input: 'prnue' given; baseline, finetune (an earlier stage that makes a model) is allowed"],
+    ),
+    ("input that comes later", "{mode: ptq}", "{mode: ptq, input: quantize}", ["stages.quantize.input: 'quantize' given"]),
+    ("input of the export", "- export: {}", "- export: {input: baseline}", ["stages.export.input: unknown key"]),
+    ("input that is no model", "- triton_repo: {}", "- quantize: {id: q, input: export}", ["stages.q.input: 'export' given; baseline"]),
+    ("branch after the engines", "- triton_repo: {}", "- prune: {input: baseline}", ["stages.prune: prune cannot follow export"]),
+    (
+        "branch of what is quantized",
+        "- export: {}",
+        "- prune: {input: quantize}\n  - export: {}",
+        ["stages.prune: prune cannot follow quantize"],
+    ),
+    (
+        "quantized twice",
+        "- export: {}",
+        "- prune: {input: finetune}\n  - quantize: {id: q, input: quantize}\n  - export: {}",
+        ["stages.q: comes after quantize; a model is quantized once"],
+    ),
     ("engines missing before the repository", "  - export: {}\n", "", ["triton_repo needs engines"]),
     ("new head without training", "  - finetune: {epochs: 1}\n", "", ["trained first"]),
     ("goals of a wrong type", "name: tiny", "name: tiny\ngoals: {max_drop: little}", ["goals.max_drop", "'little'"]),
@@ -160,6 +183,16 @@ def test_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
     assert "not UTF-8" in problems(tmp_path / "latin.yaml")[0]
     (tmp_path / "big.yaml").write_text("# " + "x" * 1_000_001)
     assert "at most" in problems(tmp_path / "big.yaml")[0]
+
+
+def test_branches_start_where_their_input_says(tmp_path: Path) -> None:
+    branches = "- prune: {id: half, input: baseline}\n  - quantize: {id: small}\n  - quantize: {id: whole, input: finetune}\n  - export: {}"
+    recipe = read(write(tmp_path, GOOD.replace("- export: {}", branches)))
+    line = lines(recipe.stages)
+    assert [stage.id for stage in line["small"]] == ["finetune", "half", "small"]
+    assert [stage.id for stage in line["whole"]] == ["finetune", "whole"]
+    assert line["baseline"] == line["finetune"]
+    assert check(yaml.safe_load(yaml.safe_dump(dump(recipe)))) == recipe
 
 
 def test_set_overrides_values_and_stages_by_id(tmp_path: Path) -> None:
