@@ -10,26 +10,11 @@ from compress.plan import describe, steps_of
 from compress.progress import ConsoleProgress
 from compress.recipe import check
 from compress.run_folder import open_run
+from tests.tiny_recipes import tiny_vit
 
 QUIET = ConsoleProgress("quiet")
 RAW: dict[str, Any] = {
-    "name": "branches",
-    "model": {
-        "config": {
-            "model_type": "vit",
-            "image_size": 8,
-            "patch_size": 4,
-            "num_channels": 1,
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        },
-        "init": "random",
-        "task": "image-classification",
-        "head": "new",
-    },
-    "data": {"path": "sklearn:digits"},
+    **tiny_vit("branches"),
     "target": {"engines": ["openvino"], "batch_sizes": [1]},
 }
 FINETUNE = {"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}

@@ -16,25 +16,10 @@ from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check
 from compress.run_folder import locked, open_run
 from compress.verify import clean, verify
+from tests.tiny_recipes import tiny_vit
 
 RAW: dict[str, Any] = {
-    "name": "tiny",
-    "model": {
-        "config": {
-            "model_type": "vit",
-            "image_size": 8,
-            "patch_size": 4,
-            "num_channels": 1,
-            "hidden_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        },
-        "init": "random",
-        "task": "image-classification",
-        "head": "new",
-    },
-    "data": {"path": "sklearn:digits"},
+    **tiny_vit("tiny"),
     "target": {"engines": ["openvino"], "batch_sizes": [1]},
     "stages": [{"finetune": {"epochs": 0.2, "learning_rate": 1e-3}}, {"quantize": {"calibration": {"rows": 64}}}, {"export": {}}],
 }

@@ -26,6 +26,7 @@ from distill.rows import chosen_rows
 from distill.student import Student
 from distill.teacher import takes_the_same
 from tests.distill.conftest import WORDS
+from tests.tiny_recipes import tiny_vit
 
 Contexts = Callable[..., Context]
 SMALL: dict[str, Any] = {"student": Student(layers=2), "epochs": 1, "batch_size": 24, "learning_rate": 1e-3}
@@ -345,23 +346,7 @@ def test_the_config_after_is_that_of_the_student(checkpoint: Any, make_context: 
 
 
 RECIPE: dict[str, Any] = {
-    "name": "tiny",
-    "model": {
-        "config": {
-            "model_type": "vit",
-            "image_size": 8,
-            "patch_size": 4,
-            "num_channels": 1,
-            "hidden_size": 32,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "intermediate_size": 64,
-        },
-        "init": "random",
-        "task": "image-classification",
-        "head": "new",
-    },
-    "data": {"path": "sklearn:digits"},
+    **tiny_vit("tiny", layers=3),
     "stages": [
         {"finetune": {"epochs": 0.05, "learning_rate": 1e-3}},
         {"distill": {"id": "assistant", "student": {"layers": 2}, "loss": "minilm", "epochs": 0.05}},
