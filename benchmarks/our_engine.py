@@ -20,11 +20,6 @@ def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
         processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
         processor.save(temporary)
         build(write_graphs(checkpoint, processor, temporary / "model.onnx", ["openvino"]), temporary)
-    return opened(checkpoint, folder, recipe)
-
-
-def opened(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
-    """Returns how an engine is opened that `built` left in a folder."""
     entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}
     return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
 

@@ -8,12 +8,13 @@ turn positions, the sizes of `compress.architecture`) and, of `INDEX_LISTS`, lis
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compress.conv1d import with_linears
 from compress.errors import InputError
@@ -82,6 +83,41 @@ def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
     if len(blocks) != depth:
         raise InputError(f"{key}: this {kind} has {len(blocks)} blocks for {depth} layers; one block a layer is needed")
     return name, blocks
+
+
+def states_given(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
+    """Returns the hidden states among what a block is called with, by place or by name."""
+    states: Tensor = args[0] if args else kwargs["hidden_states"]
+    return states
+
+
+def states_of(output: Any) -> Tensor:
+    """Returns the hidden states among what a block gives, which may be a tuple."""
+    states: Tensor = output[0] if isinstance(output, tuple) else output
+    return states
+
+
+@contextmanager
+def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
+    """Keeps what goes into the first of some blocks and what comes out of each, float `[b, L, D]`, in a list that a forward pass fills.
+
+    The list that Transformers gives ends with a normed state in a decoder; here none is.
+    """
+    states: list[Tensor] = []
+
+    def before(block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
+        states.append(states_given(args, kwargs))
+
+    def after(block: nn.Module, args: Any, output: Any) -> None:
+        states.append(states_of(output))
+
+    handles = [block.register_forward_pre_hook(before, with_kwargs=True) for block in blocks[:1]]
+    handles += [block.register_forward_hook(after) for block in blocks]
+    try:
+        yield states
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def with_layers(config: Any, layers: Sequence[int]) -> Any:

@@ -105,8 +105,8 @@ def run(
         macs: dict[str, int] = {}
         for step in steps:
             force = force or step.id == start
-            if input_named(step) is not None:
-                parent = checkpoint_named(str(input_named(step)), context)
+            if (named := input_named(step)) is not None:
+                parent = checkpoint_named(named, context)
                 context = replace(context, count_macs=partial(_counted, check_model_once, macs[parent.id]))
             context = replace(context, teachers=teachers_of(step, parent, context))
             result, cached, seconds = advance(step, parent, context, folder, force or step.id == again)

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.blocks import repeated_blocks
+from compress.blocks import between_blocks, repeated_blocks
 from compress.errors import InputError
 
 CAPTURING = "capturing_sdpa"
@@ -112,19 +112,17 @@ class Capture:
             self._prepare()
         seen = _Seen(self.block_of, wanted.blocks)
         token = _SEEN.set(seen)
-        hooks = [block.register_forward_hook(seen.note) for block in self.blocks] if wanted.hidden else []
         try:
-            output = self.model(**features, output_hidden_states=True) if wanted.hidden else self.model(**features)
+            with between_blocks(self.blocks if wanted.hidden else ()) as states:
+                output = self.model(**features, output_hidden_states=True) if wanted.hidden else self.model(**features)
         finally:
             _SEEN.reset(token)
-            for hook in hooks:
-                hook.remove()
         missing = sorted(wanted.blocks - seen.heads.keys())
         if missing:
             kind = self.model.config.model_type  # type: ignore[union-attr]
             raise InputError(f"{self.key}: the attention of this {kind} cannot be looked at (layer {missing[0] + 1}); choose another loss")
         given = tuple(output.hidden_states) if wanted.hidden else ()
-        hidden = (given[0], *seen.states) if seen.states else given
+        hidden = tuple(states) or given
         mask = _token_mask(features, hidden, seen.heads) if hidden or seen.heads else None
         return Captured(output.logits.float(), mask, hidden, seen.heads, given[-1] if given else None)
 
@@ -149,15 +147,11 @@ class Capture:
 
 
 class _Seen:
-    """Collects the arguments of attention and the outputs of blocks during one forward pass."""
+    """Collects the arguments of attention during one forward pass."""
 
     def __init__(self, block_of: Mapping[nn.Module, int], wanted: frozenset[int]) -> None:
         self.block_of, self.wanted = block_of, wanted
         self.heads: dict[int, Heads] = {}
-        self.states: list[Tensor] = []
-
-    def note(self, block: nn.Module, inputs: Any, output: Any) -> None:
-        self.states.append(output[0] if isinstance(output, tuple) else output)
 
     def take(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> None:
         block = self.block_of.get(module)

@@ -30,7 +30,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.attention_layers import probe
-from compress.blocks import repeated_blocks, with_layers
+from compress.blocks import repeated_blocks, states_of, with_layers
 from compress.conv1d import with_linears
 from compress.errors import InputError, nearest
 from compress.model import device_of, import_model, load
@@ -234,7 +234,7 @@ def _check_alike(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, la
     calls: dict[nn.Module, tuple[Any, Any, Tensor]] = {}
 
     def note(block: nn.Module, inputs: Any, options: Any, output: Any) -> None:
-        calls[block] = (inputs, options, _first(output))
+        calls[block] = (inputs, options, states_of(output))
 
     hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
     kind, training, config = model.config.model_type, model.training, model.config  # type: ignore[union-attr]
@@ -247,17 +247,11 @@ def _check_alike(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, la
             hook.remove()
     for place, (block, layer) in enumerate(zip(repeated_blocks(student, key)[1], layers, strict=True)):
         given, options, expected = calls[blocks[layer]]
-        if not torch.allclose(_first(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
+        if not torch.allclose(states_of(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise InputError(
                 f"{key}: layer {layer + 1} of this {kind} does something else as layer {place + 1} of a student, with equal weights; "
                 "its layers cannot be taken out: give the student by path or config"
             )
-
-
-def _first(output: Any) -> Tensor:
-    """Returns the hidden states among what a block gives."""
-    states: Tensor = output[0] if isinstance(output, tuple) else output
-    return states
 
 
 def check_student(student: Student, task: Task, num_labels: int | None, key: str) -> None:

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.train import Batch, Objective
+from compress.train import Batch, Objective, steps_in
 from prune.patterns import Blocks, block_sizes, highest, highest_blocks, num_zeros, spread
 
 Groups = Literal["rows", "columns", "both"]
@@ -82,7 +82,7 @@ class Lasso(nn.Module):
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each; every row has the whole penalty, as the loss is their mean."""
-        if batch.step % max(1, math.ceil(self.reweight * batch.num_steps - 1e-9)) == 0:  # 0.1 * 30 is more than 3 in floating point
+        if batch.step % max(1, steps_in(self.reweight, batch.num_steps)) == 0:
             for layer, _, shape, name in self.terms:
                 setattr(self, name, beta(layer.weight.detach(), shape))
         parts = self.objective(model, batch)

@@ -9,7 +9,6 @@ The loop saves gates, multipliers and the generator of their noise with the weig
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from torch import nn
 
 from compress.stage import Context
-from compress.train import Objective, training_device
+from compress.train import Objective, steps_in, training_device
 from prune.cost import Costs
 from prune.joint import Joint, Learn, mask_rate
 from prune.masks import fold, masked
@@ -76,7 +75,7 @@ def learn(
         InputError: There are no rows, or the loss became NaN or infinite.
     """
     structure, made = cost.structure, list[Joint | StructuredMovement]()
-    steps = math.ceil(settings.epochs * -(-len(context.data.train) // settings.batch_size))
+    steps = steps_in(settings.epochs, -(-len(context.data.train) // settings.batch_size))
     ratio = mask_rate(settings, steps) / settings.learning_rate
     how = Recover(
         **objective.model_dump(include={"distill", "temperature", "soft_weight", "hidden_weight", "weight_decay", "warmup"}),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from compress.blocks import states_given, states_of
 from compress.structure import Structure
 from prune.gates import Where
 from prune.places import Places
@@ -96,8 +97,8 @@ def _on_output(gate: Gate) -> Callable[[nn.Module, Any, Tensor], Tensor]:
 
 def _on_block(gate: Gate) -> Callable[[nn.Module, Any, Mapping[str, Any], Any], Any]:
     def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> Any:
-        given = args[0] if args else kwargs["hidden_states"]
-        made = output[0] if isinstance(output, tuple) else output
+        given = states_given(args, kwargs)
+        made = states_of(output)
         changed = given + gate(module.training) * (made - given)
         return (changed, *output[1:]) if isinstance(output, tuple) else changed
 

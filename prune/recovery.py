@@ -12,9 +12,9 @@ those.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -23,7 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.blocks import repeated_blocks
+from compress.blocks import between_blocks, repeated_blocks
 from compress.distilled import Distilled
 from compress.errors import InputError
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
@@ -91,38 +91,19 @@ class Recovery(nn.Module):
     def __init__(self, answers: Distilled, origin: Origin, weight: float) -> None:
         super().__init__()
         self.answers, self.origin, self.weight = answers, origin, weight
+        self.blocks_of = cache(lambda model: tuple(repeated_blocks(model, "recover.hidden_weight")[1]))
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each."""
         teacher = self.answers.teacher[0]
-        with between_blocks(model) as ours:
+        with between_blocks(self.blocks_of(model)) as ours:
             logits_bC = model(**batch.features).logits.float()
-        with torch.no_grad(), between_blocks(teacher) as all_theirs:
+        with torch.no_grad(), between_blocks(self.blocks_of(teacher)) as all_theirs:
             target_bC = teacher(**self.answers.features(batch)).logits.float()
         parts = self.answers.parts(logits_bC, target_bC, batch.labels)
         theirs = [all_theirs[layer] for layer in (0, *(layer + 1 for layer in self.origin.layers))]
         mask = batch.features.get("attention_mask")
         return {**parts, "hidden": self.weight * hidden_loss(ours, theirs, self.origin.hidden, mask)}
-
-
-@contextmanager
-def between_blocks(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Keeps what goes into the first block and what comes out of each, float `[b, L, D]`, in a list that a forward pass fills."""
-    states: list[Tensor] = []
-
-    def first(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-        states.append(args[0] if args else kwargs["hidden_states"])
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
-
-    blocks = repeated_blocks(model, "recover.hidden_weight")[1]
-    handles = [blocks[0].register_forward_pre_hook(first, with_kwargs=True), *(block.register_forward_hook(after) for block in blocks)]
-    try:
-        yield states
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], channels: Sequence[int], mask_bL: Tensor | None) -> Tensor:

@@ -11,13 +11,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.blocks import between_blocks, repeated_blocks
 from compress.distilled import Distilled
 from compress.errors import InputError
 from compress.splits import Split
 from compress.stage import Context
 from compress.structure import Structure
 from compress.train import Batch
-from prune.recovery import Origin, Recover, Recovery, between_blocks, check_hidden, hidden_loss, part_of
+from prune.recovery import Origin, Recover, Recovery, check_hidden, hidden_loss, part_of
 from prune.surgery import Kept, shrink
 
 KEY = "stages.prune"
@@ -117,9 +118,10 @@ def test_states_between_blocks_are_those_that_transformers_gives(
     model, features = make_model(kind), make_features(kind)
     with torch.no_grad():
         expected = model(**features, output_hidden_states=True).hidden_states
-        with between_blocks(model) as found:
+        blocks = repeated_blocks(model, "key")[1]
+        with between_blocks(blocks) as found:
             model(**features)
-        with between_blocks(model) as again:
+        with between_blocks(blocks) as again:
             pass
     assert len(found) == len(expected) == 4
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
