@@ -1,33 +1,146 @@
-"""Learning from a teacher's answers and from the labels: the objective of recovery after pruning and of quantization-aware training.
+"""Learning from a teacher and from the labels: what recovery after pruning, sparse and quantization-aware training are trained on.
+
+By default from its answers:
 
     classification  loss_b = (1 - a) * -log p_b[y_b] + a * T^2 KL(softmax(t_b / T) || softmax(z_b / T))      p = softmax(z)
     regression      loss_b = (1 - a) * (z_b - y_b)^2 + a * (z_b - t_b)^2
     generation      both parts of classification, as means over the tokens of a block (`compress.next_token`)
 
-z are the model's logits, t the teacher's (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). Left out: losses that look
-inside of the teacher; the stage `distill` has those.
+z are the model's logits, t the teacher's (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or `losses` it is
+the objective of the stage `distill`, which the pipeline hands over: this module and the stages above it know the names alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import torch
+from pydantic import Field, JsonValue, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.model import forward
 from compress.next_token import token_divergence, token_losses
-from compress.stage import Task
+from compress.origin import Origin
+from compress.stage import Asked, Config, Context, Task
 from compress.tasks import TASKS
 from compress.train import Batch
+from compress.training_rows import Rows
 
 if TYPE_CHECKING:
-    from compress.training_rows import Rows
+    from compress.preprocess import Preprocessor
 
+LossName = Literal["soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational"]
+"""Published combinations of losses: `distill.presets`."""
+
+TEMPERATURE = 2.0
 CACHE_BYTES = 2**26
 """The teacher's logits are kept up to this size, and saved with every checkpoint; beyond it they are computed in every epoch."""
+
+
+class Taught(Config):
+    """What a model learns from."""
+
+    distill: bool = True
+    """Learn from the teacher too, and not from the labels alone."""
+    loss: LossName | None = None
+    """A published combination of losses of the stage `distill`, in place of `soft_weight`; absent: the teacher's answers and the labels."""
+    losses: tuple[dict[str, JsonValue], ...] = ()
+    """Such losses one by one, as in the stage `distill`. Layers of the teacher count among those that are left of it."""
+    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
+    """Softens the answers of both models; unused for regression. Absent: 2, or as published with `loss`."""
+    soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
+    """Share of the teacher's answers in the loss; the labels have the rest. Unused with `loss` or `losses`."""
+    hard_weight: Annotated[float, Field(ge=0)] | None = None
+    """With `loss` or `losses`: weight of the labels; absent: as published with `loss`, 0 with `losses`."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        named = "loss" if self.loss is not None else "losses" if self.losses else ""
+        usual = type(self).model_fields["soft_weight"].default
+        if self.loss is not None and self.losses:
+            raise ValueError("give either loss (a published combination) or losses (a list), not both")
+        if named and not self.distill:
+            raise ValueError(f"{named}: given with distill: false; leave one of them out")
+        if named and self.soft_weight != usual:
+            raise ValueError(f"soft_weight: {self.soft_weight:g} given beside {named}; give hard_weight, or leave it out")
+        if self.hard_weight is not None and not named:
+            raise ValueError(f"hard_weight: {self.hard_weight:g} given; it goes with loss or losses: give soft_weight")
+        return self
+
+    @property
+    def named(self) -> bool:
+        """Whether losses are asked for by name."""
+        return self.loss is not None or bool(self.losses)
+
+
+def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
+    """Finds out before the first stage runs whether losses that are asked for by name fit; see `compress.stage.Losses.check`.
+
+    Raises:
+        InputError: They do not.
+    """
+    if settings.named:
+        assert context.losses is not None, "the pipeline hands over the losses"
+        context.losses.check(settings, asked, student, teacher, part, context)
+
+
+def taught(
+    settings: Taught,
+    asked: Asked,
+    student: nn.Module,
+    teacher: nn.Module,
+    source: Path,
+    prepared: Preprocessor,
+    theirs: Preprocessor,
+    origin: Origin | None,
+    context: Context,
+) -> nn.Module:
+    """Returns the objective of learning from a teacher.
+
+    Args:
+        settings: What is learned from.
+        asked: Where that is asked for.
+        student: The model that is trained, on its device.
+        teacher: On the same device; frozen from now on.
+        source: Checkpoint with the tokenizer or image processor of the student.
+        prepared: How the student takes its rows.
+        theirs: How the teacher does.
+        origin: Where the student's parts come from, if it is made of parts of the teacher.
+        context: Data, task, seed; `scratch` is the folder of the training.
+
+    Raises:
+        InputError: A loss does not fit the models.
+    """
+    teacher.eval().requires_grad_(False)
+    if settings.named:
+        assert context.losses is not None, "the pipeline hands over the losses"
+        return context.losses.objective(settings, asked, student, teacher, source, prepared, theirs, origin, context)
+    rows, own = context.data.train.rows, tokens_of(prepared) != tokens_of(theirs)
+    num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
+    theirs_alone = Rows.prepare(rows, theirs) if own else None
+    temperature = TEMPERATURE if settings.temperature is None else settings.temperature
+    return Distilled(teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, theirs_alone)
+
+
+def tokens_of(preprocessor: Preprocessor) -> str | None:
+    """Returns what decides which tokens a text gets; None for images."""
+    return None if preprocessor.tokenizer is None else preprocessor.tokenizer.to_str()
+
+
+@contextmanager
+def attention_as_before(model: nn.Module) -> Iterator[None]:
+    """Puts back which function the attention of a model goes through, as losses that look into it have a function of their own."""
+    config: Any = model.config
+    before = config._attn_implementation
+    try:
+        yield
+    finally:
+        if config._attn_implementation != before:
+            model.set_attn_implementation(before)  # type: ignore[operator]
 
 
 class Distilled(nn.Module):

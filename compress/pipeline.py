@@ -38,6 +38,7 @@ from compress.stage import Context, Stage, input_named, is_model, teachers_named
 from compress.tasks import num_classes
 from compress.timing import Timer
 from compress.tokenizer import settled
+from distill.injected import Injected
 from distill.teacher import FITTING, about
 from export.export import Export
 from quantize.quantize import Quantize
@@ -151,6 +152,7 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
         progress=progress,
         max_drop=recipe.goals.max_drop,
         scratch=folder / "stages" / ".scratch",
+        losses=Injected(),
         team=team,
         fingerprint=environment.fingerprint(),
     )

@@ -191,6 +191,10 @@ def schema() -> dict[str, Any]:
         body = stage.model_json_schema(ref_template="#/$defs/{model}")
         definitions.update(body.pop("$defs", {}))
         entries.append({"type": "object", "properties": {stage.NAME: body}, "required": [stage.NAME], "additionalProperties": False})
+    losses = Distill.model_json_schema(ref_template="#/$defs/{model}")["properties"]["losses"]
+    for definition in definitions.values():  # what other stages learn from by these names, they do not know any closer
+        if "losses" in definition.get("properties", {}):
+            definition["properties"]["losses"]["items"] = losses["items"]
     document["properties"]["stages"] = {"type": "array", "items": {"anyOf": entries}}
     document["properties"]["extends"] = {"type": "string", "description": "A recipe to start from: maps are merged, stages replaced."}
     document["required"] = [key for key in document.get("required", []) if key == "name"]

@@ -20,7 +20,12 @@ from compress.artifact import Artifact, Kind
 from compress.parallel import ALONE, Strategy, Team
 
 if TYPE_CHECKING:  # types only: these modules stand above this one
+    from torch import nn
+
     from compress.data import Data
+    from compress.distilled import Taught
+    from compress.origin import Origin
+    from compress.preprocess import Preprocessor
 
 Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
 EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
@@ -137,6 +142,8 @@ class Context:
     """The goal of that name; a stage that decides by it has it in `depends`."""
     measure_latency: MeasureLatency | None = None
     """Times checkpoints; None outside of a run."""
+    losses: Losses | None = None
+    """Losses of distillation by name; None outside of a run."""
     team: Team = ALONE
     """The processes that run this stage."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
@@ -156,6 +163,47 @@ class Context:
     def baseline(self) -> Artifact:
         """The variant that every other one is compared with."""
         return next(iter(self.checkpoints.values()))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Where losses are asked for, by a stage that learns from a teacher."""
+
+    stage: str
+    """Id of the stage."""
+    key: str
+    """Key path of the settings."""
+    teacher_key: str
+    """That of the teacher."""
+
+
+class Losses(Protocol):
+    """The losses of the stage `distill` by name, for other stages that learn from a teacher; settings are `compress.distilled.Taught`."""
+
+    def check(self, settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
+        """Finds out before the first stage runs whether losses fit two models (Transformers configs) and the task.
+
+        Raises:
+            InputError: They do not, or a setting of a loss is not one.
+        """
+
+    def objective(
+        self,
+        settings: Taught,
+        asked: Asked,
+        student: nn.Module,
+        teacher: nn.Module,
+        source: Path,
+        prepared: Preprocessor,
+        theirs: Preprocessor,
+        origin: Origin | None,
+        context: Context,
+    ) -> nn.Module:
+        """Returns what the student is trained on; it holds the teacher, of which only the parts of `origin` are seen where it is given.
+
+        Raises:
+            InputError: A loss does not fit the models.
+        """
 
 
 class Stage(Config):

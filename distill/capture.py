@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from compress.blocks import between_blocks, repeated_blocks
 from compress.errors import InputError
+from compress.origin import Origin
 
 CAPTURING = "capturing_sdpa"
 
@@ -48,6 +49,10 @@ class Wanted:
     def __or__(self, other: Wanted) -> Wanted:
         return Wanted(self.logits or other.logits, self.hidden or other.hidden, self.blocks | other.blocks)
 
+    def at(self, origin: Origin) -> Wanted:
+        """Returns the same of the model that another one is a part of."""
+        return replace(self, blocks=frozenset(origin.layers[block] for block in self.blocks))
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -64,6 +69,12 @@ class Heads:
     allowed: Tensor
     """Bool, broadcasts to `[b, 1, L, L]`: which keys (last axis) each query may see."""
 
+    def only(self, heads: Sequence[int]) -> Heads:
+        """Returns some of the heads."""
+        chosen = torch.tensor(heads, device=self.query.device)
+        query, key, value = (each.index_select(1, chosen) for each in (self.query, self.key, self.value))
+        return replace(self, query=query, key=key, value=value)
+
 
 @dataclass(frozen=True)
 class Captured:
@@ -79,6 +90,23 @@ class Captured:
     """By block, counted from 0."""
     last: Tensor | None = None
     """The last hidden state, float `[b, L, D]`, after the final norm where Transformers gives it so; None where `hidden` is empty."""
+
+    def part(self, origin: Origin) -> Captured:
+        """Returns what was captured of the parts that another model is made of, in its numbering; the answers are the whole's."""
+        states = (0, *(layer + 1 for layer in origin.layers)) if self.hidden else ()
+        blocks = {number: self.blocks[layer] for number, layer in enumerate(origin.layers) if layer in self.blocks}
+        return replace(
+            self,
+            hidden=tuple(_channels(self.hidden[state], origin.hidden) for state in states),
+            blocks={number: seen if (heads := origin.heads[number]) is None else seen.only(heads) for number, seen in blocks.items()},
+            last=None if self.last is None else _channels(self.last, origin.hidden),
+        )
+
+
+def _channels(states_bLD: Tensor, chosen: Sequence[int]) -> Tensor:
+    if len(chosen) == states_bLD.shape[2]:
+        return states_bLD
+    return states_bLD.index_select(2, torch.tensor(chosen, device=states_bLD.device))
 
 
 def seen_by_both(student: Heads, teacher: Heads, mask_bL: Tensor) -> Tensor:

@@ -118,6 +118,16 @@ class Distill(ModelStage):
         return f"stages.{self.id or self.NAME}"
 
     @property
+    def teacher_key(self) -> str:
+        """That of its teacher."""
+        return f"{self.key}.teacher"
+
+    @property
+    def part(self) -> bool:
+        """Whether the student is made of parts of the teacher, of which then only those are seen (`distill.injected`)."""
+        return False
+
+    @property
     def teacher_head(self) -> Literal["keep", "new"]:
         """Whether the head of a teacher from outside is the one for the task, or may be missing."""
         return "keep" if self.corpus is None else "new"
@@ -224,7 +234,7 @@ class Distill(ModelStage):
         inside = [loss.name for loss in losses if not loss.ANSWERS_ONLY]
         count = len(teachers_named(self))
         if count > 1 and inside:
-            raise InputError(f"{self.key}.teacher: {count} given; {inside[0]} looks inside of one: give one teacher, or loss: soft_target")
+            raise InputError(f"{self.teacher_key}: {count} given; {inside[0]} looks inside of one: give one teacher, or loss: soft_target")
         if self.corpus is None:
             return
         answers = [loss.name for loss in self.losses if loss.COMPARES_ANSWERS]
@@ -245,11 +255,12 @@ class Distill(ModelStage):
 
     def settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
         """Returns what each loss is used in."""
-        shapes = Shape.of(student), Shape.of(teacher)
+        ours = Shape.of(student)
+        shapes = ours, ours if self.part else Shape.of(teacher)
         names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(
             self.resolved().losses
         )  # a corpus refuses any of `losses`
-        return [Setting(*shapes, context.task, f"{self.key}.{name}") for name in names]
+        return [Setting(*shapes, context.task, f"{self.key}.{name}", self.part) for name in names]
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the student as a checkpoint.
@@ -278,7 +289,7 @@ class Distill(ModelStage):
         folders = [steps.teacher_folder(number) for number in range(len(context.teachers))]
         if team.shards:  # what is divided goes to the device block by block, the student within `train`
             teachers = [freeze(load(folder)) for folder in folders]
-            teachers = [shard(teacher, repeated_blocks(teacher, f"{self.key}.teacher")[1]) for teacher in teachers]
+            teachers = [shard(teacher, repeated_blocks(teacher, self.teacher_key)[1]) for teacher in teachers]
         else:
             student.to(device)
             teachers = [freeze(load(folder, device)) for folder in folders]

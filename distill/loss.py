@@ -69,6 +69,19 @@ class Setting:
     task: Task
     key: str
     """Key path of the loss in the recipe, for messages."""
+    part: bool = False
+    """Whether the student is a part of the teacher, of which then only that part is seen: every head has its like."""
+
+    @property
+    def same_heads(self) -> bool:
+        """Whether the heads of a layer of the student can be compared with those of one of the teacher, one by one."""
+        return self.part or 0 < self.student.heads == self.teacher.heads
+
+    @property
+    def heads(self) -> str:
+        """How many heads both have, for messages."""
+        ours, theirs = (str(shape.heads or "unlike numbers of") for shape in (self.student, self.teacher))
+        return f"the student has {ours} heads, the teacher {theirs}"
 
 
 @dataclass(frozen=True)

@@ -43,11 +43,8 @@ class MiniLM(Loss):
             InputError: They have different numbers of heads.
         """
         student, teacher = setting.student, setting.teacher
-        if student.heads != teacher.heads or not student.heads:
-            raise InputError(
-                f"{setting.key}: minilm given; the student has {student.heads} heads, the teacher {teacher.heads}: give minilmv2, "
-                "which has heads of its own"
-            )
+        if not setting.same_heads:
+            raise InputError(f"{setting.key}: minilm given; {setting.heads}: give minilmv2, which has heads of its own")
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({teacher.layers - 1}))
 
     def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:

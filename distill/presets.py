@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from compress.distilled import LossName
 from distill.distilbert import Cosine
 from distill.hidden import Hidden
 from distill.logit_standardization import LogitStandardization
@@ -37,9 +38,7 @@ class Preset:
     temperature: float | Ramp = 2.0
 
 
-PresetName = Literal[
-    "soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational", "hard_target"
-]
+PresetName = Literal[LossName, "hard_target"]
 PRESETS: Mapping[PresetName, Preset] = {
     "soft_target": Preset((SoftTarget(),), 0.5),
     "distilbert": Preset((SoftTarget(weight=5.0), Cosine()), 2.0),

@@ -23,6 +23,7 @@ from compress.errors import InputError
 from compress.evaluate import predict
 from compress.finetune import EVALUATION_BATCH, answered, judged_by
 from compress.model import ModelConfig, import_model
+from compress.origin import Origin
 from compress.preprocess import Preprocessor
 from compress.splits import Split
 from compress.stage import Context, is_model, teachers_named
@@ -48,6 +49,8 @@ class Steps:
     source: Path
     """Checkpoint with the tokenizer or image processor of the student."""
     context: Context
+    origin: Origin | None = None
+    """Where the student's parts come from, if it is a part of the teacher."""
 
     def teacher_folder(self, number: int) -> Path:
         """Returns the checkpoint of one of the teachers; one from outside is imported as the recipe's own model is."""
@@ -58,7 +61,7 @@ class Steps:
         folder = context.scratch / f"teacher{number}"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        with about(f"{stage.key}.teacher"):
+        with about(stage.teacher_key):
             config = ModelConfig(path=str(teacher.path), task=context.task, head=stage.teacher_head)
             import_model(config, context.data.labels, context.seed, folder)
         return folder
@@ -151,15 +154,16 @@ class Steps:
         Raises:
             InputError: It gets other tokens than the student, and something needs the same.
         """
-        key, name = self.stage.key, teachers_named(self.stage)[number]
-        same_tokens, same_inputs = takes_the_same(prepared, theirs, split.rows)
-        if not same_tokens and prepared.task == "text-generation":
-            raise InputError(f"{key}.teacher: {name} has another vocabulary than the student; give one with the same tokens")
-        if not same_tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
+        key, name = self.stage.teacher_key, teachers_named(self.stage)[number]
+        alike = takes_the_same(prepared, theirs, split.rows)
+        if not alike.tokens and prepared.task == "text-generation":
+            raise InputError(f"{key}: {name} has another vocabulary than the student; give one with the same tokens")
+        if not alike.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
             raise InputError(
-                f"{key}.teacher: {name} splits the rows into other tokens than the student; losses that look inside of it do "
+                f"{key}: {name} splits the rows into other tokens than the student; losses that look inside of it do "
                 "not fit: give loss: soft_target"
             )
-        if not same_tokens and masking is not None:
-            raise InputError(f"{key}.augment: given, and {name} splits the rows into other tokens than the student; leave it out")
-        return Teacher(Capture(teacher, key), rows if same_inputs else Rows.prepare(split.rows, theirs), same_inputs, masking=masking)
+        if not alike.numbers and masking is not None:
+            raise InputError(f"{self.stage.key}.augment: given, and {name} has other tokens than the student; leave it out")
+        capture, own = Capture(teacher, key), rows if alike.inputs else Rows.prepare(split.rows, theirs)
+        return Teacher(capture, own, alike.inputs, masking=masking, origin=self.origin)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from compress.artifact import digest, writing
 from compress.errors import InputError
 from compress.model import device_of, forward
+from compress.origin import Origin
 from compress.parallel import ALONE, Team, without_gradients
 from compress.preprocess import GENERATION
 from compress.stage import Progress
@@ -56,6 +57,8 @@ class Teacher:
     """Its answers to all training rows, float32 `[n, C]`, where they are kept."""
     masking: Masking | None = None
     """Hides the tokens of copies; the features of a batch come with theirs hidden."""
+    origin: Origin | None = None
+    """Where the student's parts come from, if it is a part of this model: then only those are seen of it."""
 
     def __call__(self, batch: Batch, wanted: Wanted) -> Captured:
         """Returns what is wanted for a batch; no gradient flows into it."""
@@ -63,8 +66,11 @@ class Teacher:
             return NOTHING
         if self.logits is not None and wanted == Wanted(logits=True):
             return Captured(self.logits[torch.from_numpy(batch.indices)].to(batch.labels.device))
+        features = batch.features if self.shared else self._own(batch)
         with torch.no_grad():
-            return self.capture(batch.features if self.shared else self._own(batch), wanted)
+            if self.origin is None:
+                return self.capture(features, wanted)
+            return self.capture(features, wanted.at(self.origin)).part(self.origin)
 
     def _own(self, batch: Batch) -> dict[str, Tensor]:
         features = on_device(self.rows.batch(batch.indices), batch.labels.device)
@@ -121,29 +127,57 @@ def freeze(model: nn.Module) -> nn.Module:
     return model.eval().requires_grad_(False)
 
 
-def takes_the_same(student: Preprocessor, teacher: Preprocessor, rows: Sequence[Any]) -> tuple[bool, bool]:
-    """Returns whether two models get the same tokens (or pixels) for all rows, and whether they get the same inputs altogether.
+class Alike(NamedTuple):
+    """What two models get for the same rows."""
 
-    Texts are tokenized by both where the tokenizers differ; of images the first `PROBED_IMAGES` are looked at, as they are prepared by
-    a few numbers. Blocks of text-generation are ids already: they mean the same to both where the vocabularies are equal.
+    tokens: bool
+    """The same tokens, or pixels."""
+    numbers: bool
+    """Which have the same numbers in both."""
+    inputs: bool
+    """And every input is the same."""
+
+
+def takes_the_same(student: Preprocessor, teacher: Preprocessor, rows: Sequence[Any]) -> Alike:
+    """Returns what two models get alike for all rows.
+
+    Tokens are the same that are written alike: a model whose vocabulary was cut has other numbers for them. Texts are tokenized by both
+    where the tokenizers differ; of images the first `PROBED_IMAGES` are looked at, as they are prepared by a few numbers. Blocks of
+    text-generation are numbers already: they mean the same to both where the vocabularies are equal.
     """
     if student.task == GENERATION:
         assert student.tokenizer is not None
         assert teacher.tokenizer is not None
         same = student.tokenizer.get_vocab() == teacher.tokenizer.get_vocab()
-        return same, same
+        return Alike(same, same, same)
     if student.modality == "image":
         equal = _equal(student.encode(rows[:PROBED_IMAGES]), teacher.encode(rows[:PROBED_IMAGES]))
-        return equal.get("pixel_values", False), all(equal.values())
+        pixels = equal.get("pixel_values", False)
+        return Alike(pixels, pixels, all(equal.values()))
     if _tokenizer_of(student) == _tokenizer_of(teacher):
-        return True, set(student.input_names) == set(teacher.input_names)
-    whole = True
+        return Alike(True, True, set(student.input_names) == set(teacher.input_names))
+    renumbered, numbers, whole = _numbers_in(teacher, student), True, True
     for start in range(0, len(rows), CHUNK):
-        equal = _equal(*(side.encode(rows[start : start + CHUNK], 0) for side in (student, teacher)))
-        if not equal["input_ids"]:
-            return False, False
-        whole = whole and all(equal.values())
-    return True, whole
+        ours, theirs = (side.encode(rows[start : start + CHUNK], 0) for side in (student, teacher))
+        held = ours["attention_mask"].astype(bool)  # whatever stands for padding
+        if not np.array_equal(held, theirs["attention_mask"]):
+            return Alike(False, False, False)
+        if not np.array_equal(renumbered[ours["input_ids"][held]], theirs["input_ids"][held]):
+            return Alike(False, False, False)
+        equal = _equal(ours, theirs)
+        numbers, whole = numbers and equal["input_ids"], whole and all(equal.values())
+    return Alike(True, numbers, whole)
+
+
+def _numbers_in(other: Preprocessor, own: Preprocessor) -> NDArray[np.int64]:
+    """Returns for the number of every token that one tokenizer writes the number that another one has for it, -1 for none."""
+    assert own.tokenizer is not None
+    assert other.tokenizer is not None
+    theirs = other.tokenizer.get_vocab()
+    numbers = own.tokenizer.get_vocab()
+    found = np.full(max(numbers.values()) + 1, -1)
+    found[list(numbers.values())] = [theirs.get(token, -1) for token in numbers]
+    return found
 
 
 def _tokenizer_of(preprocessor: Preprocessor) -> tuple[Any, ...]:

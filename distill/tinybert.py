@@ -39,11 +39,8 @@ class TinyBert(Loss):
         Raises:
             InputError: The layers cannot be paired, or the numbers of heads differ.
         """
-        student, teacher = setting.student, setting.teacher
-        if student.heads != teacher.heads or not student.heads:
-            raise InputError(
-                f"{setting.key}: tinybert given; the student has {student.heads} heads, the teacher {teacher.heads}; as many are needed"
-            )
+        if not setting.same_heads:
+            raise InputError(f"{setting.key}: tinybert given; {setting.heads}; as many are needed")
         ours, theirs = zip(*self._pairs(setting), strict=True)
         return (
             Wanted(hidden=True, blocks=frozenset(layer - 1 for layer in ours)),

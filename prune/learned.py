@@ -17,12 +17,14 @@ from typing import Any, Literal
 
 from torch import nn
 
-from compress.stage import Context
+from compress.distilled import Taught
+from compress.origin import Origin
+from compress.stage import Asked, Context
 from compress.train import Objective, steps_in, training_device
 from prune.cost import Costs
 from prune.joint import Joint, Learn, mask_rate
 from prune.masks import fold, masked
-from prune.recovery import Origin, Recover, recover
+from prune.recovery import Recover, recover
 from prune.selection import Limits, Scores, Whole
 from prune.structured_movement import StructuredMovement
 
@@ -49,7 +51,7 @@ def learn(
     settings: Learn,
     objective: Recover,
     source: Path,
-    teacher: Path,
+    asked: Asked,
     context: Context,
     key: str,
     depends: Mapping[str, Any],
@@ -66,8 +68,8 @@ def learn(
         settings: How to train.
         objective: What the loss is made of.
         source: Checkpoint with the tokenizer or image processor.
-        teacher: Checkpoint of the teacher.
-        context: Data, seed, progress.
+        asked: Where the objective is asked for, for messages.
+        context: Data, seed, progress, and the teacher.
         key: Key path of the stage, for messages.
         depends: Whatever else the training depends on (JSON types).
 
@@ -78,7 +80,7 @@ def learn(
     steps = steps_in(settings.epochs, -(-len(context.data.train) // settings.batch_size))
     ratio = mask_rate(settings, steps) / settings.learning_rate
     how = Recover(
-        **objective.model_dump(include={"distill", "temperature", "soft_weight", "hidden_weight", "weight_decay", "warmup"}),
+        **objective.model_dump(include={*Taught.model_fields, "hidden_weight", "weight_decay", "warmup"}),
         **settings.model_dump(include={"epochs", "learning_rate", "batch_size", "micro_batch_size"}),
         schedule="constant",
         keep="last",
@@ -92,10 +94,10 @@ def learn(
         stack.enter_context(masked(model, structure, made[-1].gates()))
         return made[-1].to(training_device())
 
-    origin = Origin(range(structure.depth), range(structure.sizes.hidden))
+    origin = Origin.whole(structure.depth, structure.sizes.hidden)
     label = f"{key.rpartition('.')[2]}: learning masks"
     with ExitStack() as stack:
-        history = recover(model, how, how.epochs, origin, source, teacher, context, context.scratch / "masks", label, depends, around)
+        history = recover(model, how, how.epochs, origin, source, asked, context, context.scratch / "masks", label, depends, around)
     learned = made[-1].cpu().eval()
     figures: dict[str, Any] = {"losses": history.losses, "selection": history.selection, "steps": history.steps}
     if isinstance(learned, Joint):

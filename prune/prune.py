@@ -23,7 +23,8 @@ from pydantic import Field, model_validator
 from compress.artifact import Artifact, writing
 from compress.blocks import with_layers
 from compress.errors import InputError
-from compress.stage import Context, ModelStage, TimedPrecision, is_model
+from compress.origin import Origin
+from compress.stage import Asked, Context, ModelStage, TimedPrecision, is_model
 from compress.structure import Sizes, Structure
 from compress.tasks import TASKS
 from prune.allocation import uniform
@@ -31,7 +32,7 @@ from prune.cost import Cost, Costs, Measure, count_of
 from prune.cubic import cubic
 from prune.joint import Learn
 from prune.learned import LEARNED, Learned
-from prune.recovery import Origin, Recover, check_hidden
+from prune.recovery import Recover, check_recovery
 from prune.scores import Method
 from prune.selection import COMPONENTS, Granularity, Limits, Scores, Whole, lowest_share, protected_parts, select
 from prune.sensitivity import SCAN_ROWS, SHARES
@@ -142,6 +143,11 @@ class Prune(ModelStage):
         return f"stages.{self.id or self.NAME}"
 
     @property
+    def taught(self) -> Asked:
+        """Where it says what the pruned model learns."""
+        return Asked(self.id or self.NAME, f"{self.key}.recover", f"{self.key}.teacher")
+
+    @property
     def asked(self) -> str:
         """The field that says how much is to go."""
         return "speedup" if self.speedup else "latency_ms" if self.latency_ms else "sparsity"
@@ -179,11 +185,12 @@ class Prune(ModelStage):
         key, answer = self.key, TASKS[context.task].answer
         if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
             raise InputError(f"{key}.granularity: vocabulary given; {context.task} has no texts to split into fewer tokens: leave it out")
-        if self.recover is not None:
-            check_hidden(self.recover, config, teacher, f"{key}.recover")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
+        if self.recover is not None:
+            after = self.config_after(config) if self.recover.named else config
+            check_recovery(self.recover, self.taught, config, after, teacher, context)
 
     def config_after(self, config: Any) -> Any:
         """The config of the pruned model, as far as it is known before. The vocabulary is kept.
@@ -257,7 +264,7 @@ class Prune(ModelStage):
         structure = Structure.of(model, self.key)
         ruler = self._ruler(model, structure, source, context)
         first = self.cost(model, structure, ruler)
-        whole, origin = Whole.of(first), Origin(range(structure.depth), range(structure.sizes.hidden))
+        whole, origin = Whole.of(first), Origin.whole(structure.depth, structure.sizes.hidden)
         routed = self._loads(model, structure, source, context)
         sparsity = self.sparsity
         if ruler is not None:

@@ -1,42 +1,40 @@
-"""Recovery: the pruned model is trained again, on the labels and on the answers of a teacher.
+"""Recovery: the pruned model is trained again, on the labels and against a teacher.
 
     loss_b = that of `compress.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
 
 l(m) is the layer of the teacher that the layer m came from, k(c) the channel that c came from: a pruned model is a part of the model that
 came in, so no projection has to be learned (Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1, has one). The states are those
-between blocks, before any norm behind the last one: what is last in a pruned model may have had other blocks behind it in the teacher. The
-teacher gets the rows in its own tokens where the vocabulary was cut. Left out: teachers from outside of the run; the stage `distill` has
-those.
+between blocks, before any norm behind the last one: what is last in a pruned model may have had other blocks behind it in the teacher. Of
+the losses of the stage `distill`, too, every layer, channel and head learns from the one that it was. The teacher gets the rows in its own
+tokens where the vocabulary was cut. Left out: teachers from outside of the run; the stage `distill` has those.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.blocks import between_blocks, repeated_blocks
-from compress.distilled import Distilled
+from compress.distilled import Distilled, Taught, attention_as_before, check_taught, taught
 from compress.errors import InputError
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
-from compress.stage import Config, Context
+from compress.model_config import read_config
+from compress.origin import Origin, same_shape
+from compress.stage import Asked, Context
 from compress.tasks import TASKS
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
-from compress.training_rows import Rows
-
-if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
 
 
-class Recover(Config):
+class Recover(Taught):
     """How the pruned model is trained."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
@@ -53,30 +51,19 @@ class Recover(Config):
     """How the learning rate falls to 0 after the warm-up; constant: not at all."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Decoupled weight decay of matrices; biases and norms have none."""
-    distill: bool = True
-    """Learn from the answers of the teacher too."""
-    temperature: Annotated[float, Field(gt=0, le=100)] = 2.0
-    """Softens these answers; unused for regression."""
-    soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of these answers in the loss; the labels have the rest."""
     hidden_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the hidden states of the teacher, which has to have the layers and channels of the incoming model; 0: not looked at."""
+    """Without `loss` and `losses`: weight of the hidden states of the teacher, which has to have the layers and channels of the incoming
+    model; 0: not looked at."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two looks at the selection split; absent: once an epoch."""
     keep: Literal["best", "last"] = "best"
     """Weights that are kept: the best on the selection split, or the last."""
 
-
-@dataclass(frozen=True)
-class Origin:
-    """Where the layers and channels of a pruned model come from: places in the model that came in."""
-
-    layers: Sequence[int]
-    hidden: Sequence[int]
-
-    def after(self, layers: Sequence[int], hidden: Sequence[int]) -> Origin:
-        """Returns the origin of what is kept of a model of this one."""
-        return Origin([self.layers[layer] for layer in layers], [self.hidden[channel] for channel in hidden])
+    @model_validator(mode="after")
+    def _hidden_by_name(self) -> Self:
+        if self.hidden_weight and self.named:
+            raise ValueError(f"hidden_weight: {self.hidden_weight:g} given beside loss or losses; give losses: [{{name: hidden}}]")
+        return self
 
 
 class Recovery(nn.Module):
@@ -154,7 +141,7 @@ def recover(
     epochs: float,
     origin: Origin,
     source: Path,
-    teacher: Path,
+    asked: Asked,
     context: Context,
     scratch: Path,
     label: str,
@@ -167,10 +154,10 @@ def recover(
         model: The pruned model.
         settings: How to train.
         epochs: Passes over the train split.
-        origin: Where its layers and channels come from.
+        origin: Where its layers, channels and heads come from in the model that came in.
         source: Checkpoint with its tokenizer or image processor.
-        teacher: Checkpoint of the teacher.
-        context: Data, seed, progress.
+        asked: Where the settings are, for messages.
+        context: Data, seed, progress, and the teacher.
         scratch: Folder for checkpoints inside the stage.
         label: Name of the bar and of messages.
         depends: Whatever else the training depends on (JSON types).
@@ -182,32 +169,59 @@ def recover(
     from compress.data import preprocessor
     from compress.model import load
 
-    device = training_device()
+    assert context.teacher is not None, "the pipeline hands over the teacher"
+    device, folder = training_device(), context.teacher.path
     model.to(device)
-    prepared, theirs = (preprocessor(folder, context.task, context.max_length, context.target) for folder in (source, teacher))
+    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (source, folder))
     judged, objective = context, supervised(context.task)
     outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
-    if settings.distill or outside:
-        taught_by = load(teacher, device).requires_grad_(False)
-        judged = judged_by(context, taught_by, theirs) if outside else context
-        objective = _taught(taught_by, settings, origin, theirs, context, source, teacher).to(device) if settings.distill else objective
-    history = train(
-        model,
-        around(objective),
-        context.data.train.rows,
-        context.data.train.labels,
-        prepared,
-        TrainConfig.of(settings, epochs=epochs),
-        context.seed,
-        scratch,
-        context.progress,
-        selection_metric(judged, prepared),
-        label,
-        depends=depends,
-        higher_is_better=TASKS[context.task].higher_is_better,
-    )
+    with attention_as_before(model):
+        if settings.distill or outside:
+            teacher = load(folder, device).requires_grad_(False)
+            judged = judged_by(context, teacher, theirs) if outside else context
+            if settings.distill:
+                part = origin if same_shape(read_config(source, "model.path"), teacher.config) else None
+                own = replace(context, scratch=scratch)
+                objective = taught(settings, asked, model, teacher, source, prepared, theirs, part, own)
+                if settings.hidden_weight:
+                    assert isinstance(objective, Distilled)
+                    objective = Recovery(objective, origin, settings.hidden_weight)
+                objective.to(device)
+        history = train(
+            model,
+            around(objective),
+            context.data.train.rows,
+            context.data.train.labels,
+            prepared,
+            TrainConfig.of(settings, epochs=epochs),
+            context.seed,
+            scratch,
+            context.progress,
+            selection_metric(judged, prepared),
+            label,
+            depends=depends,
+            higher_is_better=TASKS[context.task].higher_is_better,
+        )
     model.cpu()
     return history
+
+
+def check_recovery(settings: Recover, asked: Asked, config: Any, after: Any, teacher: Any, context: Context) -> None:
+    """Finds out whether a pruned model can learn like that.
+
+    Args:
+        settings: How it is trained.
+        asked: Where that is asked for.
+        config: Transformers config of the model that came in.
+        after: That of what is left of it.
+        teacher: That of the teacher.
+        context: Data and task.
+
+    Raises:
+        InputError: The teacher has not what is to be learned.
+    """
+    check_hidden(settings, config, teacher, asked.key)
+    check_taught(settings, asked, after, teacher, same_shape(config, teacher), context)
 
 
 def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None:
@@ -224,20 +238,3 @@ def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None
             f"{key}.hidden_weight: {settings.hidden_weight:g} given; that takes distill: true and a teacher with the {shapes[0][0]} layers "
             f"and {shapes[0][1]} channels of the incoming model (this one has {shapes[1][0]} and {shapes[1][1]}): give teacher: input"
         )
-
-
-def _taught(
-    teacher: nn.Module, settings: Recover, origin: Origin, theirs: Preprocessor, context: Context, source: Path, folder: Path
-) -> nn.Module:
-    """Returns the objective of learning from the teacher."""
-    train_rows = context.data.train.rows
-    own_tokens = _tokenizer_of(source) != _tokenizer_of(folder)
-    num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
-    rows = Rows.prepare(train_rows, theirs) if own_tokens else None
-    answers = Distilled(teacher, context.task, len(train_rows), num_logits, settings.temperature, settings.soft_weight, rows)
-    return Recovery(answers, origin, settings.hidden_weight) if settings.hidden_weight else answers
-
-
-def _tokenizer_of(folder: Path) -> bytes | None:
-    file = folder / "tokenizer.json"
-    return file.read_bytes() if file.is_file() else None

@@ -30,7 +30,8 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from compress.artifact import Artifact, write_json, writing
 from compress.blocks import repeated_blocks
 from compress.errors import InputError, nearest
-from compress.stage import Config, Context, ModelStage, is_model
+from compress.origin import Origin
+from compress.stage import Asked, Config, Context, ModelStage, is_model
 from compress.structure import Structure
 from compress.train import History, Objective
 from compress.zeros import block_linears, keep_zeros
@@ -41,7 +42,7 @@ from prune.lasso import QUANTILES, Groups, Lasso, balanced_mask, balanced_share,
 from prune.movement import Movement, extract, insert
 from prune.one_shot import zero_gone, zero_weights
 from prune.patterns import NM, Blocks, Pattern, Unstructured, block_sizes, block_sums, reachable
-from prune.recovery import Origin, Recover, check_hidden, recover
+from prune.recovery import Recover, check_recovery, recover
 from prune.sparsegpt import reachable_by_strips
 
 if TYPE_CHECKING:
@@ -208,9 +209,9 @@ class Sparsify(ModelStage):
         from compress.architecture import on_meta
 
         self._check_share(self.layers_of(on_meta(config)))
-        for name, settings in ((LEARNING, self.learning if self.learns else None), ("recover", self.recover)):
+        for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):
             if settings is not None:
-                check_hidden(settings, config, teacher, f"{self.key}.{name}")
+                check_recovery(settings, self._asked(name), config, config, teacher, context)
 
     def _check_share(self, layers: Mapping[str, nn.Linear]) -> None:
         """Finds out whether whole blocks come near to the share of zeros.
@@ -395,6 +396,11 @@ class Sparsify(ModelStage):
         groups = {"quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _figures(history), "groups": groups}
 
+    def _asked(self, phase: str) -> Asked:
+        """Returns where the settings of a training are."""
+        name = "learning" if phase == LEARNING else "recover"
+        return Asked(self.id or self.NAME, f"{self.key}.{name}", f"{self.key}.teacher")
+
     def _train(
         self,
         model: nn.Module,
@@ -411,9 +417,9 @@ class Sparsify(ModelStage):
             model,
             settings,
             settings.epochs,
-            Origin(range(config.num_hidden_layers), range(config.hidden_size)),
+            Origin.of_config(config),
             source,
-            context.teacher.path,
+            self._asked(folder),
             context,
             context.scratch / folder,
             self.id or self.NAME,

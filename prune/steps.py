@@ -22,6 +22,7 @@ from torch import nn
 from compress.artifact import write_json, writing
 from compress.finetune import supervised
 from compress.model import load, save
+from compress.origin import Origin
 from compress.stage import Context
 from compress.structure import Structure
 from compress.train import training_device
@@ -32,7 +33,7 @@ from prune.cost import Component, Costs
 from prune.learned import Learned, learn
 from prune.least_squares import update
 from prune.proof import prove
-from prune.recovery import Origin, Recover, part_of, recover
+from prune.recovery import Recover, part_of, recover
 from prune.scores import RELATIVE, scores_of
 from prune.selection import Allocate, Limits, Scores, Whole, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
@@ -77,9 +78,8 @@ class Steps:
         if (folder / FIGURES).is_file():
             found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             context.progress.log(f"  {self.name}: iteration {number} is finished already")
-            return load(folder), Origin(found["layers"], found["hidden"]), found["figures"]
-        small, kept, figures = self.cut(model, self.whole.after(origin.layers), share, last)
-        origin = origin.after(kept.layers, kept.hidden)
+            return load(folder), Origin(*map(_tuples, found["origin"])), found["figures"]
+        small, origin, figures = self.cut(model, origin, share, last)
         if stage.recover is not None:
             assert context.teacher is not None, "the pipeline hands over the teacher"
             own, epochs = part_of(context, stage.recover.epochs, number, len(stage.shares), stage.recover.batch_size)
@@ -89,7 +89,7 @@ class Steps:
                 epochs,
                 origin,
                 self.source,
-                context.teacher.path,
+                stage.taught,
                 own,
                 context.scratch / f"training-{number}",
                 self.name,
@@ -99,19 +99,19 @@ class Steps:
         if not last:
             with writing(folder) as temporary:
                 save(small, self.source, temporary, f"Iteration {number}")
-                write_json(temporary / FIGURES, {"figures": figures, "layers": list(origin.layers), "hidden": list(origin.hidden)})
+                write_json(temporary / FIGURES, {"figures": figures, "origin": [origin.layers, origin.hidden, origin.heads]})
         return small, origin, figures
 
-    def cut(self, model: nn.Module, whole: Whole, share: float, last: bool) -> tuple[nn.Module, Kept, dict[str, Any]]:
-        """Takes away what is least important until the share is left; returns the small model, what it keeps, and the figures.
+    def cut(self, model: nn.Module, origin: Origin, share: float, last: bool) -> tuple[nn.Module, Origin, dict[str, Any]]:
+        """Takes away what is least important until the share is left; returns the small model, its origin, and the figures.
 
         Args:
             model: As the iteration before left it.
-            whole: The model that came in, as far as its layers are left.
+            origin: Where its parts come from.
             share: What is left of the cost.
             last: Whether no iteration follows, so that the result is what is timed.
         """
-        stage, key = self.stage, self.stage.key
+        stage, key, whole = self.stage, self.stage.key, self.whole.after(origin.layers)
         model.to(training_device())
         structure = Structure.of(model, key)
         cost, limits = stage.cost(model, structure, self.ruler), stage.limits(structure)
@@ -137,7 +137,8 @@ class Steps:
         prove(model, structure, kept, next(iter(batches(""))), key)
         if stage.least_squares:
             update(model, structure, kept, batches(f"{self.name}: least squares"))
-        return shrink(model, structure, kept, key), kept, figures
+        left = origin.after(kept.layers, kept.hidden, kept.query_heads(structure.sizes))
+        return shrink(model, structure, kept, key), left, figures
 
     def allocation(self, model: nn.Module, structure: Structure, scores: Scores, figures: dict[str, Any]) -> Allocate:
         """Returns how a budget is divided; each part is scanned once, whatever the number of budgets, which goes into the figures."""
@@ -177,7 +178,7 @@ class Steps:
             stage.learn,
             stage.recover or Recover(),
             self.source,
-            teacher.path,
+            stage.taught,
             self.context,
             stage.key,
             {"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": share},
@@ -199,3 +200,8 @@ class Steps:
         told = figures.setdefault("sensitivity", {"measure": trial.measure, "rows": len(trial.rows), "layers": []})
         told["layers"] += [entry.as_row() for entry in found]
         return {(entry.part.block, entry.part.what): entry for entry in found}
+
+
+def _tuples(value: Any) -> Any:
+    """Returns lists within lists, as JSON gives them, as tuples."""
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

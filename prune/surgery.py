@@ -50,6 +50,13 @@ class Kept:
         heads, ffn, experts = (tuple(map(range, counts)) for counts in (sizes.key_value_heads, sizes.ffn, sizes.experts))
         return cls(range(len(sizes.heads)), heads, ffn, experts, range(sizes.hidden), range(sizes.vocabulary))
 
+    def query_heads(self, before: Sizes) -> list[list[int]]:
+        """Returns the query heads of the layers that are kept, from the sizes of the large model."""
+        groups = [before.heads[layer] // before.key_value_heads[layer] for layer in self.layers]
+        return [
+            [head * group + n for head in self.heads[layer] for n in range(group)] for layer, group in zip(self.layers, groups, strict=True)
+        ]
+
     def sizes(self, before: Sizes) -> Sizes:
         """Returns the sizes of the small model, from those of the large one."""
         groups = [heads // shared for heads, shared in zip(before.heads, before.key_value_heads, strict=True)]

@@ -23,9 +23,9 @@ faster scales learn than weights. Layers that read one tensor share one s_x, as 
 
     loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
 
-(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block). Left out:
-the L2 penalty of PACT on alpha, as it starts calibrated and moves little; PACT for weights, whose scales then stay; gradients of the
-rounding other than straight-through.
+(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block), or what
+`loss` and `losses` name (`compress.distilled`). Left out: the L2 penalty of PACT on alpha, as it starts calibrated and moves little; PACT
+for weights, whose scales then stay; gradients of the rounding other than straight-through.
 
 Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 """
@@ -42,11 +42,12 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.distilled import Distilled
+from compress.distilled import Taught, attention_as_before, taught
 from compress.evaluate import predict
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
-from compress.stage import Config, Context
+from compress.origin import Origin, same_shape
+from compress.stage import Asked, Context
 from compress.tasks import TASKS
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 from compress.trial import distance
@@ -58,7 +59,7 @@ Learned = Literal["lsq", "pact", "fixed"]
 Select = Callable[[nn.Module], float] | None
 
 
-class Qat(Config):
+class Qat(Taught):
     """How a quantized model is trained."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
@@ -79,19 +80,16 @@ class Qat(Config):
     """Decoupled weight decay of matrices; biases, norms and scales have none."""
     scales: Learned = "lsq"
     """lsq: learn all scales by the error of rounding and clipping; pact: those of inputs, by clipping alone; fixed: learn none."""
-    distill: bool = True
-    """Learn from the answers of the model before quantization too."""
-    temperature: Annotated[float, Field(gt=0, le=100)] = 2.0
-    """Softens these answers; unused for regression."""
     soft_weight: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of these answers in the loss; the labels have the rest. 1: what is learned is to answer as before, and nothing else."""
+    """Share of the teacher's answers in the loss; the labels have the rest. 1: what is learned is to answer as before, and nothing else.
+    Unused with `loss` or `losses`."""
     dropout: bool = False
     """Whether dropout is on: its noise is far larger than that of rounding, which is what is to be learned."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two looks at the selection split; absent: once an epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights and scales that are kept: the best on the selection split, or the last. Best is nearest to the model before quantization
-    where that teaches, else by the metric; those before the training are among them."""
+    """Weights and scales that are kept: the best on the selection split, or the last. Best is nearest to the answers of the teacher where
+    there is one, else by the metric; those before the training are among them."""
 
 
 class Int8Function(torch.autograd.Function):
@@ -290,8 +288,19 @@ def extract(model: nn.Module) -> dict[str, LayerScales]:
     return scales
 
 
+def asked_by(stage: str) -> Asked:
+    """Returns where the settings of the training are, for the id of the stage."""
+    return Asked(stage, f"stages.{stage}.qat", f"stages.{stage}.teacher")
+
+
 def learn(
-    model: nn.Module, scales: Mapping[str, LayerScales], settings: Qat, context: Context, checkpoint: Path, label: str
+    model: nn.Module,
+    scales: Mapping[str, LayerScales],
+    settings: Qat,
+    context: Context,
+    checkpoint: Path,
+    label: str,
+    teacher: Path | None = None,
 ) -> tuple[dict[str, LayerScales], History]:
     """Trains a float model in int8, in place; leaves it on the CPU in evaluation mode, with weights on the grids of the returned scales.
 
@@ -302,6 +311,7 @@ def learn(
         context: Data, seed, progress, folder for checkpoints inside the stage.
         checkpoint: Folder of the model, for its tokenizer or image processor.
         label: Name of the bar and of messages.
+        teacher: Checkpoint of the teacher; None for the model itself as it comes in.
 
     Returns:
         The learned scales by module path, and the history of the training.
@@ -310,41 +320,49 @@ def learn(
         InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
     """
     from compress.data import preprocessor
+    from compress.model import load
 
     model.to(training_device())
-    objective = _objective(model, settings, context)
-    objective = objective if settings.dropout else WithoutDropout(objective)
-    prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
-    select, higher_is_better = _selection(model, settings, context, prepared)
-    insert(model, scales, settings.scales, settings.scale_learning_rate)
-    history = train(
-        model,
-        objective,
-        context.data.train.rows,
-        context.data.train.labels,
-        prepared,
-        TrainConfig.of(settings, look_first=True),
-        context.seed,
-        context.scratch,
-        context.progress,
-        select,
-        label,
-        depends=settings.model_dump(mode="json"),
-        higher_is_better=higher_is_better,
-    )
+    folder = checkpoint if teacher is None else teacher
+    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (checkpoint, folder))
+    taught_by = (copy.deepcopy(model) if teacher is None else load(teacher, training_device())) if settings.distill else None
+    select, higher_is_better = _selection(taught_by, context, prepared, theirs)
+    with attention_as_before(model):
+        objective = supervised(context.task)
+        if taught_by is not None:
+            part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
+            objective = taught(settings, asked_by(label), model, taught_by, checkpoint, prepared, theirs, part, context).to(
+                training_device()
+            )
+        insert(model, scales, settings.scales, settings.scale_learning_rate)
+        history = train(
+            model,
+            objective if settings.dropout else WithoutDropout(objective),
+            context.data.train.rows,
+            context.data.train.labels,
+            prepared,
+            TrainConfig.of(settings, look_first=True),
+            context.seed,
+            context.scratch,
+            context.progress,
+            select,
+            label,
+            depends=settings.model_dump(mode="json"),
+            higher_is_better=higher_is_better,
+        )
     return extract(model.cpu()), history
 
 
-def _selection(model: nn.Module, settings: Qat, context: Context, prepared: Preprocessor) -> tuple[Select, bool]:
+def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocessor, theirs: Preprocessor) -> tuple[Select, bool]:
     """Returns what weights are chosen by on selection rows, and whether more of it is better.
 
-    A model that learns from what it was in float is judged by its distance from that (`compress.trial`), which tells apart on some hundred
-    rows what their labels cannot; one that learns from labels alone, and one that generates, by the primary metric.
+    A model that learns from a teacher is judged by its distance from the answers of that (`compress.trial`), which tells apart on some
+    hundred rows what their labels cannot; one that learns from labels alone, and one that generates, by the primary metric.
     """
     rows = context.data.selection.rows
-    if not settings.distill or TASKS[context.task].answer == "tokens" or not rows:
+    if teacher is None or TASKS[context.task].answer == "tokens" or not rows:
         return selection_metric(context, prepared), TASKS[context.task].higher_is_better
-    before = predict(model, prepared, rows, EVALUATION_BATCH)
+    before = predict(teacher, theirs, rows, EVALUATION_BATCH)
     return lambda now: distance(context.task, before, predict(now, prepared, rows, EVALUATION_BATCH)), False
 
 
@@ -364,11 +382,3 @@ class WithoutDropout(nn.Module):
         for module in model.modules():
             module.training = isinstance(module, QatLinear)
         return self.objective(model, batch)
-
-
-def _objective(model: nn.Module, settings: Qat, context: Context) -> Objective:
-    if not settings.distill:
-        return supervised(context.task)
-    num_rows, num_logits = len(context.data.train), 1 if context.task == "text-regression" else len(context.data.labels)
-    teacher = copy.deepcopy(model)
-    return Distilled(teacher, context.task, num_rows, num_logits, settings.temperature, settings.soft_weight).to(training_device())

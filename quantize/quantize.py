@@ -17,10 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.artifact import Artifact
+from compress.distilled import check_taught
 from compress.int8 import LayerScales, weight_bits
 from compress.int8_sites import save_sites
+from compress.origin import same_shape
 from compress.quantization import Scheme
-from compress.stage import Config, Context, ModelStage
+from compress.stage import Config, Context, ModelStage, is_model
 from quantize.budget import Budget
 from quantize.calibration import METHODS, Histogram, Method, collect
 from quantize.escalation import Quantized, budget_of, escalate
@@ -35,7 +37,7 @@ from quantize.ptq import (
     range_warnings,
     write_checkpoint,
 )
-from quantize.qat import Qat, learn
+from quantize.qat import Qat, asked_by, learn
 from quantize.rounding import Method as Rounding
 from quantize.schemes import (
     CALIBRATORS,
@@ -102,6 +104,8 @@ class Quantize(ModelStage):
     qat and qat with distillation, and stop at the first that loses no more than `goals.max_drop` on selection rows."""
     qat: Qat = Qat()
     """How a quantized model is trained."""
+    teacher: Annotated[str, Field(min_length=1)] = "input"
+    """Who teaches it then: input (the model before quantization), baseline, or the id of an earlier stage."""
     scheme: Scheme = "w8a8"
     """w8a8: int8 weights per output channel, int8 activations per tensor, static; w8a8-dynamic: activations per token, at run time;
     w4a16: int4 weights in groups of inputs, float activations; fp8: E4M3 weights per output channel, E4M3 activations, static."""
@@ -144,6 +148,10 @@ class Quantize(ModelStage):
     def _consistent(self) -> Quantize:
         if self.mode != "ptq" and self.scheme != "w8a8":
             raise ValueError(f"mode: {self.mode} trains in w8a8 alone; scheme {self.scheme} takes ptq")
+        if is_model(self.teacher):
+            raise ValueError(f"teacher: {self.teacher!r} given; input, baseline or the id of an earlier stage is allowed")
+        if self.mode == "ptq" and self.teacher != "input":
+            raise ValueError(f"teacher: {self.teacher} given, and mode: ptq trains nothing; give mode: qat or auto, or leave it out")
         if self.mode == "qat" and self.rounding != "nearest":
             raise ValueError(f"rounding: {self.rounding} is for mode ptq; qat learns the weights themselves")
         if self.rounding != "nearest" and self.scheme not in INTEGER:
@@ -198,9 +206,12 @@ class Quantize(ModelStage):
         return self.calibration.method or ("minmax" if smoothed else DEFAULT_CALIBRATOR[self.scheme])
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Finds out whether a model that is to be streamed can be."""
+        """Finds out whether a model that is to be streamed can be, and whether losses that train it fit."""
         if self.stream is True:
             check_streamed(self, config, context)
+        if self.mode != "ptq" and teacher is not None:
+            name = self.id or self.NAME
+            check_taught(self.qat, asked_by(name), config, teacher, same_shape(config, teacher), context)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the quantized checkpoint.
@@ -269,7 +280,8 @@ class Quantize(ModelStage):
         context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(rows)} rows")
         trained: dict[str, Any] = {}
         if self.mode == "qat":
-            learned, history = learn(model, cast("Mapping[str, LayerScales]", scales), self.qat, context, parent.path, name)
+            teacher = context.teacher.path if context.teacher and self.teacher != "input" else None
+            learned, history = learn(model, cast("Mapping[str, LayerScales]", scales), self.qat, context, parent.path, name, teacher)
             scales = dict(learned)
             looks = {"selection": history.selection, "best_step": history.best_step}
             trained = {"qat": {"losses": history.losses, **looks, "steps": history.steps}}

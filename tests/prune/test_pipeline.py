@@ -27,7 +27,7 @@ PRUNE: dict[str, Any] = {
     "allocation": "global",
     "rows": 64,
     "max_unknown": 1,
-    "recover": {"epochs": 0.5},
+    "recover": {"epochs": 0.5, "loss": "minilm"},
 }
 
 
@@ -40,7 +40,7 @@ def recipe(folder: Path, stages: list[dict[str, Any]]) -> Recipe:
 STAGES: list[dict[str, Any]] = [
     {"prune": PRUNE},
     {"distill": {"epochs": 0.5, "student": {"layers": 1}}},
-    {"quantize": {"calibration": {"rows": 64}}},
+    {"quantize": {"calibration": {"rows": 64}, "mode": "qat", "qat": {"epochs": 0.2, "loss": "distilbert"}, "teacher": "baseline"}},
     {"export": {}},
     {"triton_repo": {"serve": False}},
 ]
@@ -91,7 +91,7 @@ def test_a_pruned_model_is_where_a_recipe_starts(finished: Outcome, tmp_path: Pa
     folder = open_run(finished.folder).artifacts["prune"].path
     stages = [
         {"distill": {"epochs": 0.25, "student": {"layers": 1}, "teacher": "baseline"}},
-        {"prune": {**PRUNE, "schedule": "cubic", "iterations": 2}},
+        {"prune": {**PRUNE, "schedule": "cubic", "iterations": 2, "recover": {"epochs": 0.5, "loss": "minilmv2"}}},
     ]
     again = check({**recipe(tmp_path, stages).model_dump(mode="json", exclude={"stages"}), "stages": stages})
     again = again.model_copy(update={"model": again.model.model_copy(update={"path": str(folder)})})

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from compress.blocks import between_blocks, repeated_blocks
 from compress.distilled import Distilled
 from compress.errors import InputError
+from compress.origin import Origin
 from compress.splits import Split
 from compress.stage import Context
 from compress.structure import Structure
 from compress.train import Batch
-from prune.recovery import Origin, Recover, Recovery, check_hidden, hidden_loss, part_of
+from prune.recovery import Recover, Recovery, check_hidden, hidden_loss, part_of
 from prune.surgery import Kept, shrink
 
 KEY = "stages.prune"
@@ -46,8 +47,10 @@ def test_hidden_states_are_compared_on_the_channels_that_are_left(layers: int, t
 
 
 def test_an_origin_is_followed_through_iterations() -> None:
-    first = Origin(range(6), range(8)).after([0, 2, 3, 5], [1, 2, 4, 7])
-    assert first.after([1, 3], [0, 3]) == Origin([2, 5], [1, 7])
+    first = Origin.whole(6, 8).after([0, 2, 3, 5], [1, 2, 4, 7], [None, (0, 3), (1, 2), None])
+    assert first == Origin((0, 2, 3, 5), (1, 2, 4, 7), (None, (0, 3), (1, 2), None))
+    assert first.after([1, 3], [0, 3], [(1,), (2, 4)]) == Origin((2, 5), (1, 7), ((3,), (2, 4)))
+    assert first.after([2], [0], [None]) == Origin((3,), (1,), ((1, 2),))
 
 
 def test_a_model_that_lost_nothing_has_nothing_to_learn(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
@@ -56,12 +59,12 @@ def test_a_model_that_lost_nothing_has_nothing_to_learn(make_model: Callable[...
     kept = replace(Kept.everything(structure.sizes), hidden=range(0, 16, 2))
     batch = Batch(features, torch.tensor([0, 1, 0]), np.arange(3), 0, 1)
     answers = Distilled(make_model("bert"), "text-classification", 3, 2, 2.0, 1.0)
-    same = Recovery(answers, Origin(range(3), range(16)), 2.0)(model, batch)
+    same = Recovery(answers, Origin.whole(3, 16), 2.0)(model, batch)
     assert float(same["hidden"].detach().abs().max()) < 1e-10
     assert float(same["teacher"].detach().abs().max()) < 1e-6
     narrow = shrink(model, structure, kept, KEY)
-    lost = Recovery(answers, Origin(range(3), kept.hidden), 2.0)(narrow, batch)
-    halved = Recovery(answers, Origin(range(3), kept.hidden), 1.0)(narrow, batch)
+    lost = Recovery(answers, Origin.whole(3, 16).after(range(3), kept.hidden, [None] * 3), 2.0)(narrow, batch)
+    halved = Recovery(answers, Origin.whole(3, 16).after(range(3), kept.hidden, [None] * 3), 1.0)(narrow, batch)
     assert float(lost["hidden"].detach().min()) > 0
     torch.testing.assert_close(lost["hidden"], 2 * halved["hidden"])
     lost["hidden"].sum().backward()
@@ -139,5 +142,7 @@ def test_a_model_without_the_last_blocks_has_nothing_to_learn_from_the_states_be
     answers = Distilled(make_model(kind), "text-classification" if kind == "bert" else "text-generation", 3, 0, 2.0, 0.9)
     for layers in ((0, 1), (0,), (0, 1, 2)):
         small = shrink(model, structure, replace(Kept.everything(structure.sizes), layers=layers), KEY)
-        parts = Recovery(answers, Origin(layers, range(structure.sizes.hidden)), 1.0)(small, batch)
+        parts = Recovery(
+            answers, Origin.whole(3, structure.sizes.hidden).after(layers, range(structure.sizes.hidden), [None] * len(layers)), 1.0
+        )(small, batch)
         assert float(parts["hidden"].detach().abs().max()) == 0

@@ -1,0 +1,56 @@
+"""Where the parts of a model come from: a pruned model is a part of the one that came in, and learns best from the parts it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from compress.model_files import SHAPE_KEY
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Layers, channels and heads of a model, as places in the model that came in, from 0."""
+
+    layers: tuple[int, ...]
+    hidden: tuple[int, ...]
+    """Channels of the residual stream."""
+    heads: tuple[tuple[int, ...] | None, ...]
+    """Query heads of each layer; None for all that the layer had."""
+
+    @classmethod
+    def whole(cls, depth: int, width: int) -> Self:
+        """Returns the origin of a model that nothing is missing of.
+
+        Args:
+            depth: Its layers.
+            width: Its channels.
+        """
+        return cls(tuple(range(depth)), tuple(range(width)), (None,) * depth)
+
+    @classmethod
+    def of_config(cls, config: Any) -> Self:
+        """Returns the same from a Transformers config."""
+        return cls.whole(config.num_hidden_layers, config.hidden_size)
+
+    def after(self, layers: Sequence[int], hidden: Sequence[int], heads: Sequence[Sequence[int] | None]) -> Self:
+        """Returns the origin of what is kept of a model of this one; `heads` has an entry for each layer that is kept."""
+        before = [self.heads[layer] for layer in layers]
+        composed = [
+            theirs if ours is None else tuple(ours) if theirs is None else tuple(theirs[head] for head in ours)
+            for ours, theirs in zip(heads, before, strict=True)
+        ]
+        kept = (tuple(self.layers[layer] for layer in layers), tuple(self.hidden[channel] for channel in hidden))
+        return type(self)(*kept, tuple(composed))
+
+
+def same_shape(config: Any, other: Any) -> bool:
+    """Whether two models have the same layers, channels and heads, so that the parts of one have their like in the other."""
+
+    def shape(one: Any) -> tuple[Any, ...]:
+        own = getattr(one, SHAPE_KEY, None)
+        heads = tuple(own["heads"]) if own else (one.num_attention_heads,) * one.num_hidden_layers
+        return one.model_type, one.num_hidden_layers, one.hidden_size, heads
+
+    return shape(config) == shape(other)

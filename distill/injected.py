@@ -1,0 +1,112 @@
+"""The losses of this package in other stages that train against a teacher: recovery after pruning, sparse and quantization-aware training.
+
+Those stages do not know this package: the pipeline hands `Injected` over to them (`compress.stage.Losses`), and they say what they want
+by name (`compress.distilled.Taught`). What becomes of it is what the stage `distill` would make of the same keys, with one thing more: of
+a teacher whose parts the student is made of only those parts are seen (`compress.origin`), so that every layer, channel and head learns
+from the one that it was. There layers are counted among those that are left. Left out: rows of their own (`extra_text`, `augment`,
+`corpus`), several teachers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+from torch import nn
+
+from compress.distilled import Taught
+from compress.errors import InputError
+from compress.origin import Origin
+from compress.parallel import ALONE
+from compress.problems import explain
+from compress.stage import Asked, Context
+from distill.distill import Distill
+from distill.steps import Steps
+
+if TYPE_CHECKING:
+    from compress.preprocess import Preprocessor
+
+
+class _Lesson(Distill):
+    """The stage `distill` without a student or rows of its own: its losses, and what they fit."""
+
+    where: str
+    """Key path of the settings, for messages."""
+    taught_by: str
+    """That of the teacher."""
+    made_of_teacher: bool
+
+    @property
+    def part(self) -> bool:
+        return self.made_of_teacher
+
+    @property
+    def key(self) -> str:
+        return self.where
+
+    @property
+    def teacher_key(self) -> str:
+        return self.taught_by
+
+
+class Injected:
+    """Losses by name for stages that are no part of this package; see `compress.stage.Losses`."""
+
+    def check(self, settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
+        """Finds out before the first stage runs whether losses fit two models and the task.
+
+        Args:
+            settings: Which losses.
+            asked: Where they are asked for.
+            student: Transformers config of the model that is trained.
+            teacher: That of its teacher.
+            part: Whether the student is made of parts of the teacher.
+            context: Data and task.
+
+        Raises:
+            InputError: They do not, or a setting of a loss is not one.
+        """
+        self._lesson(settings, asked, part).check(student, teacher, replace(context, team=ALONE))
+
+    def objective(
+        self,
+        settings: Taught,
+        asked: Asked,
+        student: nn.Module,
+        teacher: nn.Module,
+        source: Path,
+        prepared: Preprocessor,
+        theirs: Preprocessor,
+        origin: Origin | None,
+        context: Context,
+    ) -> nn.Module:
+        """Returns what a model is trained on; it holds the teacher.
+
+        Args:
+            settings: Which losses.
+            asked: Where they are asked for.
+            student: The model that is trained, on its device.
+            teacher: Frozen, on the same device.
+            source: Checkpoint with the tokenizer or image processor of the student.
+            prepared: How the student takes its rows.
+            theirs: How the teacher does.
+            origin: Where the student's parts come from, if it is made of parts of the teacher.
+            context: Data, seed, progress; `scratch` is the folder of the training.
+
+        Raises:
+            InputError: A loss does not fit the models.
+        """
+        lesson, split = self._lesson(settings, asked, origin is not None), context.data.train
+        steps = Steps(lesson, source, replace(context, team=ALONE), origin)
+        return steps.objective(student, [teacher], prepared, [theirs], split, len(split))
+
+    def _lesson(self, settings: Taught, asked: Asked, part: bool) -> _Lesson:
+        given = {"loss": settings.loss, "losses": settings.losses, "temperature": settings.temperature, "hard_weight": settings.hard_weight}
+        micro = getattr(settings, "micro_batch_size", None)
+        own = {"id": asked.stage, "where": asked.key, "taught_by": asked.teacher_key, "made_of_teacher": part, "micro_batch_size": micro}
+        try:
+            return _Lesson.model_validate({**given, **own})
+        except ValidationError as error:
+            raise InputError(*explain(error, _Lesson, asked.key)) from error

@@ -1,0 +1,124 @@
+"""Losses of the stage `distill` in quantization-aware training, and its teachers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from compress.artifact import Artifact
+from compress.distilled import LossName
+from compress.errors import InputError
+from compress.model import forward, load, save
+from compress.stage import Context
+from distill.injected import Injected
+from quantize.qat import Qat, QatLinear, insert, learn
+from quantize.quantize import Quantize
+from tests.quantize.test_qat_training import features, start_of
+
+NAMES: list[LossName] = [name for name in get_args(LossName) if name != "logit_standardization"]
+QUICK: dict[str, Any] = {"epochs": 0.1, "batch_size": 8, "learning_rate": 1e-3, "keep": "last"}
+
+
+@pytest.fixture
+def run(context: Context, bert: Artifact) -> Context:
+    teacher = Artifact(bert.path, {"id": "baseline", "digest": "0" * 64})
+    return replace(context, losses=Injected(), checkpoints={"baseline": teacher}, teachers=(teacher,))
+
+
+@pytest.mark.parametrize("loss", NAMES)
+def test_every_preset_trains_in_int8(loss: Any, bert: Artifact, run: Context) -> None:
+    model, scales = start_of(bert.path, run)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    learned, history = learn(model, scales, Qat(**QUICK, loss=loss), run, bert.path, "quantize")
+    assert list(learned) == list(scales)
+    assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {"attention_relation", "cosine", "soft_target", "mixed_answers", "distance", "hidden", "embedding", "key_relation"} & set(
+        history.losses[0]
+    )
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
+    """A model in int8 is as far from its float self inside as hidden states written out say."""
+    from compress.data import preprocessor
+    from compress.distilled import taught
+    from compress.origin import Origin
+    from compress.train import Batch
+    from quantize.qat import asked_by
+
+    model, scales = start_of(bert.path, run)
+    teacher, inputs = load(bert.path), features(bert.path, run, 8)
+    prepared = preprocessor(bert.path, run.task, run.max_length, run.target)
+    insert(model, scales)
+    settings = Qat(losses=({"name": "hidden"},))
+    objective: Any = taught(settings, asked_by("quantize"), model, teacher, bert.path, prepared, prepared, Origin.whole(2, 32), run)
+    labels = torch.from_numpy(run.data.train.labels[:8])
+    with torch.no_grad():
+        found = objective(model.eval(), Batch(inputs, labels, range(8), 0, 10))["hidden"]  # type: ignore[arg-type]
+        ours, theirs = (one(**inputs, output_hidden_states=True).hidden_states for one in (model, teacher))
+    mask = inputs["attention_mask"].bool()
+    expected = [
+        sum(float((mine[row][mask[row]] - its[row][mask[row]]).square().mean()) for mine, its in zip(ours[1:], theirs[1:], strict=True))
+        for row in range(8)
+    ]
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-3, atol=1e-7)
+    assert float(found.min()) > 0
+    assert any(isinstance(module, QatLinear) for module in model.modules())
+
+
+def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path: Any) -> None:
+    """With the answers of another model the weights move to those, and the weights that are kept are the nearest to them."""
+    other: Any = load(bert.path)
+    other.classifier.bias.data += torch.tensor([0.0, 3.0])
+    (tmp_path / "other").mkdir()
+    save(other, bert.path, tmp_path / "other", "shifted")
+    inputs = features(bert.path, run, 32)
+    target = forward(other, inputs)
+
+    def apart(teacher: Any) -> float:
+        model, scales = start_of(bert.path, run)
+        settings = Qat(epochs=4, batch_size=8, learning_rate=1e-3)
+        learn(model, scales, settings, replace(run, scratch=tmp_path / str(teacher is None)), bert.path, "quantize", teacher)
+        return float((forward(model, inputs) - target).detach().square().mean())
+
+    assert apart(tmp_path / "other") < 0.5 * apart(None)
+
+
+def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quantize import quantize as module
+
+    seen, kept = [], module.learn
+
+    def told(*args: Any) -> Any:
+        seen.append(args[6])
+        return kept(*args)
+
+    monkeypatch.setattr(module, "learn", told)
+    stage = Quantize(mode="qat", qat=QUICK, calibration={"rows": 16}, teacher="baseline")
+    stage.quantize(bert, replace(run, scratch=tmp_path / "a"))
+    stage.model_copy(update={"teacher": "input"}).quantize(bert, replace(run, scratch=tmp_path / "b"))
+    assert seen == [bert.path, None]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"teacher": "baseline"}, "teacher: baseline given, and mode: ptq trains nothing; give mode: qat or auto"),
+        ({"mode": "qat", "teacher": "owner/model"}, "'owner/model' given; input, baseline or the id of an earlier stage is allowed"),
+        ({"mode": "qat", "qat": {"loss": "distilbert", "soft_weight": 0.5}}, "soft_weight: 0.5 given beside loss"),
+    ],
+    ids=str,
+)
+def test_what_contradicts_itself_is_refused(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Quantize(**given)
+
+
+def test_losses_are_checked_before_the_run(bert: Artifact, run: Context) -> None:
+    config: Any = load(bert.path).config
+    stage = Quantize(mode="qat", qat={"losses": [{"name": "tinybert", "layers": [3]}]})
+    with pytest.raises(InputError, match=r"stages.quantize.qat.losses\[0\].layers: \[3\] given; at most 2 layers, each from 1 to 2"):
+        stage.check(config, config, run)
