@@ -32,7 +32,9 @@ def _view(name: str, figures: Figures) -> View:
         "blocks": _blocks(figures),
         "whole": _whole(figures),
         "costs": _costs(figures),
-        "scans": _scans(scan),
+        "scans": _scans(scan, "distances", 0.0),
+        "metrics": _scans(scan, "metrics", scan.get("whole")),
+        "metric": scan.get("metric"),
         "scan_rows": scan.get("rows"),
         "unit": wording.DISTANCES.get(str(scan.get("measure")), "distance"),
         "steps": [row for number, step in enumerate(figures.get("steps") or (), 1) for row in _step(number, step)],
@@ -115,16 +117,18 @@ def _costs(figures: Figures) -> list[View]:
     ]
 
 
-def _scans(scan: Figures) -> list[LineChart]:
-    """Returns a chart for each component: distance against the share that is gone, a line for each block."""
+def _scans(scan: Figures, curve: str, start: float | None) -> list[LineChart]:
+    """Returns a chart for each component: distances or metrics, from `start`, against the share that is gone, a line for each block."""
     charts = []
     for what, name in NAMES.items():
         series = [
             Series(
-                _block_of(entry["name"]), f"{entry['name']}: {entry['distances'][-1][1]:.3g}", [(0.0, 0.0), *map(tuple, entry["distances"])]
+                _block_of(entry["name"]),
+                f"{entry['name']}: {entry[curve][-1][1]:.3g}",
+                [*([] if start is None else [(0.0, start)]), *map(tuple, entry[curve])],
             )
             for entry in scan.get("layers") or ()
-            if entry.get("what") == what and entry.get("distances")
+            if entry.get("what") == what and entry.get(curve)
         ]
         charts.append(line_chart(name, f"share of the {name} of one block that is gone", series, lambda share: f"{100 * share:.0f} %"))
     return [chart for chart in charts if chart is not None]

@@ -22,14 +22,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
 from compress.errors import InputError
-from compress.preprocess import Row
+from compress.preprocess import Preprocessor, Row
 from compress.stage import Context, Task
 from compress.tasks import TASKS
 
@@ -68,28 +68,38 @@ class Trial:
     """A model's answers to the trial rows, to compare those of its compressed forms with."""
 
     model: nn.Module
-    checkpoint: Path
+    prepared: Preprocessor
+    """How the model takes its rows."""
     rows: Sequence[Row]
     context: Context
     logits: Array
     """Of the model as it was, float32 [n, C], or [n, L, V] for generation."""
+    labels: Array | None = None
+    """Of the rows; None where these are calibration rows."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
         """Asks the model as it is; calibration rows stand in where there is no selection row, which the log says."""
-        rows = context.data.selection.rows
+        from compress.data import preprocessor
+        from compress.evaluate import finely
+
+        split = context.data.selection
+        rows, count = split.rows, TRIAL_ROWS
+        labels: Array | None = split.labels
         if not rows:
             context.progress.log("  no selection rows: choices are made on calibration rows")
-            rows = list(calibration)
+            rows, labels = list(calibration), None
+        chosen = list(range(len(rows)))
         if TASKS[context.task].answer == "tokens":
-            longest = max(len(row) for row in rows)
-            whole = [row for row in rows if len(row) == longest]
-            config: Any = model.config
-            rows = spread(whole, max(1, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size))))
-        rows = spread(rows, TRIAL_ROWS)
-        batches = sorted(_logits(model, checkpoint, rows, context), key=lambda batch: batch[0])
+            longest, config = max(len(row) for row in rows), cast("Any", model.config)
+            chosen = [number for number, row in enumerate(rows) if len(row) == longest]
+            count = max(1, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
+        chosen = spread(chosen, count)
+        rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
+        prepared = finely(preprocessor(checkpoint, context.task, context.max_length, context.target))
+        batches = sorted(_logits(model, prepared, rows), key=lambda batch: batch[0])
         order = np.concatenate([indices for indices, _ in batches])
-        return cls(model, checkpoint, rows, context, np.concatenate([logits for _, logits in batches])[np.argsort(order)])
+        return cls(model, prepared, rows, context, np.concatenate([logits for _, logits in batches])[np.argsort(order)], labels)
 
     @property
     def measure(self) -> str:
@@ -103,13 +113,25 @@ class Trial:
 
     def distance_now(self) -> float:
         """Returns how far the model as it is now is from what it was."""
-        found = _logits(self.model, self.checkpoint, self.rows, self.context)
-        return sum(len(rows) * distance(self.context.task, self.logits[rows], logits) for rows, logits in found) / len(self.rows)
+        return self.look()[0]
+
+    def look(self) -> tuple[float, float | None]:
+        """Returns the same, and the primary metric on these rows; None for rows without labels."""
+        from compress.evaluate import PRIMARY, gathered, kept, metrics
+
+        task, apart, answers = self.context.task, 0.0, []
+        for numbers, logits in _logits(self.model, self.prepared, self.rows):
+            apart += len(numbers) * distance(task, self.logits[numbers], logits)
+            answers.append((numbers, kept(self.prepared, [self.rows[number] for number in numbers], logits)))
+        if self.labels is None:
+            return apart / len(self.rows), None
+        return apart / len(self.rows), metrics(task, gathered(answers, len(self.rows)), self.labels)[PRIMARY[task]]
 
     def fewer(self, count: int) -> Self:
         """Returns the trial on at most `count` of its rows, spread evenly."""
         chosen = spread(range(len(self.rows)), count)
-        return replace(self, rows=[self.rows[index] for index in chosen], logits=self.logits[chosen])
+        labels = None if self.labels is None else self.labels[chosen]
+        return replace(self, rows=[self.rows[index] for index in chosen], logits=self.logits[chosen], labels=labels)
 
 
 def distance(task: Task, reference: Array, logits: Array) -> float:
@@ -147,12 +169,10 @@ def _log_softmax(logits: Array) -> Array:
     return normalized
 
 
-def _logits(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Iterator[tuple[list[int], Array]]:
+def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> Iterator[tuple[list[int], Array]]:
     """Yields the indices of the rows of a batch and their logits; raises where the model answers NaN or infinity."""
-    from compress.data import preprocessor
     from compress.evaluate import logits_of, not_finite
 
-    prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
     for indices, logits in logits_of(model, prepared, rows, BATCH_SIZE):
         bad = not_finite(logits)
         if len(bad):

@@ -1,19 +1,20 @@
-"""Sensitivity: how far the model goes from what it was when one component of one block loses a share of its units.
+"""Sensitivity: what becomes of the model when one component of one block loses a share of its units.
 
 With D the distance between the answers of two models (`compress.trial`: KL of the logits, or squared error for regression)
 
     D_i(s)   the units of component i with the lowest scores silenced, a share s of them; everything else whole       s in `SHARES`
 
-Between the shares D is taken as a straight line, from D_i(0) = 0 on. Shares for every component come of it (`prune.allocation`): one whose
-line is steep is a key layer, and keeps nearly all. One-at-a-time scans: Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.2.
-Left out: the effect of components on each other, which a scan of pairs would take; tokens of a silenced expert are not sent to another.
+and A_i(s) the primary metric there, by labels, for the report. Between the shares D is taken as a straight line, from D_i(0) = 0 on. Shares
+for every component come of it (`prune.allocation`): one whose line is steep is a key layer, and keeps nearly all. One-at-a-time scans: Li
+et al. 2017, https://arxiv.org/abs/1608.08710, section 3.2. Left out: the effect of components on each other, which a scan of pairs would
+take; tokens of a silenced expert are not sent to another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Sensitivity:
     """Module path of the layer that reads it."""
     distances: Mapping[float, float]
     """By share of its units that is gone."""
+    metrics: Mapping[float, float] = field(default_factory=dict)
+    """The primary metric, by the same shares; empty for rows without labels."""
 
     def at(self, count: int) -> float:
         """Returns the distance with so many units kept."""
@@ -48,7 +51,9 @@ class Sensitivity:
 
     def as_row(self) -> dict[str, Any]:
         """Returns it as JSON types."""
-        return {"name": self.name, "what": self.part.what, "distances": [[share, value] for share, value in self.distances.items()]}
+        curves = {"distances": self.distances, "metrics": self.metrics}
+        points = {name: [[share, value] for share, value in curve.items()] for name, curve in curves.items() if curve}
+        return {"name": self.name, "what": self.part.what, **points}
 
 
 def scan(
@@ -56,7 +61,7 @@ def scan(
     structure: Structure,
     parts: Sequence[Part],
     scores: Mapping[Part, Tensor],
-    distance: Callable[[], float],
+    look: Callable[[], tuple[float, float | None]],
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[Sensitivity]:
     """Measures every component.
@@ -66,7 +71,7 @@ def scan(
         structure: Its structure.
         parts: The components; each can lose something.
         scores: Of the units of each, float `[n]`.
-        distance: How far the model as it is now is from what it was.
+        look: How far the model as it is now is from what it was, and its primary metric, or None.
         advance: Is told of every pass.
 
     Returns:
@@ -75,16 +80,18 @@ def scan(
     places, found = Places.of(model, structure), []
     for part in parts:
         measured: dict[float, float] = {}
+        metrics: dict[float, float] = {}
         highest = 0.0
         for share in SHARES:
             kept = max(part.counts()[-1], round((1 - share) * part.size))
             if kept < part.size and 1 - kept / part.size not in measured:  # of few units several shares are one number
                 with silenced(model, structure, places, part, top(scores[part], kept)):
-                    highest = max(highest, distance())
-                measured[1 - kept / part.size] = highest
+                    apart, metric = look()
+                measured[1 - kept / part.size] = highest = max(highest, apart)
+                metrics |= {} if metric is None else {1 - kept / part.size: metric}
             advance(1)
         name = {"heads": places.heads, "ffn": places.ffn, "experts": places.experts}[part.what][part.block]
-        found.append(Sensitivity(part, str(name), measured))
+        found.append(Sensitivity(part, str(name), measured, metrics))
     return found
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from compress.artifact import write_json, writing
+from compress.evaluate import PRIMARY
 from compress.finetune import supervised
 from compress.model import load, save
 from compress.origin import Origin
@@ -194,11 +195,13 @@ class Steps:
         context = self.context
         trial = Trial.prepare(model, self.source, context.data.calibration(self.stage.rows, context.seed).rows, context).fewer(SCAN_ROWS)
         with context.progress.bar(f"{self.name}: sensitivity", len(parts) * len(SHARES)) as advance:
-            found = scan(model, structure, parts, scores, trial.distance_now, advance)
+            found = scan(model, structure, parts, scores, trial.look, advance)
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
-        told = figures.setdefault("sensitivity", {"measure": trial.measure, "rows": len(trial.rows), "layers": []})
-        told["layers"] += [entry.as_row() for entry in found]
+        if "sensitivity" not in figures:
+            whole = {} if trial.labels is None else {"metric": PRIMARY[context.task], "whole": trial.look()[1]}
+            figures["sensitivity"] = {"measure": trial.measure, "rows": len(trial.rows), **whole, "layers": []}
+        figures["sensitivity"]["layers"] += [entry.as_row() for entry in found]
         return {(entry.part.block, entry.part.what): entry for entry in found}
 
 

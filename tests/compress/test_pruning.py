@@ -11,7 +11,12 @@ from compress.pruning import pruning
 
 SIZES = {"hidden": 64, "vocabulary": 500, "heads": (4, 4, 4), "key_value_heads": (4, 4, 4), "ffn": (256, 256, 128), "experts": (0, 0, 0)}
 SCAN = [
-    {"name": f"encoder.layer.{block}.output.dense", "what": what, "distances": [[0.25, 0.01], [0.5, 0.1 + block], [1.0, 0.9 + block]]}
+    {
+        "name": f"encoder.layer.{block}.output.dense",
+        "what": what,
+        "distances": [[0.25, 0.01], [0.5, 0.1 + block], [1.0, 0.9 + block]],
+        "metrics": [[0.25, 0.9], [0.5, 0.8], [1.0, 0.7 - 0.1 * block]],
+    }
     for block in range(3)
     for what in ("heads", "ffn")
 ]
@@ -53,7 +58,7 @@ def figures(**changes: Any) -> dict[str, Any]:
                 "steps": 10,
             }
         ],
-        "sensitivity": {"measure": "kl", "rows": 128, "layers": SCAN},
+        "sensitivity": {"measure": "kl", "rows": 128, "metric": "accuracy", "whole": 0.95, "layers": SCAN},
         "latency": LATENCY,
         **changes,
     }
@@ -110,6 +115,9 @@ def test_a_line_for_every_block() -> None:
     assert neurons.name == "neurons"
     assert len(heads.lines[0].points) == 4
     assert heads.lines[2].points[-1][1] < heads.lines[0].points[-1][1]
+    metrics, _ = view()["metrics"]
+    assert [len(line.points) for line in metrics.lines] == [4, 4, 4]
+    assert metrics.lines[0].points[0][1] == metrics.lines[2].points[0][1] < metrics.lines[0].points[-1][1] < metrics.lines[2].points[-1][1]
 
 
 @pytest.mark.parametrize("left_out", ["sensitivity", "latency", "steps", "cost", "layers"])
@@ -121,6 +129,7 @@ def test_the_page_holds_it_whatever_is_missing(left_out: str) -> None:
     assert '<section id="pruning">' in page
     assert "pruned one" in page
     assert ("KL of the logits, nats, on 128 rows" in page) == (left_out != "sensitivity")
+    assert ("accuracy on the same rows" in page) == (left_out != "sensitivity")
     assert ("asked for: 2.00 ms" in page) == (left_out != "latency")
     assert ("taken out" in page) == (left_out != "layers")
 

@@ -33,7 +33,7 @@ def test_distances_are_those_of_the_shrunk_model(kind: str, make_model: Callable
     generator = torch.Generator().manual_seed(0)
     scores = {part: torch.rand(part.size, generator=generator) for part in parts}
     passes: list[int] = []
-    found = scan(model, structure, parts, scores, lambda: distance_of(model), passes.append)
+    found = scan(model, structure, parts, scores, lambda: (distance_of(model), None), passes.append)
     assert len(passes) == len(parts) * len(SHARES)
     assert distance_of(model) == 0
     for entry in found:
@@ -87,11 +87,13 @@ def test_one_number_of_units_is_measured_once(make_model: Callable[..., Any]) ->
     structure = Structure.of(model, KEY)
     part, asked, passes = Part(1, "ffn", 24, 1.0, 24, 16), list[float](), list[int]()
 
-    def distance() -> float:
+    def look() -> tuple[float, float]:
         asked.append(float(len(asked) + 1))
-        return asked[-1]
+        return asked[-1], 1 / asked[-1]
 
-    (found,) = scan(model, structure, [part], {part: torch.rand(24)}, distance, passes.append)
+    (found,) = scan(model, structure, [part], {part: torch.rand(24)}, look, passes.append)
     assert asked == [1.0, 2.0]
     assert found.distances == {0.25: 1.0, 1 - 16 / 24: 2.0}
+    assert found.metrics == {0.25: 1.0, 1 - 16 / 24: 0.5}
+    assert found.as_row()["metrics"] == [[0.25, 1.0], [1 - 16 / 24, 0.5]]
     assert len(passes) == len(SHARES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifact import Artifact
+from compress.data import preprocessor
+from compress.evaluate import finely, predict
 from compress.int8 import Int8Linear, LayerScales, weight_scale
 from compress.model import forward, linears, load
 from compress.splits import Split
-from compress.stage import Context
+from compress.stage import Context, Target
 from quantize.trial import TRIAL_ROWS, Trial, distance, in_int8, spread
 
 EMPTY = Split([], np.zeros(0, np.int64))
@@ -82,6 +84,36 @@ def test_without_selection_rows_calibration_rows_are_taken_and_the_log_says_so(b
     assert told.lines == ["  no selection rows: choices are made on calibration rows"]
 
 
+def test_a_look_tells_the_metric_by_labels_too(bert: Artifact, context: Context) -> None:
+    model: Any = load(bert.path)
+    trial = Trial.prepare(model, bert.path, [], context)
+    prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+    model.classifier.bias.data[1] += 0.5
+    selection = context.data.selection
+    apart, metric = trial.look()
+    expected = predict(model, prepared, selection.rows, 7)
+    assert metric == pytest.approx(float(np.mean(expected.argmax(axis=1) == selection.labels)))
+    assert 0 < apart == pytest.approx(trial.distance_now())
+    few = trial.fewer(8)
+    assert few.look()[1] == pytest.approx(float(np.mean(expected.argmax(axis=1)[::5] == selection.labels[::5])))
+    assert Trial.prepare(
+        model, bert.path, context.data.train.rows, replace(context, data=replace(context.data, selection=EMPTY))
+    ).look() == (
+        0.0,
+        None,
+    )
+
+
+def test_answers_that_are_compared_are_padded_finely(bert: Artifact, context: Context) -> None:
+    prepared = preprocessor(bert.path, context.task, 40, Target(sequence_lengths=(40,)))
+    fine = finely(prepared)
+    assert (prepared.buckets, fine.buckets) == ((40,), (16, 32, 40))
+    model, rows = load(bert.path), context.data.selection.rows
+    np.testing.assert_allclose(predict(model, fine, rows, 8), predict(model, prepared, rows, 8), atol=1e-5)
+    assert finely(replace(prepared, max_length=8)).buckets == (8,)
+
+
 def test_regression_is_measured_by_squared_error(bert: Artifact, context: Context) -> None:
-    trial = Trial(load(bert.path), Path(bert.path), [], replace(context, task="text-regression"), np.zeros((0, 1), np.float32))
+    prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
+    trial = Trial(load(bert.path), prepared, [], replace(context, task="text-regression"), np.zeros((0, 1), np.float32))
     assert trial.measure == "mse"
