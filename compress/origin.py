@@ -46,11 +46,17 @@ class Origin:
 
 
 def same_shape(config: Any, other: Any) -> bool:
-    """Whether two models have the same layers, channels and heads, so that the parts of one have their like in the other."""
+    """Whether two models have the same layers, channels and heads, so that the parts of one have their like in the other.
 
-    def shape(one: Any) -> tuple[Any, ...]:
+    Never of models whose config has no such numbers (ConvNeXt), or others for each stage of the model (Swin).
+    """
+
+    def shape(one: Any) -> tuple[Any, ...] | None:
         own = getattr(one, SHAPE_KEY, None)
-        heads = tuple(own["heads"]) if own else (one.num_attention_heads,) * one.num_hidden_layers
-        return one.model_type, one.num_hidden_layers, one.hidden_size, heads
+        depth, width, heads = (getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+        if not (isinstance(depth, int) and isinstance(width, int) and isinstance(heads, int)):
+            return None
+        return one.model_type, depth, width, tuple(own["heads"]) if own else (heads,) * depth
 
-    return shape(config) == shape(other)
+    found = shape(config)
+    return found is not None and found == shape(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from compress.artifact import Artifact
 from compress.distilled import LossName
 from compress.errors import InputError
-from compress.model import forward, load, save
+from compress.model import ModelConfig, forward, import_model, load, save
+from compress.origin import same_shape
 from compress.stage import Context
 from distill.injected import Injected
 from quantize.qat import Qat, QatLinear, insert, learn
@@ -39,6 +41,20 @@ def test_every_preset_trains_in_int8(loss: Any, bert: Artifact, run: Context) ->
         history.losses[0]
     )
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_that_differs_from_stage_to_stage_trains_too(image_context: Context, tmp_path: Path) -> None:
+    """Its config has no one width, and no number of heads: parts of it have no origin."""
+    config = {"model_type": "convnext", "num_channels": 1, "hidden_sizes": [8, 8, 16, 16], "depths": [1, 1, 1, 1], "image_size": 64}
+    import_model(ModelConfig(config=config, init="random", task="image-classification"), ("dark", "bright"), 0, tmp_path)
+    made = Artifact(tmp_path, {"id": "baseline", "digest": "0" * 64})
+    run = replace(image_context, losses=Injected(), teachers=(made,), scratch=tmp_path / "scratch")
+    found: Any = load(made.path).config
+    assert not same_shape(found, found)
+    for loss in (None, "soft_target"):
+        stage = Quantize(mode="qat", qat={**QUICK, "loss": loss}, calibration={"rows": 8})
+        stage.check(found, found, run)
+        stage.quantize(made, replace(run, scratch=tmp_path / str(loss)))
 
 
 def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
