@@ -75,7 +75,7 @@ class Setting:
     @property
     def same_heads(self) -> bool:
         """Whether the heads of a layer of the student can be compared with those of one of the teacher, one by one."""
-        return self.part or 0 < self.student.heads == self.teacher.heads
+        return self.part or (bool(self.student.heads) and self.student.heads == self.teacher.heads)
 
     @property
     def heads(self) -> str:

@@ -132,3 +132,9 @@ def test_minilmv2_takes_any_layer_of_the_teacher(teacher_layer: int | None, make
 def test_as_many_relation_heads_as_divide_both_widths(student: int, teacher: int, expected: int) -> None:
     setting = Setting(Shape("bert", 2, student, 1, 2), Shape("bert", 2, teacher, 1, 2), "text-classification", "key")
     assert MiniLMv2()._heads(setting) == expected
+
+
+def test_heads_that_differ_from_stage_to_stage_are_compared_as_they_are() -> None:
+    swin: Any = Shape("swin", 2, 16, [2, 4], 2)  # type: ignore[arg-type]
+    assert Setting(swin, swin, "image-classification", "loss").same_heads
+    assert not Setting(swin, Shape("vit", 2, 16, 4, 2), "image-classification", "loss").same_heads
