@@ -119,16 +119,18 @@ def taught(
     if settings.named:
         assert context.losses is not None, "the pipeline hands over the losses"
         return context.losses.objective(settings, asked, student, teacher, source, prepared, theirs, origin, context)
-    rows, own = context.data.train.rows, tokens_of(prepared) != tokens_of(theirs)
+    rows, own = context.data.train.rows, inputs_of(prepared) != inputs_of(theirs)
     num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
     theirs_alone = Rows.prepare(rows, theirs) if own else None
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
     return Distilled(teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, theirs_alone)
 
 
-def tokens_of(preprocessor: Preprocessor) -> str | None:
-    """Returns what decides which tokens a text gets; None for images."""
-    return None if preprocessor.tokenizer is None else preprocessor.tokenizer.to_str()
+def inputs_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
+    """Returns what decides what a model gets for a row: tokenizer, inputs and padding of texts, the steps that an image goes through."""
+    tokens = None if preprocessor.tokenizer is None else preprocessor.tokenizer.to_str()
+    padding = preprocessor.pad_token_id, preprocessor.pad_token_type_id
+    return tokens, preprocessor.input_names, padding, preprocessor.image
 
 
 @contextmanager

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 
-from compress.artifact import Artifact
-from compress.distilled import LossName
+from compress.artifact import Artifact, write_json
+from compress.data import preprocessor
+from compress.distilled import LossName, taught
 from compress.errors import InputError
 from compress.model import ModelConfig, forward, import_model, load, save
-from compress.origin import same_shape
+from compress.origin import Origin, same_shape
+from compress.splits import Split
 from compress.stage import Context
+from compress.train import Batch
 from distill.injected import Injected
-from quantize.qat import Qat, QatLinear, insert, learn
+from quantize.qat import Qat, QatLinear, asked_by, insert, learn
 from quantize.quantize import Quantize
 from tests.quantize.test_qat_training import features, start_of
 
@@ -59,12 +65,6 @@ def test_a_model_that_differs_from_stage_to_stage_trains_too(image_context: Cont
 
 def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     """A model in int8 is as far from its float self inside as hidden states written out say."""
-    from compress.data import preprocessor
-    from compress.distilled import taught
-    from compress.origin import Origin
-    from compress.train import Batch
-    from quantize.qat import asked_by
-
     model, scales = start_of(bert.path, run)
     teacher, inputs = load(bert.path), features(bert.path, run, 8)
     prepared = preprocessor(bert.path, run.task, run.max_length, run.target)
@@ -83,6 +83,32 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     torch.testing.assert_close(found, torch.tensor(expected), rtol=1e-3, atol=1e-7)
     assert float(found.min()) > 0
     assert any(isinstance(module, QatLinear) for module in model.modules())
+
+
+def answered_as_itself(student: Path, teacher: Path, context: Context) -> bool:
+    """Whether the teacher's answers that a student learns from are those to the teacher's own inputs."""
+    prepared, theirs = (preprocessor(folder, context.task, context.max_length, context.target) for folder in (student, teacher))
+    model, split = load(teacher), context.data.train
+    objective: Any = taught(Qat(), asked_by("quantize"), load(student), model, student, prepared, theirs, None, context)
+    given, own = ({name: torch.from_numpy(value) for name, value in each.encode(split.rows[:4], 0).items()} for each in (prepared, theirs))
+    found = objective.answers(Batch(given, torch.from_numpy(split.labels[:4]), np.arange(4), 0, 1))
+    return torch.allclose(found, forward(model, own).detach(), atol=1e-5)
+
+
+def test_a_teacher_gets_images_as_it_takes_them(vit: Artifact, image_context: Context, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(vit.path, other)
+    settings = json.loads((other / "preprocessor_config.json").read_text())
+    write_json(other / "preprocessor_config.json", {**settings, "image_mean": [0.1], "image_std": [2.0]})
+    assert answered_as_itself(vit.path, other, image_context)
+
+
+def test_a_teacher_is_told_which_text_of_a_pair_a_token_is_of(bert: Artifact, run: Context, tmp_path: Path) -> None:
+    sizes = {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48, "max_position_embeddings": 40}
+    config = ModelConfig(config={"model_type": "distilbert", **sizes}, init="random", task=run.task)
+    import_model(config, run.data.labels, 0, tmp_path, str(bert.path))
+    pairs = Split([("good film", row) for row in run.data.train.rows[:8]], run.data.train.labels[:8])
+    assert answered_as_itself(tmp_path, bert.path, replace(run, data=replace(run.data, train=pairs)))
 
 
 def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path: Any) -> None:
