@@ -98,7 +98,9 @@ class Injected:
         Raises:
             InputError: A loss does not fit the models.
         """
-        lesson, split = self._lesson(settings, asked, origin is not None), context.data.train
+        assert context.teacher is not None, "the pipeline hands over the teacher"
+        lesson = self._lesson(settings, asked, origin is not None).model_copy(update={"teacher": context.teacher.id})  # for messages
+        split = context.data.train
         steps = Steps(lesson, source, replace(context, team=ALONE), origin)
         return steps.objective(student, [teacher], prepared, [theirs], split, len(split))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 import torch
 from torch import nn
 
+from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.distilled import LossName, Taught, taught
 from compress.errors import InputError
@@ -27,6 +29,7 @@ from prune.prune import Prune
 from prune.recovery import Recover
 from prune.sparsify import Sparsify
 from prune.surgery import Kept, shrink
+from tests.prune.conftest import WORDS, write_tokenizer
 from tests.prune.small_runs import pruned
 
 KEY = "stages.prune"
@@ -182,6 +185,17 @@ def test_a_cut_vocabulary_does_not_keep_a_teacher_from_being_looked_into(
     model, figures = pruned(stage, checkpoint("bert"), replace(context, data=data), tmp_path / "out")
     assert model.config.vocab_size == figures["after"]["vocabulary"] < load(checkpoint("bert")).config.vocab_size
     assert "attention_relation" in figures["steps"][0]["losses"][0]
+
+
+def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
+    folder, other = checkpoint("bert"), tmp_path / "other"
+    shutil.copytree(folder, other)
+    write_tokenizer(other, [word for word in WORDS if word != "great"])
+    student, theirs = (preprocessor(each, context.task, context.max_length, context.target) for each in (folder, other))
+    teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
+    settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
+    with pytest.raises(InputError, match=r"stages.prune.teacher: distill splits the rows into other tokens than the student"):
+        taught(settings, ASKED, load(folder), load(other), folder, student, theirs, None, run)
 
 
 def test_masks_and_zeros_are_learned_from_them_too(checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
