@@ -41,6 +41,21 @@ class Lesson:
     """`losses`, `selection` and `steps` of the training; of joint the share that the gates took away, `sparsity`."""
 
 
+def as_trained(settings: Learn, objective: Recover) -> Recover:
+    """Returns how weights and gates are trained together.
+
+    Args:
+        settings: How to train.
+        objective: What the loss is made of.
+    """
+    return Recover(
+        **objective.model_dump(include={*Taught.model_fields, "hidden_weight", "weight_decay", "warmup"}),
+        **settings.model_dump(include={"epochs", "learning_rate", "batch_size", "micro_batch_size"}),
+        schedule="constant",
+        keep="last",
+    )
+
+
 def learn(
     method: Learned,
     model: nn.Module,
@@ -79,12 +94,7 @@ def learn(
     structure, made = cost.structure, list[Joint | StructuredMovement]()
     steps = steps_in(settings.epochs, -(-len(context.data.train) // settings.batch_size))
     ratio = mask_rate(settings, steps) / settings.learning_rate
-    how = Recover(
-        **objective.model_dump(include={*Taught.model_fields, "hidden_weight", "weight_decay", "warmup"}),
-        **settings.model_dump(include={"epochs", "learning_rate", "batch_size", "micro_batch_size"}),
-        schedule="constant",
-        keep="last",
-    )
+    how = as_trained(settings, objective)
 
     def around(loss: Objective) -> Objective:
         if method == "joint":

@@ -31,7 +31,7 @@ from prune.allocation import uniform
 from prune.cost import Cost, Costs, Measure, count_of
 from prune.cubic import cubic
 from prune.joint import Learn
-from prune.learned import LEARNED, Learned
+from prune.learned import LEARNED, Learned, as_trained
 from prune.recovery import Recover, check_recovery
 from prune.scores import Method
 from prune.selection import COMPONENTS, Granularity, Limits, Scores, Whole, lowest_share, protected_parts, select
@@ -191,6 +191,8 @@ class Prune(ModelStage):
         if self.recover is not None:
             after = self.config_after(config) if self.recover.named else config
             check_recovery(self.recover, self.taught, config, after, teacher, context)
+            if self.method in LEARNED:  # masks are learned on the whole model
+                check_recovery(as_trained(self.learn, self.recover), self.taught, config, config, teacher, context)
 
     def config_after(self, config: Any) -> Any:
         """The config of the pruned model, as far as it is known before. The vocabulary is kept.

@@ -291,6 +291,18 @@ def test_rows_that_are_compared_need_the_whole_batch(checkpoint: Callable[..., P
         stage.check(config, config, context)
 
 
+def test_what_masks_are_learned_on_is_checked_too(checkpoint: Callable[..., Path], context: Context) -> None:
+    """The training of the masks has rows in memory of its own, and a model of which nothing is gone yet."""
+    config, shallow = load(checkpoint("bert")).config, load(checkpoint("bert", num_hidden_layers=2)).config
+    stage = Prune(**QUICK, method="joint", learn={"micro_batch_size": 4}, recover={"loss": "relational"})
+    with pytest.raises(InputError, match=r"compares the rows of a batch; leave micro_batch_size \(4 given\) out"):
+        stage.check(config, config, context)
+    stage = Prune(**{**QUICK, "sparsity": 0.6}, granularity=["layers"], method="joint", recover={"losses": [{"name": "hidden"}]})
+    assert stage.config_after(config).num_hidden_layers <= 2
+    with pytest.raises(InputError, match="the student has 3 layers, the teacher 2"):
+        stage.check(config, shallow, context)
+
+
 def recover_of_steps() -> Any:
     from prune import steps
 
