@@ -152,6 +152,8 @@ class Quantize(ModelStage):
             raise ValueError(f"teacher: {self.teacher!r} given; input, baseline or the id of an earlier stage is allowed")
         if self.mode == "ptq" and self.teacher != "input":
             raise ValueError(f"teacher: {self.teacher} given, and mode: ptq trains nothing; give mode: qat or auto, or leave it out")
+        if self.mode == "qat" and self.teacher != "input" and not self.qat.distill:
+            raise ValueError(f"teacher: {self.teacher} given, and qat.distill: false learns from the labels alone; leave one of them out")
         if self.mode == "qat" and self.rounding != "nearest":
             raise ValueError(f"rounding: {self.rounding} is for mode ptq; qat learns the weights themselves")
         if self.rounding != "nearest" and self.scheme not in INTEGER:

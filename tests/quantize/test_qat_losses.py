@@ -149,6 +149,7 @@ def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path
     ("given", "message"),
     [
         ({"teacher": "baseline"}, "teacher: baseline given, and mode: ptq trains nothing; give mode: qat or auto"),
+        ({"mode": "qat", "teacher": "baseline", "qat": {"distill": False}}, "teacher: baseline given, and qat.distill: false learns from"),
         ({"mode": "qat", "teacher": "owner/model"}, "'owner/model' given; input, baseline or the id of an earlier stage is allowed"),
         ({"mode": "qat", "qat": {"loss": "distilbert", "soft_weight": 0.5}}, "soft_weight: 0.5 given beside loss"),
     ],
