@@ -282,7 +282,8 @@ class Quantize(ModelStage):
         context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(rows)} rows")
         trained: dict[str, Any] = {}
         if self.mode == "qat":
-            teacher = context.teacher.path if context.teacher and self.teacher != "input" else None
+            # Whatever it is called, the model that came in teaches as it is now: smoothing has scaled its values, which losses may look at.
+            teacher = context.teacher.path if context.teacher and context.teacher.path != parent.path else None
             learned, history = learn(model, cast("Mapping[str, LayerScales]", scales), self.qat, context, parent.path, name, teacher)
             scales = dict(learned)
             looks = {"selection": history.selection, "best_step": history.best_step}

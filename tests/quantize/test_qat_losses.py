@@ -139,10 +139,28 @@ def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path
         return kept(*args)
 
     monkeypatch.setattr(module, "learn", told)
+    shutil.copytree(bert.path, tmp_path / "other")
+    other = Artifact(tmp_path / "other", {"id": "baseline", "digest": "1" * 64})
     stage = Quantize(mode="qat", qat=QUICK, calibration={"rows": 16}, teacher="baseline")
-    stage.quantize(bert, replace(run, scratch=tmp_path / "a"))
-    stage.model_copy(update={"teacher": "input"}).quantize(bert, replace(run, scratch=tmp_path / "b"))
-    assert seen == [bert.path, None]
+    stage.quantize(bert, replace(run, teachers=(other,), scratch=tmp_path / "a"))
+    stage.quantize(bert, replace(run, scratch=tmp_path / "b"))
+    stage.model_copy(update={"teacher": "input"}).quantize(bert, replace(run, scratch=tmp_path / "c"))
+    assert seen == [other.path, None, None]
+
+
+def test_smoothing_is_nothing_to_be_unlearned(bert: Artifact, run: Context, tmp_path: Path) -> None:
+    """It scales the values of attention and what reads them: those of the model that came in are compared as they are scaled too."""
+    large: Any = load(bert.path)
+    for layer in large.bert.encoder.layer:
+        layer.attention.self.value.weight.data[::8] *= 20
+    (tmp_path / "large").mkdir()
+    save(large, bert.path, tmp_path / "large", "large values")
+    made = Artifact(tmp_path / "large", {"id": "baseline", "digest": "1" * 64})
+    qat = {**QUICK, "learning_rate": 1e-9, "losses": [{"name": "minilm"}]}
+    stage = Quantize(mode="qat", teacher="baseline", qat=qat, calibration={"rows": 64})
+    figures = stage.quantize(made, replace(run, teachers=(made,), checkpoints={"baseline": made})).figures
+    assert any(str(group["into"]).endswith("value") for group in figures["smoothquant"])
+    assert figures["qat"]["losses"][0]["value_relation"] < 1e-3
 
 
 @pytest.mark.parametrize(
