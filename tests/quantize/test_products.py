@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.errors import InputError
-from compress.evaluate import predict
+from compress.evaluate import finely, predict
 from compress.int8_products import PROBABILITY_SCALE, attention_modules
 from compress.int8_sites import load_sites, placed
 from compress.model import forward, linears, load, save
@@ -193,7 +193,7 @@ def test_auto_leaves_a_planted_bad_site_in_float(bert: Artifact, context: Contex
     choice = figures["sites_choice"]
     assert choice["measure"] == "kl"
     assert choice["after"] - choice["before"] <= choice["bound"] < added[bad]
-    processor = preprocessor(planted.path, context.task, context.max_length, context.target)
+    processor = finely(preprocessor(planted.path, context.task, context.max_length, context.target))
     before, after = (predict(load(folder), processor, context.data.selection.rows, 32) for folder in (planted.path, tmp_path / "auto"))
     assert choice["after"] == pytest.approx(distance(context.task, before, after), rel=1e-6)
 

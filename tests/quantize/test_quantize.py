@@ -17,7 +17,7 @@ from torch import nn
 from compress.artifact import Artifact
 from compress.data import preprocessor
 from compress.errors import InputError
-from compress.evaluate import predict
+from compress.evaluate import finely, predict
 from compress.int8 import Int8Linear, weight_bits
 from compress.model import load, save
 from compress.quantization import load_quantization
@@ -224,7 +224,7 @@ def test_auto_keeps_the_closest_calibrator(bert: Artifact, context: Context, tol
 
 
 def selection_distance(bert: Artifact, quantized: Path, context: Context) -> float:
-    processor = preprocessor(bert.path, context.task, context.max_length, context.target)
+    processor = finely(preprocessor(bert.path, context.task, context.max_length, context.target))
     before, after = (predict(load(folder), processor, context.data.selection.rows, 32) for folder in (bert.path, quantized))
     return distance(context.task, before, after)
 
