@@ -300,7 +300,7 @@ def learn(
     context: Context,
     checkpoint: Path,
     label: str,
-    teacher: Path | None = None,
+    teacher: Path | nn.Module | None = None,
 ) -> tuple[dict[str, LayerScales], History]:
     """Trains a float model in int8, in place; leaves it on the CPU in evaluation mode, with weights on the grids of the returned scales.
 
@@ -311,7 +311,7 @@ def learn(
         context: Data, seed, progress, folder for checkpoints inside the stage.
         checkpoint: Folder of the model, for its tokenizer or image processor.
         label: Name of the bar and of messages.
-        teacher: Checkpoint of the teacher; None for the model itself as it comes in.
+        teacher: Checkpoint of the teacher, or one of the same rows; None for the model itself as it comes in.
 
     Returns:
         The learned scales by module path, and the history of the training.
@@ -323,9 +323,12 @@ def learn(
     from compress.model import load
 
     model.to(training_device())
-    folder = checkpoint if teacher is None else teacher
+    folder = teacher if isinstance(teacher, Path) else checkpoint
     prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (checkpoint, folder))
-    taught_by = (copy.deepcopy(model) if teacher is None else load(teacher, training_device())) if settings.distill else None
+    taught_by: nn.Module | None = None
+    if settings.distill:
+        given = load(teacher) if isinstance(teacher, Path) else teacher
+        taught_by = (copy.deepcopy(model) if given is None else given).to(training_device())
     select, higher_is_better = _selection(taught_by, context, prepared, theirs)
     with attention_as_before(model):
         objective = supervised(context.task)

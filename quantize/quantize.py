@@ -9,6 +9,7 @@ Every choice is made on calibration and selection rows. Left out: quantizing a q
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -267,6 +268,7 @@ class Quantize(ModelStage):
         scales = choose(calibrator)
         rounded, rounding = steps.rounded(layers, scales, observed)
         figures = [layer_figures(layer, layers[layer], rounded[layer], scales[layer], observed) for layer in layers]
+        uncorrected = copy.deepcopy(model) if self.mode == "qat" and self.bias_correction else None  # a teacher has biases for floats
         corrected = steps.correct(layers, rounded, scales, observed)
         scan = steps.scan(layers, rounded, scales)
         layers, back, mixed = steps.mix(layers, rounded, scales, scan)
@@ -283,7 +285,7 @@ class Quantize(ModelStage):
         trained: dict[str, Any] = {}
         if self.mode == "qat":
             # Whatever it is called, the model that came in teaches as it is now: smoothing has scaled its values, which losses may look at.
-            teacher = context.teacher.path if context.teacher and context.teacher.path != parent.path else None
+            teacher = context.teacher.path if context.teacher and context.teacher.path != parent.path else uncorrected
             learned, history = learn(model, cast("Mapping[str, LayerScales]", scales), self.qat, context, parent.path, name, teacher)
             scales = dict(learned)
             looks = {"selection": history.selection, "best_step": history.best_step}

@@ -163,6 +163,24 @@ def test_smoothing_is_nothing_to_be_unlearned(bert: Artifact, run: Context, tmp_
     assert figures["qat"]["losses"][0]["value_relation"] < 1e-3
 
 
+def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatch: pytest.MonkeyPatch) -> None:
+    from quantize import qat as module
+
+    seen, taught = [], module.taught
+
+    def told(settings: Any, asked: Any, student: Any, teacher: Any, *args: Any) -> Any:
+        seen.append((forward(student, inputs), forward(teacher, inputs)))
+        return taught(settings, asked, student, teacher, *args)
+
+    monkeypatch.setattr(module, "taught", told)
+    inputs = features(bert.path, run, 16)
+    coarse = {"rows": 16, "method": "percentile", "percentile": 90}  # so that there is something to correct
+    Quantize(mode="qat", qat=QUICK, calibration=coarse, bias_correction=True, smoothquant=False).quantize(bert, run)
+    ((student, teacher),) = seen
+    torch.testing.assert_close(teacher, forward(load(bert.path), inputs), atol=1e-5, rtol=1e-5)
+    assert float((student - teacher).detach().abs().max()) > 1e-4
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
