@@ -126,11 +126,15 @@ def taught(
     return Distilled(teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, theirs_alone)
 
 
+def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
+    """Returns everything that decides which tokens a text gets: the contents of tokenizer.json, the length and the padding."""
+    tokenizer = None if preprocessor.tokenizer is None else preprocessor.tokenizer.to_str()
+    return tokenizer, preprocessor.max_length, preprocessor.pad_token_id, preprocessor.pad_token_type_id
+
+
 def inputs_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
-    """Returns what decides what a model gets for a row: tokenizer, inputs and padding of texts, the steps that an image goes through."""
-    tokens = None if preprocessor.tokenizer is None else preprocessor.tokenizer.to_str()
-    padding = preprocessor.pad_token_id, preprocessor.pad_token_type_id
-    return tokens, preprocessor.input_names, padding, preprocessor.image
+    """Returns what decides what a model gets for a row: tokens and names of the inputs, or the steps that an image goes through."""
+    return *tokens_of(preprocessor), preprocessor.input_names, preprocessor.image
 
 
 @contextmanager

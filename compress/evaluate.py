@@ -156,8 +156,13 @@ def logits_of(
     model.train(was_training)
 
 
+def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int) -> Array:
+    """Returns what `predict` does, for answers that are only compared: texts are padded `finely`."""
+    return predict(model, finely(preprocessor), rows, batch_size)
+
+
 def finely(preprocessor: Preprocessor) -> Preprocessor:
-    """Returns one that pads texts to the next multiple of `STEP` tokens, not to what is served: for answers that are only compared."""
+    """Returns one that pads texts to the next multiple of `STEP` tokens, not to the lengths that are served."""
     if facts(preprocessor.task).modality != "text":
         return preprocessor
     return replace(preprocessor, buckets=tuple(range(STEP, preprocessor.max_length, STEP)) + (preprocessor.max_length,))

@@ -146,14 +146,14 @@ def trained_here(context: Context) -> bool:
 
 def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
     """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
-    from compress.evaluate import PRIMARY, finely, metrics, predict
+    from compress.evaluate import PRIMARY, compared, metrics
 
     split = context.data.selection
     if not len(split.rows):
         return None
 
     def value(model: nn.Module) -> float:
-        logits = predict(model, finely(prepared), split.rows, EVALUATION_BATCH)
+        logits = compared(model, prepared, split.rows, EVALUATION_BATCH)
         return metrics(context.task, logits, split.labels)[PRIMARY[context.task]]
 
     return value
@@ -161,10 +161,10 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
 
 def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
     """Returns the context with a teacher's answers in place of the labels of the selection split."""
-    from compress.evaluate import finely, predict
+    from compress.evaluate import compared
 
     selection = context.data.selection
-    return answered(context, predict(teacher, finely(prepared), selection.rows, EVALUATION_BATCH)) if len(selection) else context
+    return answered(context, compared(teacher, prepared, selection.rows, EVALUATION_BATCH)) if len(selection) else context
 
 
 def answered(context: Context, logits: NDArray[Any]) -> Context:

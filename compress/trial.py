@@ -113,19 +113,38 @@ class Trial:
 
     def distance_now(self) -> float:
         """Returns how far the model as it is now is from what it was."""
-        return self.look()[0]
+        return sum(self._apart(numbers, logits) for numbers, logits in _logits(self.model, self.prepared, self.rows))
 
     def look(self) -> tuple[float, float | None]:
         """Returns the same, and the primary metric on these rows; None for rows without labels."""
-        from compress.evaluate import PRIMARY, gathered, kept, metrics
+        from compress.evaluate import gathered
 
-        task, apart, answers = self.context.task, 0.0, []
-        for numbers, logits in _logits(self.model, self.prepared, self.rows):
-            apart += len(numbers) * distance(task, self.logits[numbers], logits)
-            answers.append((numbers, kept(self.prepared, [self.rows[number] for number in numbers], logits)))
         if self.labels is None:
-            return apart / len(self.rows), None
-        return apart / len(self.rows), metrics(task, gathered(answers, len(self.rows)), self.labels)[PRIMARY[task]]
+            return self.distance_now(), None
+        apart, answers = 0.0, []
+        for numbers, logits in _logits(self.model, self.prepared, self.rows):
+            apart += self._apart(numbers, logits)
+            answers.append((numbers, self._kept(numbers, logits)))
+        return apart, self._metric(gathered(answers, len(self.rows)))
+
+    def metric_before(self) -> float | None:
+        """Returns the primary metric of the model as it was; None for rows without labels."""
+        return None if self.labels is None else self._metric(self._kept(range(len(self.rows)), self.logits))
+
+    def _apart(self, numbers: Sequence[int], logits: Array) -> float:
+        """Returns what some of the rows add to the distance."""
+        return len(numbers) * distance(self.context.task, self.logits[numbers], logits) / len(self.rows)
+
+    def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
+        from compress.evaluate import kept
+
+        return kept(self.prepared, [self.rows[number] for number in numbers], logits)
+
+    def _metric(self, answers: Array) -> float:
+        from compress.evaluate import PRIMARY, metrics
+
+        assert self.labels is not None
+        return metrics(self.context.task, answers, self.labels)[PRIMARY[self.context.task]]
 
     def fewer(self, count: int) -> Self:
         """Returns the trial on at most `count` of its rows, spread evenly."""

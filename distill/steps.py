@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from compress.errors import InputError
-from compress.evaluate import predict
+from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, answered, judged_by
 from compress.model import ModelConfig, import_model
 from compress.origin import Origin
@@ -86,7 +86,7 @@ class Steps:
         rows = context.data.selection.rows
         if len(teachers) == 1 or not rows:
             return judged_by(context, teachers[0], theirs[0])
-        logits = [torch.from_numpy(predict(*pair, rows, EVALUATION_BATCH)) for pair in zip(teachers, theirs, strict=True)]
+        logits = [torch.from_numpy(compared(*pair, rows, EVALUATION_BATCH)) for pair in zip(teachers, theirs, strict=True)]
         weights = shares(self.stage.teacher_weights, len(teachers))
         return answered(context, averaged(logits, weights, 1.0, context.task == "text-regression").numpy())
 

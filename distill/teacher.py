@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.artifact import digest, writing
+from compress.distilled import tokens_of
 from compress.errors import InputError
 from compress.model import device_of, forward
 from compress.origin import Origin
@@ -154,7 +155,7 @@ def takes_the_same(student: Preprocessor, teacher: Preprocessor, rows: Sequence[
         equal = _equal(student.encode(rows[:PROBED_IMAGES]), teacher.encode(rows[:PROBED_IMAGES]))
         pixels = equal.get("pixel_values", False)
         return Alike(pixels, pixels, all(equal.values()))
-    if _tokenizer_of(student) == _tokenizer_of(teacher):
+    if tokens_of(student) == tokens_of(teacher):
         return Alike(True, True, set(student.input_names) == set(teacher.input_names))
     renumbered, numbers, whole = _numbers_in(teacher, student), True, True
     for start in range(0, len(rows), CHUNK):
@@ -178,13 +179,6 @@ def _numbers_in(other: Preprocessor, own: Preprocessor) -> NDArray[np.int64]:
     found = np.full(max(numbers.values()) + 1, -1)
     found[list(numbers.values())] = [theirs.get(token, -1) for token in numbers]
     return found
-
-
-def _tokenizer_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
-    """Returns everything that decides which tokens a text gets: the contents of tokenizer.json, the length and the padding."""
-    assert preprocessor.tokenizer is not None
-    padding = preprocessor.pad_token_id, preprocessor.pad_token_type_id
-    return preprocessor.tokenizer.to_str(), preprocessor.max_length, *padding
 
 
 def _equal(ours: Mapping[str, NDArray[Any]], theirs: Mapping[str, NDArray[Any]]) -> dict[str, bool]:

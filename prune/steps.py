@@ -199,7 +199,7 @@ class Steps:
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
         if "sensitivity" not in figures:
-            whole = {} if trial.labels is None else {"metric": PRIMARY[context.task], "whole": trial.look()[1]}
+            whole = {} if trial.labels is None else {"metric": PRIMARY[context.task], "whole": trial.metric_before()}
             figures["sensitivity"] = {"measure": trial.measure, "rows": len(trial.rows), **whole, "layers": []}
         figures["sensitivity"]["layers"] += [entry.as_row() for entry in found]
         return {(entry.part.block, entry.part.what): entry for entry in found}

@@ -53,9 +53,7 @@ class Kept:
     def query_heads(self, before: Sizes) -> list[list[int]]:
         """Returns the query heads of the layers that are kept, from the sizes of the large model."""
         groups = [before.heads[layer] // before.key_value_heads[layer] for layer in self.layers]
-        return [
-            [head * group + n for head in self.heads[layer] for n in range(group)] for layer, group in zip(self.layers, groups, strict=True)
-        ]
+        return [_numbers(self.heads[layer], group).tolist() for layer, group in zip(self.layers, groups, strict=True)]
 
     def sizes(self, before: Sizes) -> Sizes:
         """Returns the sizes of the small model, from those of the large one."""

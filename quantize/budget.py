@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from compress.evaluate import PRIMARY, Array, metrics, pearson, predict
+from compress.evaluate import PRIMARY, Array, compared, metrics, pearson
 from compress.finetune import trained_here
 from compress.generation import labels_of
 from compress.preprocess import Row
@@ -82,4 +82,4 @@ def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> f
 def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:
     from compress.data import preprocessor
 
-    return predict(model, preprocessor(checkpoint, context.task, context.max_length, context.target), rows, BATCH_SIZE)
+    return compared(model, preprocessor(checkpoint, context.task, context.max_length, context.target), rows, BATCH_SIZE)

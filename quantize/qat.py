@@ -43,7 +43,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.distilled import Taught, attention_as_before, taught
-from compress.evaluate import predict
+from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.origin import Origin, same_shape
@@ -365,8 +365,8 @@ def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocess
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].answer == "tokens" or not rows:
         return selection_metric(context, prepared), TASKS[context.task].higher_is_better
-    before = predict(teacher, theirs, rows, EVALUATION_BATCH)
-    return lambda now: distance(context.task, before, predict(now, prepared, rows, EVALUATION_BATCH)), False
+    before = compared(teacher, theirs, rows, EVALUATION_BATCH)
+    return lambda now: distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH)), False
 
 
 class WithoutDropout(nn.Module):
