@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -88,42 +89,47 @@ def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, par
         context.losses.check(settings, asked, student, teacher, part, context)
 
 
-def taught(
-    settings: Taught,
-    asked: Asked,
-    student: nn.Module,
-    teacher: nn.Module,
-    source: Path,
-    prepared: Preprocessor,
-    theirs: Preprocessor,
-    origin: Origin | None,
-    context: Context,
-) -> nn.Module:
-    """Returns the objective of learning from a teacher.
+@dataclass(frozen=True)
+class Learner:
+    """A model that is trained against a teacher."""
+
+    settings: Taught
+    """What it learns from."""
+    asked: Asked
+    """Where that is asked for."""
+    model: nn.Module
+    """On its device."""
+    source: Path
+    """Checkpoint with its tokenizer or image processor."""
+    prepared: Preprocessor
+    """How it takes its rows."""
+    teacher: nn.Module
+    """On the same device."""
+    theirs: Preprocessor
+    """How the teacher takes its rows."""
+    origin: Origin | None
+    """Where the parts of the model come from, if it is made of parts of the teacher."""
+
+
+def taught(learner: Learner, context: Context) -> nn.Module:
+    """Returns the objective of learning from a teacher, which is frozen from now on.
 
     Args:
-        settings: What is learned from.
-        asked: Where that is asked for.
-        student: The model that is trained, on its device.
-        teacher: On the same device; frozen from now on.
-        source: Checkpoint with the tokenizer or image processor of the student.
-        prepared: How the student takes its rows.
-        theirs: How the teacher does.
-        origin: Where the student's parts come from, if it is made of parts of the teacher.
+        learner: Who learns what, and who from.
         context: Data, task, seed; `scratch` is the folder of the training.
 
     Raises:
         InputError: A loss does not fit the models.
     """
-    teacher.eval().requires_grad_(False)
+    settings, prepared, theirs = learner.settings, learner.prepared, learner.theirs
     if settings.named:
         assert context.losses is not None, "the pipeline hands over the losses"
-        return context.losses.objective(settings, asked, student, teacher, source, prepared, theirs, origin, context)
-    rows, own = context.data.train.rows, inputs_of(prepared) != inputs_of(theirs)
+        return context.losses.objective(learner, context)
+    rows = context.data.train.rows
+    own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
     num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
-    theirs_alone = Rows.prepare(rows, theirs) if own else None
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
-    return Distilled(teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, theirs_alone)
+    return Distilled(learner.teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, own)
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:

@@ -23,9 +23,7 @@ if TYPE_CHECKING:  # types only: these modules stand above this one
     from torch import nn
 
     from compress.data import Data
-    from compress.distilled import Taught
-    from compress.origin import Origin
-    from compress.preprocess import Preprocessor
+    from compress.distilled import Learner, Taught
 
 Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
 EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
@@ -187,19 +185,8 @@ class Losses(Protocol):
             InputError: They do not, or a setting of a loss is not one.
         """
 
-    def objective(
-        self,
-        settings: Taught,
-        asked: Asked,
-        student: nn.Module,
-        teacher: nn.Module,
-        source: Path,
-        prepared: Preprocessor,
-        theirs: Preprocessor,
-        origin: Origin | None,
-        context: Context,
-    ) -> nn.Module:
-        """Returns what the student is trained on; it holds the teacher, of which only the parts of `origin` are seen where it is given.
+    def objective(self, learner: Learner, context: Context) -> nn.Module:
+        """Returns what a model is trained on; it holds the teacher, of which only the parts of `origin` are seen where it is given.
 
         Raises:
             InputError: A loss does not fit the models.

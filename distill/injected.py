@@ -10,23 +10,19 @@ from the one that it was. There layers are counted among those that are left. Le
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
 from torch import nn
 
-from compress.distilled import Taught
+from compress.distilled import Learner, Taught
 from compress.errors import InputError
-from compress.origin import Origin
 from compress.parallel import ALONE
 from compress.problems import explain
 from compress.stage import Asked, Context
 from distill.distill import Distill
 from distill.steps import Steps
-
-if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
+from distill.teacher import freeze
 
 
 class _Lesson(Distill):
@@ -70,39 +66,21 @@ class Injected:
         """
         self._lesson(settings, asked, part).check(student, teacher, replace(context, team=ALONE))
 
-    def objective(
-        self,
-        settings: Taught,
-        asked: Asked,
-        student: nn.Module,
-        teacher: nn.Module,
-        source: Path,
-        prepared: Preprocessor,
-        theirs: Preprocessor,
-        origin: Origin | None,
-        context: Context,
-    ) -> nn.Module:
+    def objective(self, learner: Learner, context: Context) -> nn.Module:
         """Returns what a model is trained on; it holds the teacher.
 
         Args:
-            settings: Which losses.
-            asked: Where they are asked for.
-            student: The model that is trained, on its device.
-            teacher: Frozen, on the same device.
-            source: Checkpoint with the tokenizer or image processor of the student.
-            prepared: How the student takes its rows.
-            theirs: How the teacher does.
-            origin: Where the student's parts come from, if it is made of parts of the teacher.
+            learner: Who learns what, and who from.
             context: Data, seed, progress; `scratch` is the folder of the training.
 
         Raises:
             InputError: A loss does not fit the models.
         """
         assert context.teacher is not None, "the pipeline hands over the teacher"
-        lesson = self._lesson(settings, asked, origin is not None).model_copy(update={"teacher": context.teacher.id})  # for messages
-        split = context.data.train
-        steps = Steps(lesson, source, replace(context, team=ALONE), origin)
-        return steps.objective(student, [teacher], prepared, [theirs], split, len(split))
+        lesson = self._lesson(learner.settings, learner.asked, learner.origin is not None)
+        lesson = lesson.model_copy(update={"teacher": context.teacher.id})  # for messages
+        steps, split = Steps(lesson, learner.source, replace(context, team=ALONE), learner.origin), context.data.train
+        return steps.objective(learner.model, [freeze(learner.teacher)], learner.prepared, [learner.theirs], split, len(split))
 
     def _lesson(self, settings: Taught, asked: Asked, part: bool) -> _Lesson:
         given = {"loss": settings.loss, "losses": settings.losses, "temperature": settings.temperature, "hard_weight": settings.hard_weight}

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.blocks import between_blocks, repeated_blocks
-from compress.distilled import Distilled, Taught, attention_as_before, check_taught, taught
+from compress.distilled import Distilled, Learner, Taught, attention_as_before, check_taught, taught
 from compress.errors import InputError
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
 from compress.model_config import read_config
@@ -181,8 +181,8 @@ def recover(
             judged = judged_by(context, teacher, theirs) if outside else context
             if settings.distill:
                 part = origin if same_shape(read_config(source, "model.path"), teacher.config) else None
-                own = replace(context, scratch=scratch)
-                objective = taught(settings, asked, model, teacher, source, prepared, theirs, part, own)
+                learner = Learner(settings, asked, model, source, prepared, teacher, theirs, part)
+                objective = taught(learner, replace(context, scratch=scratch))
                 if settings.hidden_weight:
                     assert isinstance(objective, Distilled)
                     objective = Recovery(objective, origin, settings.hidden_weight)

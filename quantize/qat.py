@@ -42,7 +42,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.distilled import Taught, attention_as_before, taught
+from compress.distilled import Learner, Taught, attention_as_before, taught
 from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
@@ -334,9 +334,8 @@ def learn(
         objective = supervised(context.task)
         if taught_by is not None:
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
-            objective = taught(settings, asked_by(label), model, taught_by, checkpoint, prepared, theirs, part, context).to(
-                training_device()
-            )
+            learner = Learner(settings, asked_by(label), model, checkpoint, prepared, taught_by, theirs, part)
+            objective = taught(learner, context).to(training_device())
         insert(model, scales, settings.scales, settings.scale_learning_rate)
         history = train(
             model,

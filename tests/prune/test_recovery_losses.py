@@ -16,7 +16,7 @@ from torch import nn
 
 from compress.artifact import Artifact
 from compress.data import preprocessor
-from compress.distilled import LossName, Taught, taught
+from compress.distilled import Learner, LossName, Taught, taught
 from compress.errors import InputError
 from compress.model import load
 from compress.origin import Origin, same_shape
@@ -45,7 +45,7 @@ def context(make_context: Callable[..., Context]) -> Context:
 
 def objective_of(settings: Taught, student: nn.Module, folder: Path, origin: Origin | None, context: Context) -> Any:
     prepared = preprocessor(folder, context.task, context.max_length, context.target)
-    return taught(settings, ASKED, student, load(folder), folder, prepared, prepared, origin, context)
+    return taught(Learner(settings, ASKED, student, folder, prepared, load(folder), prepared, origin), context)
 
 
 def batch_of(folder: Path, context: Context, num: int = 4) -> Batch:
@@ -195,7 +195,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
     teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
     settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
     with pytest.raises(InputError, match=r"stages.prune.teacher: distill splits the rows into other tokens than the student"):
-        taught(settings, ASKED, load(folder), load(other), folder, student, theirs, None, run)
+        taught(Learner(settings, ASKED, load(folder), folder, student, load(other), theirs, None), run)
 
 
 def test_masks_and_zeros_are_learned_from_them_too(checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from compress.artifact import Artifact, write_json
 from compress.data import preprocessor
-from compress.distilled import LossName, taught
+from compress.distilled import Learner, LossName, taught
 from compress.errors import InputError
 from compress.model import ModelConfig, forward, import_model, load, save
 from compress.origin import Origin, same_shape
@@ -70,7 +70,8 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     prepared = preprocessor(bert.path, run.task, run.max_length, run.target)
     insert(model, scales)
     settings = Qat(losses=({"name": "hidden"},))
-    objective: Any = taught(settings, asked_by("quantize"), model, teacher, bert.path, prepared, prepared, Origin.whole(2, 32), run)
+    learner = Learner(settings, asked_by("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
+    objective: Any = taught(learner, run)
     labels = torch.from_numpy(run.data.train.labels[:8])
     with torch.no_grad():
         found = objective(model.eval(), Batch(inputs, labels, range(8), 0, 10))["hidden"]  # type: ignore[arg-type]
@@ -89,7 +90,7 @@ def answered_as_itself(student: Path, teacher: Path, context: Context) -> bool:
     """Whether the teacher's answers that a student learns from are those to the teacher's own inputs."""
     prepared, theirs = (preprocessor(folder, context.task, context.max_length, context.target) for folder in (student, teacher))
     model, split = load(teacher), context.data.train
-    objective: Any = taught(Qat(), asked_by("quantize"), load(student), model, student, prepared, theirs, None, context)
+    objective: Any = taught(Learner(Qat(), asked_by("quantize"), load(student), student, prepared, model, theirs, None), context)
     given, own = ({name: torch.from_numpy(value) for name, value in each.encode(split.rows[:4], 0).items()} for each in (prepared, theirs))
     found = objective.answers(Batch(given, torch.from_numpy(split.labels[:4]), np.arange(4), 0, 1))
     return torch.allclose(found, forward(model, own).detach(), atol=1e-5)
@@ -168,9 +169,9 @@ def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatc
 
     seen, taught = [], module.taught
 
-    def told(settings: Any, asked: Any, student: Any, teacher: Any, *args: Any) -> Any:
-        seen.append((forward(student, inputs), forward(teacher, inputs)))
-        return taught(settings, asked, student, teacher, *args)
+    def told(learner: Any, *args: Any) -> Any:
+        seen.append((forward(learner.model, inputs), forward(learner.teacher, inputs)))
+        return taught(learner, *args)
 
     monkeypatch.setattr(module, "taught", told)
     inputs = features(bert.path, run, 16)
