@@ -38,6 +38,7 @@ MAX_SECONDS = 1800.0
 # Runs in the environment's own interpreter: imports what the server's models import, and tells where the server's parts lie.
 _LOOK = """
 import importlib.metadata, json, os, sys, sysconfig
+sys.modules["openvino_telemetry"] = None
 import numpy, openvino, PIL, tokenizers
 site = importlib.metadata.distribution("nvidia-pytriton").locate_file("")
 names = ("nvidia-pytriton", "numpy", "openvino", "tokenizers", "pillow")
