@@ -5,13 +5,13 @@ Each mask has a hard concrete gate z (`prune.hard_concrete`). What a unit is mul
     group h of heads of block i   z_attention,i z_h,i        neuron n   z_ffn,i z_n,i        block i   z_layer,i        channel c   z_c
     C(z) = cost of the blocks of the expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
     t(step) = t min(1, step / (warmup steps)),   t the sparsity asked for,   s = 1 - C(z) / C(1)
-    max over lambda, min over weights and z   L + lambda_1 (s - t) + lambda_2 (s - t)^2
+    min L over weights and masks, subject to s = t(step)
 
-L is the objective of `prune.recovery`. The multipliers rise by their gradient while the rest falls, all by Adam; masks and multipliers at a
-rate of their own. Xia et al. 2022, https://arxiv.org/abs/2204.00408, sections 3.1 and 3.2; the Lagrangian is Wang et al. 2020,
-https://arxiv.org/abs/1910.04732, section 3.2. Afterwards units are ranked by the product of P(z > 0) and chosen by `prune.selection`, which
-keeps to the budget exactly. Left out: attentions and FFNs that go whole (one group or one step of neurons stays: no architecture here has
-less); a searched map of layers, as those of the student are those of the incoming model: each learns from the one that it is.
+L is the objective of `prune.recovery`. Masks have a rate of their own, and Adam. Xia et al. 2022, https://arxiv.org/abs/2204.00408,
+sections 3.1 and 3.2; there the constraint is kept by multipliers that are learned along, here by `prune.price`. Afterwards units are ranked
+by the product of P(z > 0) and chosen by `prune.selection`, which keeps to the budget exactly. Left out: attentions and FFNs that go whole
+(one group or one step of neurons stays: no architecture here has less); a searched map of layers, as those of the student are those of the
+incoming model: each learns from the one that it is.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from compress.train import Batch, Objective
 from prune.cost import Component, Costs, count_of
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.masks import Gate
+from prune.price import Price
 from prune.selection import Limits, Scores
 
 MASK_RATE, CROSSINGS = 0.01, 4
@@ -42,7 +43,7 @@ class Learn(Config):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
     """Peak learning rate of the weights."""
     mask_learning_rate: Annotated[float, Field(gt=0, le=100)] | None = None
-    """That of masks and multipliers; absent: 0.01, or what lets a mask open and close four times in so many steps, where that is more."""
+    """That of masks; absent: 0.01, or what lets a mask open and close four times in so many steps, where that is more."""
     warmup: Annotated[float, Field(gt=0, le=1)] = 0.5
     """Fraction of the steps over which the sparsity rises to what is asked for: linearly with joint, as `cubic` with movement."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
@@ -62,14 +63,13 @@ class Scaled(nn.Module):
     Args:
         value: What it begins with, float32 `[n]`.
         ratio: Its rate divided by that of the weights.
-        ascends: Whether it follows its gradient up.
     """
 
-    def __init__(self, value: Tensor, ratio: float, ascends: bool = False) -> None:
+    def __init__(self, value: Tensor, ratio: float) -> None:
         super().__init__()
         self.raw, self.ratio = nn.Parameter(value / ratio), ratio
         # Adam's steps do not depend on the size of a gradient, but the clipping of all gradients together does: it sees that of the value.
-        self.raw.register_hook(lambda gradient: gradient * (-1 if ascends else 1) / ratio)  # type: ignore[no-untyped-call]
+        self.raw.register_hook(lambda gradient: gradient / ratio)  # type: ignore[no-untyped-call]
 
     def forward(self) -> Tensor:
         """Returns the vector, float32 `[n]`."""
@@ -82,7 +82,7 @@ class Scaled(nn.Module):
 
 
 class Joint(nn.Module):
-    """The objective: the loss of the masked model, and what the Lagrangian adds.
+    """The objective: the loss of the masked model, and what it costs.
 
     Args:
         loss: Gives the parts of the loss.
@@ -98,45 +98,57 @@ class Joint(nn.Module):
         super().__init__()
         self.loss, self.cost, self.whole, self.sparsity, self.limits, self.warmup = loss, cost, whole, sparsity, limits, warmup
         structure = cost.structure
-        free: dict[str, int] = {}
+        self.sizes: dict[str, int] = {}
         for block in range(structure.depth):
             for what in limits.inside:
                 if (block, what) not in limits.protected:
-                    free |= {f"{what}_{block}": count_of(structure.sizes, block, what), f"all_{what}_{block}": 1}
+                    self.sizes |= {f"{what}_{block}": count_of(structure.sizes, block, what), f"all_{what}_{block}": 1}
             if "layers" in limits.granularity and block not in limits.blocks:
-                free[f"layer_{block}"] = 1
+                self.sizes[f"layer_{block}"] = 1
         if "hidden" in limits.granularity:
-            free["hidden"] = structure.sizes.hidden
-        self.masks = nn.ModuleDict({name: Scaled(torch.full((size,), OPEN), ratio) for name, size in free.items()})
-        self.lambda_1, self.lambda_2 = (Scaled(torch.zeros(1), ratio, ascends=True) for _ in range(2))
+            self.sizes["hidden"] = structure.sizes.hidden
+        num_masks = sum(self.sizes.values())
+        self.log_alpha, self.price = Scaled(torch.full((num_masks,), OPEN), ratio), Price(num_masks)
         self.drawn: dict[str, Tensor] = {}
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each; new gates are drawn for every batch."""
-        for mask in self.masks.values():
-            mask.bound(BOUND)  # type: ignore[operator]
-        self.drawn = {name: draw(mask()) for name, mask in self.masks.items()}
-        parts = self.loss(model, batch)
+        self.log_alpha.bound(BOUND)
         penalty = self.penalty(batch.step, batch.num_steps)
-        return {**parts, "sparsity": penalty.expand(len(batch.indices))}
+        seen_N = self.log_alpha()
+        seen_N.register_hook(self.price.see)  # of the loss alone: the penalty has a branch of its own
+        self.drawn = {name: draw(mask) for name, mask in self.named(seen_N).items()}
+        return {**self.loss(model, batch), "sparsity": penalty.expand(len(batch.indices))}
+
+    def named(self, values_N: Tensor) -> dict[str, Tensor]:
+        """Returns the values of all masks by the name of the gate, `[n]` each."""
+        return dict(zip(self.sizes, torch.split(values_N, list(self.sizes.values())), strict=True))
+
+    def target(self, step: int, num_steps: int) -> float:
+        """Returns the share that is to be gone in a step."""
+        return self.sparsity * min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
 
     def penalty(self, step: int, num_steps: int) -> Tensor:
-        """Returns what the Lagrangian adds to the loss of each row, float32 `[]`."""
-        target = self.sparsity * min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
-        gap = self.expected_sparsity() - target
-        penalty_1: Tensor = self.lambda_1() * gap + self.lambda_2() * gap.square()
-        return penalty_1[0]
+        """Returns what is added to the loss of each row, float32 `[]`: what is there beyond what was asked for, at its price."""
+        log_alpha_N, target = self.log_alpha(), self.target(step, num_steps)
+        gone = self.gone(log_alpha_N)
+        (slope_N,) = torch.autograd.grad(gone, log_alpha_N, retain_graph=True)
+        return self.price.settle(step, float(gone.detach()) - target, slope_N) * (target - gone)
 
-    def expected_sparsity(self) -> Tensor:
+    def expected_sparsity(self) -> float:
+        """Returns the share of the cost that is gone with the expected sizes."""
+        return float(self.gone(self.log_alpha()).detach())
+
+    def gone(self, log_alpha_N: Tensor) -> Tensor:
         """Returns the share of the cost that is gone with the expected sizes, float32 `[]`."""
         structure = self.cost.structure
-        chances = {name: present(mask()) for name, mask in self.masks.items()}
+        chances = {name: present(mask) for name, mask in self.named(log_alpha_N).items()}
         counts: dict[tuple[int, Component], Tensor] = {}
         for block in range(structure.depth):
             for what in self.limits.inside:
                 if f"{what}_{block}" in chances:
                     counts[block, what] = chances[f"{what}_{block}"].sum() * chances[f"all_{what}_{block}"][0]
-        certain = next(self.parameters()).new_ones(1)
+        certain = log_alpha_N.new_ones(1)
         present_L = torch.cat([chances.get(f"layer_{block}", certain) for block in range(structure.depth)])
         hidden = chances["hidden"].sum() if "hidden" in chances else structure.sizes.hidden
         return 1 - self.cost.expected(counts, hidden, present_L) / self.whole
@@ -146,13 +158,13 @@ class Joint(nn.Module):
 
         def product(*names: str) -> Gate:
             def gate(training: bool) -> Tensor:
-                found = [self.drawn[name] if training else fixed(self.masks[name]()) for name in names]
-                return found[0] * found[1] if len(found) == 2 else found[0]
+                known = self.drawn if training else {name: fixed(mask) for name, mask in self.named(self.log_alpha()).items()}
+                return known[names[0]] * known[names[1]] if len(names) == 2 else known[names[0]]
 
             return gate
 
         found: dict[tuple[int, str] | str, Gate] = {}
-        for name in self.masks:
+        for name in self.sizes:
             what, _, block = name.rpartition("_")
             if what in ("heads", "ffn"):
                 found[int(block), what] = product(name, f"all_{name}")
@@ -166,7 +178,7 @@ class Joint(nn.Module):
     def scores(self) -> Scores:
         """Returns the probability of everything to be there; of what is not masked it is 1."""
         structure = self.cost.structure
-        sizes, chances = structure.sizes, {name: present(mask()).cpu() for name, mask in self.masks.items()}
+        sizes, chances = structure.sizes, {name: present(mask).cpu() for name, mask in self.named(self.log_alpha()).items()}
         components = {
             (block, what): chances.get(f"{what}_{block}", torch.ones(count_of(sizes, block, what)))
             * chances.get(f"all_{what}_{block}", torch.ones(1))

@@ -4,7 +4,7 @@
     2. weights and gates trained together on the objective of recovery, with the one loop of the project
     3. the factors of the gates folded into the weights (`prune.masks`), the scores handed to selection
 
-The loop saves gates, multipliers and the generator of their noise with the weights, so that a killed training goes on bit by bit.
+The loop saves gates, the price of cost and the generator of their noise with the weights, so that a killed training goes on bit by bit.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def learn(
     learned = made[-1].cpu().eval()
     figures: dict[str, Any] = {"losses": history.losses, "selection": history.selection, "steps": history.steps}
     if isinstance(learned, Joint):
-        figures["sparsity"] = float(learned.expected_sparsity().detach())
+        figures["sparsity"] = learned.expected_sparsity()
     else:
         learned.choose(1 - sparsity)
     fold(model, structure, learned.gates())

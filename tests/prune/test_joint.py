@@ -1,4 +1,4 @@
-"""Masks that are learned jointly: expected sizes and the Lagrangian against written-out sums, gradients against differences."""
+"""Masks that are learned jointly: expected sizes and the penalty against written-out sums, gradients against differences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from compress.structure import Structure
 from compress.train import Batch
 from prune.cost import Cost
-from prune.hard_concrete import OPEN, fixed, present
+from prune.hard_concrete import OPEN, draw, fixed, present
 from prune.joint import MASK_RATE, Joint, Learn, Scaled, mask_rate
 from prune.latency_table import Curve, LatencyTable
 from prune.selection import Granularity, Limits
@@ -29,16 +29,19 @@ def made(model: Any, granularity: tuple[Granularity, ...] = ALL, **changes: Any)
     loss: Any = lambda model, batch: {"nothing": torch.zeros(len(batch.indices))}  # noqa: E731
     settings = {"ratio": 10.0, "warmup": 0.5, "sparsity": 0.6, **changes}
     joint = Joint(loss, cost, cost.total(), limits=limits, **settings)
-    draw = torch.Generator().manual_seed(4)
+    generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
-        for mask in joint.masks.values():
-            mask.raw.copy_(torch.randn(mask.raw.shape, generator=draw) * 0.2)  # type: ignore[operator, union-attr]
+        joint.log_alpha.raw.copy_(torch.randn(joint.log_alpha.raw.shape, generator=generator) * 0.2)
     return joint
+
+
+def masks(joint: Joint) -> dict[str, torch.Tensor]:
+    return {name: mask.detach() for name, mask in joint.named(joint.log_alpha()).items()}
 
 
 def expected_macs(joint: Joint, model: Any) -> float:
     """Sums up, weight by weight, the chance that both of its ends are there."""
-    chance = {name: present(mask()).tolist() for name, mask in joint.masks.items()}
+    chance = {name: present(mask).tolist() for name, mask in masks(joint).items()}
     hidden, total = sum(chance["hidden"]), 0.0
     for block in range(3):
         heads = sum(chance[f"heads_{block}"]) * chance[f"all_heads_{block}"][0] * 4  # numbers of a head
@@ -51,69 +54,97 @@ def test_the_expected_cost_is_that_of_the_expected_sizes(make_model: Callable[..
     model = make_model("bert")
     joint = made(model)
     before = 3 * (4 * 16 * 16 + 2 * 16 * 24)
-    assert float(joint.expected_sparsity().detach()) == pytest.approx(1 - expected_macs(joint, model) / before, rel=1e-5)
+    assert joint.expected_sparsity() == pytest.approx(1 - expected_macs(joint, model) / before, rel=1e-5)
 
 
-def test_the_lagrangian_pulls_to_the_sparsity_and_its_multipliers_rise(make_model: Callable[..., Any]) -> None:
+def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Callable[..., Any]) -> None:
     joint = made(make_model("bert"))
-    with torch.no_grad():
-        joint.lambda_1.raw.fill_(0.3)
-        joint.lambda_2.raw.fill_(0.2)
+    joint.price.settle = lambda step, gap, slope_N: 3.0  # type: ignore[method-assign]
     for step, target in ((0, 0.6 / 5), (2, 0.6 * 3 / 5), (4, 0.6), (9, 0.6)):
-        gap = float(joint.expected_sparsity().detach()) - target
-        assert float(joint.penalty(step, 10).detach()) == pytest.approx(3.0 * gap + 2.0 * gap**2, rel=1e-4)
+        assert float(joint.penalty(step, 10).detach()) == pytest.approx(3.0 * (target - joint.expected_sparsity()), rel=1e-4)
     joint.penalty(9, 10).backward()
-    gap = float(joint.expected_sparsity().detach()) - 0.6
-    assert joint.lambda_1.raw.grad is not None
-    assert joint.lambda_2.raw.grad is not None
-    assert float(joint.lambda_1.raw.grad) == pytest.approx(-gap, rel=1e-4)  # descent on it is ascent
-    assert float(joint.lambda_2.raw.grad) == pytest.approx(-(gap**2), rel=1e-4)
-    for name in ("heads_1", "all_ffn_0", "layer_2", "hidden"):
-        mask: Any = joint.masks[name]
-        found, step = float(mask.raw.grad[0]), 1e-3
+    found, step_size, raw = joint.log_alpha.raw.grad, 1e-3, joint.log_alpha.raw
+    assert found is not None
+    for place in (0, 5, len(raw) // 2, len(raw) - 1):
         values = []
-        for change in (step, -step):
-            with torch.no_grad():
-                mask.raw[0] += change / mask.ratio
-                values.append(float(joint.penalty(9, 10).double()))
-                mask.raw[0] -= change / mask.ratio
-        assert found == pytest.approx((values[0] - values[1]) / (2 * step), rel=0.05, abs=1e-4)  # of the value, not of what Adam moves
+        for change in (step_size, -step_size):
+            raw.data[place] += change / joint.log_alpha.ratio
+            values.append(float(joint.penalty(9, 10).detach().double()))
+            raw.data[place] -= change / joint.log_alpha.ratio
+        # of the value, not of what Adam moves
+        assert float(found[place]) == pytest.approx((values[0] - values[1]) / (2 * step_size), rel=0.05, abs=1e-4)
+
+
+def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(make_model: Callable[..., Any]) -> None:
+    joint, model, told = made(make_model("bert")), make_model("bert"), []
+    weights = torch.linspace(-1, 1, len(joint.log_alpha.raw))
+    joint.price.settle = lambda step, gap, slope_N: told.append((step, gap, slope_N)) or 7.0  # type: ignore[method-assign, func-returns-value]
+
+    def loss(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        drawn = torch.cat(list(joint.drawn.values()))
+        return {"linear": (drawn * weights).sum().expand(2) / 2}
+
+    joint.loss = loss
+    torch.manual_seed(0)
+    parts = joint(model, Batch({}, torch.zeros(2), np.arange(2), 3, 10))
+    step, gap, slope_N = told[0]
+    log_alpha_N = joint.log_alpha().detach().requires_grad_()
+    (slope,) = torch.autograd.grad(joint.gone(log_alpha_N), log_alpha_N)
+    assert (step, gap) == (3, pytest.approx(joint.expected_sparsity() - 0.6 * 4 / 5))
+    torch.testing.assert_close(slope_N, slope)
+    torch.manual_seed(0)
+    (gradient,) = torch.autograd.grad((torch.cat([draw(mask) for mask in joint.named(log_alpha_N).values()]) * weights).sum(), log_alpha_N)
+    sum(part.sum() for part in parts.values()).backward()  # type: ignore[union-attr]
+    torch.testing.assert_close(joint.price.gradient_N, gradient)
+    torch.testing.assert_close(joint.log_alpha.raw.grad, gradient - 2 * 7.0 * slope, atol=1e-5, rtol=1e-4)
 
 
 def test_adam_moves_a_scaled_vector_at_its_own_rate() -> None:
     torch.manual_seed(0)
     direction = torch.randn(5)
     plain, scaled = torch.nn.Parameter(torch.ones(5)), Scaled(torch.ones(5), 50.0)
-    rising = Scaled(torch.ones(5), 50.0, ascends=True)
     optimizers = [
-        torch.optim.AdamW([{"params": [value], "lr": rate, "weight_decay": 0.0}])
-        for value, rate in ((plain, 0.05), (scaled.raw, 0.001), (rising.raw, 0.001))
+        torch.optim.AdamW([{"params": [value], "lr": rate, "weight_decay": 0.0}]) for value, rate in ((plain, 0.05), (scaled.raw, 0.001))
     ]
     for number in range(4):
-        for value, optimizer in zip((lambda: plain, scaled, rising), optimizers, strict=True):
+        for value, optimizer in zip((lambda: plain, scaled), optimizers, strict=True):
             optimizer.zero_grad()
             (value() * direction * (1 + number)).sum().backward()
             optimizer.step()
     torch.testing.assert_close(scaled(), plain, atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(rising() - 1, 1 - plain, atol=1e-5, rtol=1e-4)
 
 
-def test_the_multipliers_bring_the_masks_to_the_sparsity(make_model: Callable[..., Any]) -> None:
-    joint = made(make_model("bert"), ratio=100.0)
+@pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
+@pytest.mark.parametrize("sparsity", [0.3, 0.6])
+def test_masks_end_at_the_sparsity_whatever_the_size_of_the_loss(make_model: Callable[..., Any], size: float, sparsity: float) -> None:
+    steps = 300
+    ratio = mask_rate(Learn(), steps) / 1e-3
+    joint = made(make_model("bert"), ("heads", "ffn"), sparsity=sparsity, ratio=ratio)
+    draw_worth = torch.Generator().manual_seed(1)
+    worth = {key: torch.exp(torch.randn(len(gate(False)), generator=draw_worth)) for key, gate in joint.gates().items()}
     with torch.no_grad():
-        for mask in joint.masks.values():
-            mask.raw.fill_(OPEN / 100)  # type: ignore[operator, union-attr]
+        joint.log_alpha.raw.fill_(OPEN / ratio)
+
+    def loss(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
+        gone = sum(((1 - gate(True)) * worth[key]).sum() / worth[key].sum() for key, gate in joint.gates().items())
+        return {"worth": size * torch.as_tensor(gone).square().expand(1)}
+
+    joint.loss = loss
     optimizer = torch.optim.AdamW([{"params": list(joint.parameters()), "lr": 1e-3, "weight_decay": 0.0}])
-    for step in range(200):
+    torch.manual_seed(0)
+    for step in range(steps):
         optimizer.zero_grad()
-        joint.penalty(step, 200).backward()
+        sum(part.sum() for part in joint(None, Batch({}, torch.zeros(1), np.arange(1), step, steps)).values()).backward()  # type: ignore[union-attr, arg-type]
         optimizer.step()
-    assert float(joint.expected_sparsity().detach()) == pytest.approx(0.6, abs=0.03)
+    assert joint.expected_sparsity() == pytest.approx(sparsity, abs=0.05)
+    left = {key: gate(False).detach() for key, gate in joint.gates().items()}
+    closed, opened = (torch.cat([worth[key][keep(left[key])] for key in left]) for keep in (lambda z: z < 0.5, lambda z: z >= 0.5))
+    assert float(opened.mean()) > 1.2 * float(closed.mean())
 
 
 def test_protected_parts_have_no_masks(make_model: Callable[..., Any]) -> None:
     joint = made(make_model("bert"), protected=frozenset({(0, "heads"), (0, "ffn")}), blocks=frozenset({0}))
-    assert not [name for name in joint.masks if name.endswith("_0")]
+    assert not [name for name in joint.sizes if name.endswith("_0")]
     scores = joint.scores()
     assert scores.components[0, "heads"].tolist() == [1.0] * 4
     assert float(scores.layers[0]) == 1.0
@@ -157,15 +188,15 @@ def test_the_rate_of_masks_lets_them_cross_in_short_trainings() -> None:
 
 def test_a_unit_stands_under_the_gate_of_all_of_its_kind(make_model: Callable[..., Any]) -> None:
     joint = made(make_model("bert"))
-    gates, scores = joint.gates(), joint.scores()
+    gates, scores, known = joint.gates(), joint.scores(), masks(joint)
     with torch.no_grad():
         for block in range(3):
             for what in ("heads", "ffn"):
-                unit, whole = joint.masks[f"{what}_{block}"](), joint.masks[f"all_{what}_{block}"]()
+                unit, whole = known[f"{what}_{block}"], known[f"all_{what}_{block}"]
                 assert 0 < float(present(whole)) < 1
                 torch.testing.assert_close(gates[block, what](False), fixed(unit) * fixed(whole), atol=0, rtol=0)
                 torch.testing.assert_close(scores.components[block, what], present(unit) * present(whole), atol=0, rtol=0)
-            assert torch.equal(gates[block, "layer"](False), fixed(joint.masks[f"layer_{block}"]()))
-    assert any(float(fixed(joint.masks[f"all_{what}_{block}"]()).detach()) < 1 for block in range(3) for what in ("heads", "ffn"))
-    joint.drawn = {name: torch.full_like(mask.raw, 0.5) for name, mask in joint.masks.items()}  # type: ignore[arg-type]
+            assert torch.equal(gates[block, "layer"](False), fixed(known[f"layer_{block}"]))
+    assert any(float(fixed(known[f"all_{what}_{block}"])) < 1 for block in range(3) for what in ("heads", "ffn"))
+    joint.drawn = {name: torch.full_like(mask, 0.5) for name, mask in known.items()}
     assert gates[0, "heads"](True).tolist() == [0.25] * 4

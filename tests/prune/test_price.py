@@ -1,0 +1,60 @@
+"""The price of cost while masks are learned: its formula written out with plain numbers, and what it must not depend on."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from prune.price import DECAY, INTEGRAL, PROPORTIONAL, STEEPEST, Price
+
+SMALL = st.floats(-0.02, 0.02)
+NUMBERS = st.lists(st.floats(0.01, 10), min_size=3, max_size=3)
+
+
+@given(st.lists(st.tuples(SMALL, NUMBERS, NUMBERS), min_size=1, max_size=8))
+def test_the_price_is_that_of_the_formula(steps: list[tuple[float, list[float], list[float]]]) -> None:
+    price, paid, bought, raised = Price(3), 0.0, 0.0, 0.0
+    before: tuple[list[float], list[float]] = ([0.0] * 3, [0.0] * 3)
+    for number, (gap, gradient, slope) in enumerate(steps):
+        found = price.settle(number, gap, torch.tensor(slope))
+        paid = DECAY * paid + (1 - DECAY) * sum(abs(g * s) for g, s in zip(*before, strict=True))
+        bought = DECAY * bought + (1 - DECAY) * sum(s * s for s in before[1])
+        raised -= INTEGRAL * gap
+        assert found == pytest.approx(paid / bought * math.exp(raised - PROPORTIONAL * gap) if bought else 0.0, rel=1e-4)
+        price.see(torch.tensor(gradient) / 4)  # two micro-batches
+        price.see(torch.tensor(gradient) * 3 / 4)
+        before = (gradient, slope)
+
+
+def played(price: Price, size: float = 1.0, gap: float = -0.1) -> float:
+    generator = torch.Generator().manual_seed(0)
+    for step in range(20):
+        price.settle(step, gap, torch.rand(5, generator=generator))
+        price.see(size * torch.randn(5, generator=generator))
+    return price.settle(20, gap, torch.ones(5))
+
+
+def test_it_grows_with_the_loss_and_with_what_is_missing() -> None:
+    assert played(Price(5), 1000.0) == pytest.approx(1000 * played(Price(5)), rel=1e-4)
+    values = [played(Price(5), gap=gap) for gap in (0.1, 0.01, 0.0, -0.01, -0.1)]
+    assert values == sorted(values)
+    assert values[0] > 0
+    assert played(Price(5), gap=-100.0) == pytest.approx(played(Price(5), gap=0.0) * math.exp(STEEPEST), rel=1e-3)
+
+
+def test_a_step_has_one_price_and_a_saved_one_goes_on() -> None:
+    price, again = Price(5), Price(5)
+    first = played(price)
+    assert price.settle(20, 0.5, torch.zeros(5)) == first
+    again.load_state_dict(price.state_dict())
+    for each in (price, again):
+        each.see(torch.ones(5))
+    assert again.settle(21, -0.2, torch.ones(5)) == price.settle(21, -0.2, torch.ones(5)) > 0
+
+
+def test_before_anything_was_seen_nothing_is_paid() -> None:
+    assert Price(5).settle(0, -0.5, torch.ones(5)) == 0.0
