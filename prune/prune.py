@@ -51,7 +51,7 @@ SPARSITY = 0.5
 class Prune(ModelStage):
     """Takes heads, neurons, channels, layers, experts and tokens out of the model, and trains what is left."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     NAME: ClassVar[str] = "prune"
 
     method: Method | Learned = "activation"
