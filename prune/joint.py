@@ -1,17 +1,18 @@
-"""Joint: masks over heads, neurons, whole attentions, whole FFNs, blocks and channels are learned together with the weights (CoFi).
+"""Joint: masks over heads, neurons, blocks and channels are learned together with the weights (CoFi).
 
-Each mask has a hard concrete gate z (`prune.hard_concrete`). What a unit is multiplied by is the product of the gates that it stands under:
+Each mask has a hard concrete gate z (`prune.hard_concrete`), which what it stands for is multiplied by:
 
-    group h of heads of block i   z_attention,i z_h,i        neuron n   z_ffn,i z_n,i        block i   z_layer,i        channel c   z_c
+    group h of heads of block i   z_h,i        neuron n of block i   z_n,i        block i   z_layer,i        channel c   z_c
     C(z) = cost of the blocks of the expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
     t(step) = t min(1, step / (warmup steps)),   t the sparsity asked for,   s = 1 - C(z) / C(1)
     min L over weights and masks, subject to s = t(step)
 
 L is the objective of `prune.recovery`. Masks have a rate of their own, and Adam. Xia et al. 2022, https://arxiv.org/abs/2204.00408,
 sections 3.1 and 3.2; there the constraint is kept by multipliers that are learned along, here by `prune.price`. Afterwards units are ranked
-by the product of P(z > 0) and chosen by `prune.selection`, which keeps to the budget exactly. Left out: attentions and FFNs that go whole
-(one group or one step of neurons stays: no architecture here has less); a searched map of layers, as those of the student are those of the
-incoming model: each learns from the one that it is.
+by P(z > 0) and chosen by `prune.selection`, which keeps to the budget exactly. Left out: gates of whole attentions and whole FFNs, as one
+group and one step of neurons stay anyway (no architecture here has less), and in half an epoch of SST-2 they closed whole FFNs where some
+neurons of each would do; a searched map of layers, as those of the student are those of the incoming model: each learns from the one that
+it is.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class Joint(nn.Module):
         for block in range(structure.depth):
             for what in limits.inside:
                 if (block, what) not in limits.protected:
-                    self.sizes |= {f"{what}_{block}": count_of(structure.sizes, block, what), f"all_{what}_{block}": 1}
+                    self.sizes[f"{what}_{block}"] = count_of(structure.sizes, block, what)
             if "layers" in limits.granularity and block not in limits.blocks:
                 self.sizes[f"layer_{block}"] = 1
         if "hidden" in limits.granularity:
@@ -147,7 +148,7 @@ class Joint(nn.Module):
         for block in range(structure.depth):
             for what in self.limits.inside:
                 if f"{what}_{block}" in chances:
-                    counts[block, what] = chances[f"{what}_{block}"].sum() * chances[f"all_{what}_{block}"][0]
+                    counts[block, what] = chances[f"{what}_{block}"].sum()
         certain = log_alpha_N.new_ones(1)
         present_L = torch.cat([chances.get(f"layer_{block}", certain) for block in range(structure.depth)])
         hidden = chances["hidden"].sum() if "hidden" in chances else structure.sizes.hidden
@@ -156,22 +157,13 @@ class Joint(nn.Module):
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
         """Returns the gates of a model, as `prune.masks` takes them: drawn in training, without noise otherwise."""
 
-        def product(*names: str) -> Gate:
-            def gate(training: bool) -> Tensor:
-                known = self.drawn if training else {name: fixed(mask) for name, mask in self.named(self.log_alpha()).items()}
-                return known[names[0]] * known[names[1]] if len(names) == 2 else known[names[0]]
-
-            return gate
+        def gate_of(name: str) -> Gate:
+            return lambda training: self.drawn[name] if training else fixed(self.named(self.log_alpha())[name])
 
         found: dict[tuple[int, str] | str, Gate] = {}
         for name in self.sizes:
             what, _, block = name.rpartition("_")
-            if what in ("heads", "ffn"):
-                found[int(block), what] = product(name, f"all_{name}")
-            elif what == "layer":
-                found[int(block), what] = product(name)
-            elif name == "hidden":
-                found[name] = product(name)
+            found[(int(block), what) if block.isdigit() else name] = gate_of(name)
         return found
 
     @torch.no_grad()
@@ -181,7 +173,6 @@ class Joint(nn.Module):
         sizes, chances = structure.sizes, {name: present(mask).cpu() for name, mask in self.named(self.log_alpha()).items()}
         components = {
             (block, what): chances.get(f"{what}_{block}", torch.ones(count_of(sizes, block, what)))
-            * chances.get(f"all_{what}_{block}", torch.ones(1))
             for block in range(structure.depth)
             for what in self.limits.inside
         }

@@ -44,8 +44,8 @@ def expected_macs(joint: Joint, model: Any) -> float:
     chance = {name: present(mask).tolist() for name, mask in masks(joint).items()}
     hidden, total = sum(chance["hidden"]), 0.0
     for block in range(3):
-        heads = sum(chance[f"heads_{block}"]) * chance[f"all_heads_{block}"][0] * 4  # numbers of a head
-        neurons = sum(chance[f"ffn_{block}"]) * chance[f"all_ffn_{block}"][0]
+        heads = sum(chance[f"heads_{block}"]) * 4  # numbers of a head
+        neurons = sum(chance[f"ffn_{block}"])
         total += chance[f"layer_{block}"][0] * (4 * hidden * heads + 2 * hidden * neurons)
     return total
 
@@ -61,7 +61,7 @@ def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Cal
     joint = made(make_model("bert"))
     joint.price.settle = lambda step, gap, slope_N: 3.0  # type: ignore[method-assign]
     for step, target in ((0, 0.6 / 5), (2, 0.6 * 3 / 5), (4, 0.6), (9, 0.6)):
-        assert float(joint.penalty(step, 10).detach()) == pytest.approx(3.0 * (target - joint.expected_sparsity()), rel=1e-4)
+        assert float(joint.penalty(step, 10).detach()) == pytest.approx(3.0 * (target - joint.expected_sparsity()), rel=1e-4, abs=1e-6)
     joint.penalty(9, 10).backward()
     found, step_size, raw = joint.log_alpha.raw.grad, 1e-3, joint.log_alpha.raw
     assert found is not None
@@ -72,7 +72,7 @@ def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Cal
             values.append(float(joint.penalty(9, 10).detach().double()))
             raw.data[place] -= change / joint.log_alpha.ratio
         # of the value, not of what Adam moves
-        assert float(found[place]) == pytest.approx((values[0] - values[1]) / (2 * step_size), rel=0.05, abs=1e-4)
+        assert float(found[place]) == pytest.approx((values[0] - values[1]) / (2 * step_size), rel=0.05, abs=3e-4)
 
 
 def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(make_model: Callable[..., Any]) -> None:
@@ -186,17 +186,17 @@ def test_the_rate_of_masks_lets_them_cross_in_short_trainings() -> None:
     assert mask_rate(Learn(mask_learning_rate=0.5), 100) == 0.5
 
 
-def test_a_unit_stands_under_the_gate_of_all_of_its_kind(make_model: Callable[..., Any]) -> None:
+def test_gates_and_scores_are_those_of_the_masks(make_model: Callable[..., Any]) -> None:
     joint = made(make_model("bert"))
     gates, scores, known = joint.gates(), joint.scores(), masks(joint)
-    with torch.no_grad():
-        for block in range(3):
-            for what in ("heads", "ffn"):
-                unit, whole = known[f"{what}_{block}"], known[f"all_{what}_{block}"]
-                assert 0 < float(present(whole)) < 1
-                torch.testing.assert_close(gates[block, what](False), fixed(unit) * fixed(whole), atol=0, rtol=0)
-                torch.testing.assert_close(scores.components[block, what], present(unit) * present(whole), atol=0, rtol=0)
-            assert torch.equal(gates[block, "layer"](False), fixed(known[f"layer_{block}"]))
-    assert any(float(fixed(known[f"all_{what}_{block}"])) < 1 for block in range(3) for what in ("heads", "ffn"))
+    assert len(gates) == 3 * 3 + 1
+    for block in range(3):
+        for what in ("heads", "ffn"):
+            assert torch.equal(gates[block, what](False).detach(), fixed(known[f"{what}_{block}"]))
+            assert torch.equal(scores.components[block, what], present(known[f"{what}_{block}"]))  # type: ignore[index]
+        assert torch.equal(gates[block, "layer"](False).detach(), fixed(known[f"layer_{block}"]))
+        assert float(scores.layers[block]) == float(present(known[f"layer_{block}"]))
+    assert torch.equal(gates["hidden"](False).detach(), fixed(known["hidden"]))
+    assert torch.equal(scores.hidden, present(known["hidden"]))
     joint.drawn = {name: torch.full_like(mask, 0.5) for name, mask in known.items()}
-    assert gates[0, "heads"](True).tolist() == [0.25] * 4
+    assert gates[0, "heads"](True).tolist() == [0.5] * 4
