@@ -18,7 +18,7 @@ DISTANCES = {"kl": "KL of the logits, nats", "mse": "squared error of the output
 SHARES = ("accuracy", "f1")
 """Metrics that are written in percent, their differences in points; correlations are plain numbers."""
 
-MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013", "\u00a0"
+MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no line ends after a dash
 
 
 def engine_name(key: str | None) -> str:
