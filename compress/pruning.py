@@ -148,10 +148,11 @@ def _step(number: int, step: Figures) -> list[View]:
             kept = next(
                 (look["value"] for look in looks if look["step"] == history.get("best_step")), looks[-1]["value"] if looks else None
             )
+            share = 1 - history["sparsity"] if what == "masks" and "sparsity" in history else step.get("share")  # by the gates alone
             rows.append(
                 {
                     "name": f"{number}, {what}",
-                    "share": f"{100 * step['share']:.1f} %" if step.get("share") is not None else "",
+                    "share": "" if share is None else f"{100 * share:.1f} %",
                     "steps": history.get("steps") or "none",
                     "losses": [f"{loss['loss']:.4g}" for loss in losses],
                     "parts": ", ".join(

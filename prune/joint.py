@@ -7,7 +7,8 @@ Each mask has a hard concrete gate z (`prune.hard_concrete`), which what it stan
     t(step) = t min(1, step / (warmup steps)),   t the sparsity asked for,   s = 1 - C(z) / C(1)
     min L over weights and masks, subject to s = t(step)
 
-L is the objective of `prune.recovery`. Masks have a rate of their own, and Adam. Xia et al. 2022, https://arxiv.org/abs/2204.00408,
+L is the objective of `prune.recovery`. No weight can hold the gate of a block, so that in the last quarter of the steps each block is there
+or not: the ones that selection would keep. Masks have a rate of their own, and Adam. Xia et al. 2022, https://arxiv.org/abs/2204.00408,
 sections 3.1 and 3.2; there the constraint is kept by multipliers that are learned along, here by `prune.price`. Afterwards units are ranked
 by P(z > 0) and chosen by `prune.selection`, which keeps to the budget exactly. Left out: gates of whole attentions and whole FFNs, as one
 group and one step of neurons stay anyway (no architecture here has less), and in half an epoch of SST-2 they closed whole FFNs where some
@@ -17,7 +18,7 @@ it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
 import torch
@@ -30,10 +31,15 @@ from prune.cost import Component, Costs, count_of
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.masks import Gate
 from prune.price import Price
-from prune.selection import Limits, Scores
+from prune.selection import Limits, Scores, Whole, likely_blocks
 
 MASK_RATE, CROSSINGS = 0.01, 4
 """Learning rate of masks at the least, and how many times a gate can go from open to closed in one training."""
+DECIDED = 0.25
+"""Share of the steps, at the end, in which a block is there or not."""
+
+
+UNDECIDED = -1.0
 
 
 class Learn(Config):
@@ -55,7 +61,7 @@ class Learn(Config):
 
 def mask_rate(settings: Learn, num_steps: int) -> float:
     """Returns the learning rate of masks with the default resolved."""
-    return settings.mask_learning_rate or max(MASK_RATE, CROSSINGS * 2 * OPEN / num_steps)
+    return settings.mask_learning_rate or max(MASK_RATE, CROSSINGS * 2 * OPEN / max(1, num_steps))
 
 
 class Scaled(nn.Module):
@@ -89,13 +95,15 @@ class Joint(nn.Module):
         loss: Gives the parts of the loss.
         cost: Of the model that comes in.
         whole: What shares are taken of.
-        sparsity: Share of it that is to go.
-        limits: What may be masked.
+        sparsity: Share of it that is to go; as much of it as gates can come to, which are never quite certain.
+        limits: What may be masked; something has to be free.
         ratio: Rate of masks divided by that of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
     """
 
-    def __init__(self, loss: Objective, cost: Costs, whole: float, sparsity: float, limits: Limits, ratio: float, warmup: float) -> None:
+    decided_L: Tensor
+
+    def __init__(self, loss: Objective, cost: Costs, whole: Whole, sparsity: float, limits: Limits, ratio: float, warmup: float) -> None:
         super().__init__()
         self.loss, self.cost, self.whole, self.sparsity, self.limits, self.warmup = loss, cost, whole, sparsity, limits, warmup
         structure = cost.structure
@@ -110,20 +118,39 @@ class Joint(nn.Module):
             self.sizes["hidden"] = structure.sizes.hidden
         num_masks = sum(self.sizes.values())
         self.log_alpha, self.price = Scaled(torch.full((num_masks,), OPEN), ratio), Price(num_masks)
+        self.register_buffer("decided_L", torch.full((structure.depth,), UNDECIDED))
+        self.sparsity = min(sparsity, float(self.gone(torch.full((num_masks,), -BOUND))))
         self.drawn: dict[str, Tensor] = {}
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each; new gates are drawn for every batch."""
         self.log_alpha.bound(BOUND)
+        if "layers" in self.limits.granularity and batch.step >= (1 - DECIDED) * batch.num_steps and self.decided_L[0] == UNDECIDED:
+            self.decide()
         penalty = self.penalty(batch.step, batch.num_steps)
         seen_N = self.log_alpha()
         seen_N.register_hook(self.price.see)  # of the loss alone: the penalty has a branch of its own
-        self.drawn = {name: draw(mask) for name, mask in self.named(seen_N).items()}
+        self.drawn = self.factors(draw, seen_N)
         return {**self.loss(model, batch), "sparsity": penalty.expand(len(batch.indices))}
+
+    @torch.no_grad()
+    def decide(self) -> None:
+        """Has the blocks that selection would keep be there from now on, and the others not."""
+        kept = likely_blocks(self.cost, self.whole, self.limits, self.scores(), (1 - self.sparsity) * self.whole.cost)
+        self.decided_L.zero_()
+        self.decided_L[kept] = 1
 
     def named(self, values_N: Tensor) -> dict[str, Tensor]:
         """Returns the values of all masks by the name of the gate, `[n]` each."""
         return dict(zip(self.sizes, torch.split(values_N, list(self.sizes.values())), strict=True))
+
+    def factors(self, of: Callable[[Tensor], Tensor], log_alpha_N: Tensor) -> dict[str, Tensor]:
+        """Returns what is made of all masks by the name of the gate, float32 `[n]` each; 0 or 1 for blocks that are decided."""
+        found = {name: of(mask) for name, mask in self.named(log_alpha_N).items()}
+        for block, decided in enumerate(torch.split(self.decided_L, 1)):
+            if f"layer_{block}" in found and float(decided) != UNDECIDED:
+                found[f"layer_{block}"] = decided
+        return found
 
     def target(self, step: int, num_steps: int) -> float:
         """Returns the share that is to be gone in a step."""
@@ -133,7 +160,9 @@ class Joint(nn.Module):
         """Returns what is added to the loss of each row, float32 `[]`: what is there beyond what was asked for, at its price."""
         log_alpha_N, target = self.log_alpha(), self.target(step, num_steps)
         gone = self.gone(log_alpha_N)
-        (slope_N,) = torch.autograd.grad(gone, log_alpha_N, retain_graph=True)
+        slope_N = torch.zeros_like(log_alpha_N)
+        if gone.requires_grad:  # not where blocks alone are masked, and all are decided
+            (slope_N,) = torch.autograd.grad(gone, log_alpha_N, retain_graph=True)
         return self.price.settle(step, float(gone.detach()) - target, slope_N) * (target - gone)
 
     def expected_sparsity(self) -> float:
@@ -143,7 +172,7 @@ class Joint(nn.Module):
     def gone(self, log_alpha_N: Tensor) -> Tensor:
         """Returns the share of the cost that is gone with the expected sizes, float32 `[]`."""
         structure = self.cost.structure
-        chances = {name: present(mask) for name, mask in self.named(log_alpha_N).items()}
+        chances = self.factors(present, log_alpha_N)
         counts: dict[tuple[int, Component], Tensor] = {}
         for block in range(structure.depth):
             for what in self.limits.inside:
@@ -152,13 +181,13 @@ class Joint(nn.Module):
         certain = log_alpha_N.new_ones(1)
         present_L = torch.cat([chances.get(f"layer_{block}", certain) for block in range(structure.depth)])
         hidden = chances["hidden"].sum() if "hidden" in chances else structure.sizes.hidden
-        return 1 - self.cost.expected(counts, hidden, present_L) / self.whole
+        return 1 - self.cost.expected(counts, hidden, present_L) / self.whole.cost
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
         """Returns the gates of a model, as `prune.masks` takes them: drawn in training, without noise otherwise."""
 
         def gate_of(name: str) -> Gate:
-            return lambda training: self.drawn[name] if training else fixed(self.named(self.log_alpha())[name])
+            return lambda training: self.drawn[name] if training else self.factors(fixed, self.log_alpha())[name]
 
         found: dict[tuple[int, str] | str, Gate] = {}
         for name in self.sizes:
@@ -168,13 +197,18 @@ class Joint(nn.Module):
 
     @torch.no_grad()
     def scores(self) -> Scores:
-        """Returns the probability of everything to be there; of what is not masked it is 1."""
+        """Returns the probability of heads and neurons to be there, and of blocks and channels to be rather open than closed.
+
+        What is not masked has 1.
+        """
         structure = self.cost.structure
-        sizes, chances = structure.sizes, {name: present(mask).cpu() for name, mask in self.named(self.log_alpha()).items()}
+        log_alpha_N = self.log_alpha().cpu()
+        sizes, chances = structure.sizes, self.named(present(log_alpha_N))
+        opened = self.factors(torch.sigmoid, log_alpha_N)  # a half where the gate without noise is a half
         components = {
             (block, what): chances.get(f"{what}_{block}", torch.ones(count_of(sizes, block, what)))
             for block in range(structure.depth)
             for what in self.limits.inside
         }
-        layers = torch.cat([chances.get(f"layer_{block}", torch.ones(1)) for block in range(structure.depth)])
-        return Scores(components, layers, chances.get("hidden", torch.ones(sizes.hidden)))
+        layers = torch.cat([opened.get(f"layer_{block}", torch.ones(1)).cpu() for block in range(structure.depth)])
+        return Scores(components, layers, opened.get("hidden", torch.ones(sizes.hidden)))

@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from compress.distilled import Taught
 from compress.origin import Origin
 from compress.stage import Asked, Context
 from compress.train import Objective, steps_in, training_device
-from prune.cost import Costs
+from prune.cost import Costs, count_of
 from prune.joint import Joint, Learn, mask_rate
 from prune.masks import fold, masked
 from prune.recovery import Recover, recover
@@ -38,7 +39,7 @@ class Lesson:
 
     scores: Scores
     figures: Mapping[str, Any]
-    """`losses`, `selection` and `steps` of the training; of joint the share that the gates took away, `sparsity`."""
+    """`losses`, `selection` and `steps` of the training; of joint the expected share that is gone by the gates, `sparsity`."""
 
 
 def as_trained(settings: Learn, objective: Recover) -> Recover:
@@ -54,6 +55,14 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
         schedule="constant",
         keep="last",
     )
+
+
+def indifferent(cost: Costs, limits: Limits) -> Scores:
+    """Returns equal scores, for where there is nothing to choose."""
+    structure = cost.structure
+    parts = ((block, what) for block in range(structure.depth) for what in limits.inside)
+    components = {(block, what): torch.ones(count_of(structure.sizes, block, what)) for block, what in parts}
+    return Scores(components, torch.ones(structure.depth), torch.ones(structure.sizes.hidden))
 
 
 def learn(
@@ -98,7 +107,7 @@ def learn(
 
     def around(loss: Objective) -> Objective:
         if method == "joint":
-            made.append(Joint(loss, cost, whole.cost, sparsity, limits, ratio, settings.warmup))
+            made.append(Joint(loss, cost, whole, sparsity, limits, ratio, settings.warmup))
         else:
             made.append(StructuredMovement(loss, cost, whole, sparsity, limits, ratio, settings.warmup, key))
         stack.enter_context(masked(model, structure, made[-1].gates()))
@@ -112,6 +121,7 @@ def learn(
     figures: dict[str, Any] = {"losses": history.losses, "selection": history.selection, "steps": history.steps}
     if isinstance(learned, Joint):
         figures["sparsity"] = learned.expected_sparsity()
+        context.progress.log(f"  {label}: {figures['sparsity']:.1%} closed, {sparsity:.1%} asked for")
     else:
         learned.choose(1 - sparsity)
     fold(model, structure, learned.gates())

@@ -5,8 +5,9 @@
     layers       y = x + g (block(x) - x): 0 takes the block out, as surgery does
 
 Gates of heads and neurons go into the columns of the layer that reads them, those of channels into the weights and biases of the norms,
-both exactly. Left out: those of blocks, which no weight can hold; of a block that stays it is taken as 1, which training long enough makes
-it. `prune.gates` has gates of every row, whose gradients are scores.
+both exactly, but that a closed one leaves a millionth: a unit that stays nevertheless can be learned again, also where zeros are held. Left
+out: those of blocks, which no weight can hold; they have to be 0 or 1 by then. `prune.gates` has gates of every row, whose gradients are
+scores.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from compress.structure import Structure
 from prune.gates import Where
 from prune.places import Places
 
+CLOSED = 1e-6
 Gate = Callable[[bool], Tensor]
 """Gives the factors of a place, float `[n]`; is told whether the model is in training."""
 
@@ -65,14 +67,19 @@ def fold(model: nn.Module, structure: Structure, gates: Mapping[Where | tuple[in
             for where, reader, width in (((block, "heads"), places.heads[block], group), ((block, "ffn"), places.ffn[block], 1)):
                 if where in gates:
                     layer: Any = model.get_submodule(str(reader))
-                    layer.weight.mul_(gates[where](False).detach().to(layer.weight).repeat_interleave(width))
+                    layer.weight.mul_(_last(gates[where], layer.weight).repeat_interleave(width))
         for name in places.norms if "hidden" in gates else ():
             norm: Any = model.get_submodule(name)
-            gates_D = gates["hidden"](False).detach().to(norm.weight)
+            gates_D = _last(gates["hidden"], norm.weight)
             offset = _offset(norm)
             norm.weight.copy_((norm.weight + offset) * gates_D - offset)
             if getattr(norm, "bias", None) is not None:
                 norm.bias.mul_(gates_D)
+
+
+def _last(gate: Gate, weight: Tensor) -> Tensor:
+    """Returns what a weight is multiplied by in the end."""
+    return gate(False).detach().to(weight).clamp(min=CLOSED)
 
 
 def _offset(norm: nn.Module) -> float:

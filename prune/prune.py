@@ -51,13 +51,13 @@ SPARSITY = 0.5
 class Prune(ModelStage):
     """Takes heads, neurons, channels, layers, experts and tokens out of the model, and trains what is left."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     NAME: ClassVar[str] = "prune"
 
     method: Method | Learned = "activation"
     """How importance is measured. activation: size of what is said on real rows, without labels; taylor, fisher: first- and second-order
-    change of the loss; magnitude: size of the weights. Or learned in a training of its own, by masks: joint: L0 masks over all of
-    `granularity` at once; movement: whether weights move to 0, heads and neurons."""
+    change of the loss; magnitude: size of the weights. Or learned in a training of its own, by masks: joint: L0 masks over heads,
+    neurons, channels and layers at once, as far as they are in `granularity`; movement: whether weights move to 0, heads and neurons."""
     learn: Learn = Learn()
     """How joint and movement are trained, before anything is taken away; `recover` follows."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] = SPARSITY

@@ -139,7 +139,7 @@ def recover(
     model: nn.Module,
     settings: Recover,
     epochs: float,
-    origin: Origin,
+    origin: Origin | None,
     source: Path,
     asked: Asked,
     context: Context,
@@ -154,7 +154,7 @@ def recover(
         model: The pruned model.
         settings: How to train.
         epochs: Passes over the train split.
-        origin: Where its layers, channels and heads come from in the model that came in.
+        origin: Where its layers, channels and heads come from in the model that came in; None of a model that has no such numbers.
         source: Checkpoint with its tokenizer or image processor.
         asked: Where the settings are, for messages.
         context: Data, seed, progress, and the teacher.
@@ -185,6 +185,7 @@ def recover(
                 objective = taught(learner, replace(context, scratch=scratch))
                 if settings.hidden_weight:
                     assert isinstance(objective, Distilled)
+                    assert origin is not None, "checked before the first stage"
                     objective = Recovery(objective, origin, settings.hidden_weight)
                 objective.to(device)
         history = train(
@@ -232,7 +233,11 @@ def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None
     """
     if not settings.hidden_weight:
         return
-    shapes = [(one.num_hidden_layers, one.hidden_size) for one in (config, teacher)]
+    shapes = [tuple(getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size")) for one in (config, teacher)]
+    if not all(isinstance(number, int) for number in shapes[0]):
+        raise InputError(
+            f"{key}.hidden_weight: {settings.hidden_weight:g} given; the layers of a {config.model_type} have no one width: leave it out"
+        )
     if shapes[0] != shapes[1] or not settings.distill:
         raise InputError(
             f"{key}.hidden_weight: {settings.hidden_weight:g} given; that takes distill: true and a teacher with the {shapes[0][0]} layers "

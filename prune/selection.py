@@ -56,6 +56,12 @@ class Limits:
         """What is cut inside of blocks."""
         return tuple(what for what in COMPONENTS if what in self.granularity)
 
+    def free(self, structure: Structure) -> bool:
+        """Whether anything of the blocks may be taken away."""
+        inside = ((block, what) for block in range(structure.depth) for what in self.inside)
+        layers = "layers" in self.granularity and len(self.blocks) < structure.depth
+        return layers or "hidden" in self.granularity or any(part not in self.protected for part in inside)
+
     @property
     def dimensions(self) -> list[str]:
         """What is cut, in order; the last one takes what is left over."""
@@ -194,6 +200,13 @@ def lowest_share(cost: Costs, whole: Whole, limits: Limits, scores: Scores | Non
     depth = cost.structure.depth
     single = (Scores({}, -(torch.arange(depth) - block).abs().float(), torch.zeros(0)) for block in range(depth))
     return min(_Outside(cost, whole, limits, one).lowest() for one in single) / whole.cost
+
+
+def likely_blocks(cost: Costs, whole: Whole, limits: Limits, scores: Scores, budget: float) -> list[int]:
+    """Returns the blocks that `select` keeps where scores are learned, ascending."""
+    outside = _Outside(cost, whole, limits, scores)
+    number, _ = outside.fitting(*outside.likely(budget), budget)
+    return outside.layers(number)
 
 
 class _Outside:

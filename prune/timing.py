@@ -147,6 +147,12 @@ class Timing:
             self.context.progress.log(f"  measuring {len(configs)} models of equal blocks: {self.place}")
             ms = self.of(configs)
             measured = LatencyTable.of(dict(zip(wanted, ms, strict=True)), heads, ffn)
+            if measured.block(heads[-1], ffn[-1]) <= 0:
+                deep, shallow = ms[0], ms[1]
+                raise InputError(
+                    f"{key}.measure: latency given; {self.place}: {wanted[0][0]} blocks take {deep:.4g} ms and {wanted[1][0]} take "
+                    f"{shallow:.4g} ms, so that no time of theirs can be told from noise: count macs, or time a larger batch"
+                )
             cached = {"table": measured.as_json(), "points": [[*point, value] for point, value in zip(wanted, ms, strict=True)]}
             _keep(file, cached)
         table = LatencyTable.read(cached["table"])

@@ -51,7 +51,12 @@ def figures(**changes: Any) -> dict[str, Any]:
         "steps": [
             {
                 "share": 0.5,
-                "learned": {"losses": [{"epoch": 1, "teacher": 0.5, "sparsity": 0.1, "loss": 0.6}], "selection": [], "steps": 12},
+                "learned": {
+                    "losses": [{"epoch": 1, "teacher": 0.5, "sparsity": 0.1, "loss": 0.6}],
+                    "selection": [],
+                    "steps": 12,
+                    "sparsity": 0.61,
+                },
                 "losses": [{"epoch": 1, "teacher": 0.4, "loss": 0.4}, {"epoch": 2, "teacher": 0.25, "loss": 0.25}],
                 "selection": [{"step": 5, "value": 0.91}, {"step": 10, "value": 0.9}],
                 "best_step": 5,
@@ -86,6 +91,7 @@ def test_what_is_left_stands_beside_what_there_was() -> None:
 def test_iterations_tell_of_masks_and_of_recovery() -> None:
     masks, recovery = view()["steps"]
     assert (masks["name"], masks["steps"], masks["losses"], masks["selection"]) == ("1, masks", 12, ["0.6"], "")
+    assert masks["share"] == "39.0 %"  # by the gates alone
     assert (recovery["name"], recovery["losses"], recovery["selection"]) == ("1, recovery", ["0.4", "0.25"], "0.9100")
     assert "teacher 0.25" in recovery["parts"]
     plain = view(steps=[{"share": 0.5}])["steps"]

@@ -12,10 +12,10 @@ import torch
 from compress.structure import Structure
 from compress.train import Batch
 from prune.cost import Cost
-from prune.hard_concrete import OPEN, draw, fixed, present
-from prune.joint import MASK_RATE, Joint, Learn, Scaled, mask_rate
+from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
+from prune.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate
 from prune.latency_table import Curve, LatencyTable
-from prune.selection import Granularity, Limits
+from prune.selection import Granularity, Limits, Whole
 from prune.timing import LatencyCost
 
 KEY = "stages.prune"
@@ -28,7 +28,7 @@ def made(model: Any, granularity: tuple[Granularity, ...] = ALL, **changes: Any)
     limits = Limits(granularity, 4, changes.pop("protected", frozenset()), changes.pop("blocks", frozenset()))
     loss: Any = lambda model, batch: {"nothing": torch.zeros(len(batch.indices))}  # noqa: E731
     settings = {"ratio": 10.0, "warmup": 0.5, "sparsity": 0.6, **changes}
-    joint = Joint(loss, cost, cost.total(), limits=limits, **settings)
+    joint = Joint(loss, cost, Whole.of(cost), limits=limits, **settings)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         joint.log_alpha.raw.copy_(torch.randn(joint.log_alpha.raw.shape, generator=generator) * 0.2)
@@ -114,12 +114,25 @@ def test_adam_moves_a_scaled_vector_at_its_own_rate() -> None:
     torch.testing.assert_close(scaled(), plain, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("size", [0.01, 1.0, 100.0])
-@pytest.mark.parametrize("sparsity", [0.3, 0.6])
-def test_masks_end_at_the_sparsity_whatever_the_size_of_the_loss(make_model: Callable[..., Any], size: float, sparsity: float) -> None:
-    steps = 300
+@pytest.mark.parametrize("size", [0.01, 100.0])
+@pytest.mark.parametrize(
+    ("granularity", "steps", "sparsity"),
+    [
+        (("heads", "ffn"), 300, 0.3),
+        (("heads", "ffn"), 300, 0.6),
+        (("heads", "ffn"), 60, 0.5),
+        (("heads", "ffn"), 600, 0.9),
+        (("hidden",), 300, 0.3),
+        (("hidden", "heads", "ffn"), 300, 0.6),
+        (("layers", "hidden", "heads", "ffn"), 300, 0.5),
+    ],
+    ids=str,
+)
+def test_masks_end_at_the_sparsity_whatever_the_size_of_the_loss(
+    make_model: Callable[..., Any], granularity: tuple[Granularity, ...], steps: int, sparsity: float, size: float
+) -> None:
     ratio = mask_rate(Learn(), steps) / 1e-3
-    joint = made(make_model("bert"), ("heads", "ffn"), sparsity=sparsity, ratio=ratio)
+    joint = made(make_model("bert"), granularity, sparsity=sparsity, ratio=ratio)
     draw_worth = torch.Generator().manual_seed(1)
     worth = {key: torch.exp(torch.randn(len(gate(False)), generator=draw_worth)) for key, gate in joint.gates().items()}
     with torch.no_grad():
@@ -192,11 +205,57 @@ def test_gates_and_scores_are_those_of_the_masks(make_model: Callable[..., Any])
     assert len(gates) == 3 * 3 + 1
     for block in range(3):
         for what in ("heads", "ffn"):
-            assert torch.equal(gates[block, what](False).detach(), fixed(known[f"{what}_{block}"]))
-            assert torch.equal(scores.components[block, what], present(known[f"{what}_{block}"]))  # type: ignore[index]
-        assert torch.equal(gates[block, "layer"](False).detach(), fixed(known[f"layer_{block}"]))
-        assert float(scores.layers[block]) == float(present(known[f"layer_{block}"]))
-    assert torch.equal(gates["hidden"](False).detach(), fixed(known["hidden"]))
-    assert torch.equal(scores.hidden, present(known["hidden"]))
+            torch.testing.assert_close(gates[block, what](False).detach(), fixed(known[f"{what}_{block}"]))
+            torch.testing.assert_close(scores.components[block, what], present(known[f"{what}_{block}"]))  # type: ignore[index]
+        torch.testing.assert_close(gates[block, "layer"](False).detach(), fixed(known[f"layer_{block}"]))
+        torch.testing.assert_close(scores.layers[block], known[f"layer_{block}"].sigmoid()[0])
+    torch.testing.assert_close(gates["hidden"](False).detach(), fixed(known["hidden"]))
+    torch.testing.assert_close(scores.hidden, known["hidden"].sigmoid())
     joint.drawn = {name: torch.full_like(mask, 0.5) for name, mask in known.items()}
     assert gates[0, "heads"](True).tolist() == [0.5] * 4
+
+
+def test_blocks_are_there_or_not_in_the_last_quarter(make_model: Callable[..., Any]) -> None:
+    model = make_model("bert")
+    joint = made(model, ("layers", "heads", "ffn"), sparsity=0.5)
+    with torch.no_grad():
+        for name, mask in zip(joint.sizes, torch.split(joint.log_alpha.raw, list(joint.sizes.values())), strict=True):
+            if name.startswith("layer"):
+                mask.fill_({"layer_0": -0.05, "layer_1": 0.3, "layer_2": 0.02}[name])
+    joint(model, Batch({}, torch.zeros(1), np.arange(1), 74, 100))
+    assert 0 < float(joint.gates()[2, "layer"](False)) < 1
+    before = joint.expected_sparsity()
+    joint(model, Batch({}, torch.zeros(1), np.arange(1), 75, 100))
+    again = made(model, ("layers", "heads", "ffn"), sparsity=0.5)
+    again.load_state_dict(joint.state_dict())
+    for each in (joint, again):
+        each(model, Batch({}, torch.zeros(1), np.arange(1), 76, 100))
+        for training in (True, False):
+            assert [float(each.gates()[block, "layer"](training)) for block in range(3)] == [0, 1, 1]
+        assert each.scores().layers.tolist() == [0, 1, 1]
+    assert joint.expected_sparsity() != before
+    with torch.no_grad():
+        joint.log_alpha.raw.copy_(joint.log_alpha.raw.flip(0))
+    assert joint.scores().layers.tolist() == [0, 1, 1]  # whatever is learned afterwards
+
+
+def test_blocks_are_decided_by_the_budget_too(make_model: Callable[..., Any]) -> None:
+    joint = made(make_model("bert"), ("layers",), sparsity=0.34)
+    with torch.no_grad():
+        joint.log_alpha.raw.copy_(torch.tensor([-0.2, 0.3, -0.1]))  # two are rather closed, of which the budget holds one
+    joint.decide()
+    assert joint.decided_L.tolist() == [0, 1, 0]
+    parts = joint(None, Batch({}, torch.zeros(1), np.arange(1), 90, 100))  # type: ignore[arg-type]
+    assert float(parts["sparsity"]) == 0  # nothing is left that it could move
+    joint.sparsity = 0.3
+    joint.decided_L.fill_(UNDECIDED)
+    joint.decide()
+    assert joint.decided_L.tolist() == [0, 1, 1]
+
+
+def test_no_more_is_asked_for_than_gates_can_come_to(make_model: Callable[..., Any]) -> None:
+    joint = made(make_model("bert"), ("heads", "ffn"), sparsity=0.99)
+    with torch.no_grad():
+        joint.log_alpha.raw.fill_(-BOUND / joint.log_alpha.ratio)
+    assert 0.9 < joint.target(9, 10) == pytest.approx(joint.expected_sparsity(), abs=1e-6)
+    assert made(make_model("bert"), ("heads", "ffn"), sparsity=0.9).target(9, 10) == 0.9

@@ -12,10 +12,13 @@ import torch
 from pydantic import ValidationError
 
 from compress import train as training
+from compress.artifact import Artifact
+from compress.model import load
 from compress.stage import Context
 from compress.structure import Structure
 from prune.cost import Cost
 from prune.prune import Prune
+from prune.sparsify import Sparsify
 from tests.prune.small_runs import pruned
 
 QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None, "least_squares": False}
@@ -44,8 +47,20 @@ def test_the_budget_is_met(
     assert {"cross_entropy", "teacher"} <= learned["losses"][0].keys()
     assert all(size % 4 == 0 for size in structure.sizes.ffn)
     if settings["method"] == "joint":
-        assert 0 < learned["sparsity"] < 1
         assert "sparsity" in learned["losses"][0]
+
+
+@pytest.mark.parametrize("granularity", [["heads", "ffn"], ["hidden", "heads", "ffn"]], ids=str)
+def test_gates_end_where_the_budget_is(
+    granularity: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    learn = {"epochs": 20, "learning_rate": 1e-3, "batch_size": 16}
+    settings = {**QUICK, "method": "joint", "granularity": granularity, "learn": learn, "multiple_of": 1}
+    model, figures = pruned(Prune(**settings), checkpoint("bert"), make_context(), tmp_path / "out")
+    assert figures["steps"][0]["learned"]["sparsity"] == pytest.approx(0.5, abs=0.05)
+    read = [module.weight for name, module in model.named_modules() if name.endswith("output.dense")]
+    closed = [bool(column.abs().max() < 1e-4) for weight in read for column in weight.T]
+    assert sum(closed) <= 0.1 * len(closed)
 
 
 class Killed(Exception):
@@ -124,3 +139,44 @@ def test_the_weights_hold_the_gates_that_were_learned(
     stage = Prune(**{**QUICK, "learn": LEARN, "method": "joint", "granularity": ["hidden", "heads", "ffn"]})
     pruned(stage, checkpoint("bert"), make_context(), tmp_path / "out")
     torch.testing.assert_close(answers[1], answers[0], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["joint", "movement"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"sparsity": 0, "granularity": ["vocabulary"], "max_unknown": 1.0},
+        {"sparsity": 0, "protect": ["*"]},
+        {"sparsity": 0},
+    ],
+    ids=str,
+)
+def test_nothing_is_learned_where_nothing_goes(
+    method: str, settings: dict[str, Any], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    folder = checkpoint("bert")
+    model, figures = pruned(Prune(**{**QUICK, "learn": LEARN, "method": method, **settings}), folder, make_context(), tmp_path / "out")
+    assert "learned" not in figures["steps"][0]
+    before = load(folder).state_dict()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if "word_embeddings" not in name)
+
+
+def test_a_fraction_of_a_step_is_a_step(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
+    stage = Prune(**{**QUICK, "method": "joint", "learn": {"epochs": 1e-10}})
+    _, figures = pruned(stage, checkpoint("bert"), make_context(), tmp_path / "out")
+    assert figures["steps"][0]["learned"]["steps"] <= 1
+    assert figures["sparsity"] >= 0.5
+
+
+def test_what_was_closed_and_stays_can_be_learned_again_where_zeros_are_held(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make_context()
+    sparse = tmp_path / "sparse"
+    sparse.mkdir()
+    Sparsify(method="magnitude", sparsity=0.3, recover=None).run(Artifact(checkpoint("bert"), {"digest": "0" * 64}), context, sparse)
+    monkeypatch.setattr("prune.joint.fixed", torch.zeros_like)  # all are closed, of which selection keeps a half
+    stage = Prune(**{**QUICK, "learn": LEARN, "method": "joint", "recover": {"epochs": 1, "learning_rate": 1e-2}})
+    model, _ = pruned(stage, sparse, context, tmp_path / "out")
+    outputs = [module.weight for name, module in model.named_modules() if name.endswith(("output.dense", "attention.output.dense"))]
+    assert all(float((weight.abs() > 1e-4).float().mean()) > 0.5 for weight in outputs)

@@ -60,3 +60,17 @@ def test_a_step_has_one_price_and_a_saved_one_goes_on() -> None:
 
 def test_before_anything_was_seen_nothing_is_paid() -> None:
     assert Price(5).settle(0, -0.5, torch.ones(5)) == 0.0
+
+
+def test_what_goes_on_missing_is_paid_more_and_more_for() -> None:
+    price = Price(1)
+    found = []
+    for step in range(400):
+        found.append(price.settle(step, -0.005, torch.ones(1)))
+        price.see(torch.ones(1))
+    assert found[100] < found[200] / 1.2 < found[399] / 1.4
+    for step in range(400, 500):
+        found.append(price.settle(step, 0.1, torch.ones(1)))
+        price.see(torch.ones(1))
+    assert found[-1] < found[400] < 0
+    assert float(price.raised) > -STEEPEST

@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import numpy_helper
 
 from compress.catalogue import catalogue
 from compress.errors import InputError
@@ -47,6 +50,35 @@ def test_the_zeros_are_in_the_integers(tmp_path: Path) -> None:
     for codes_OI in integers:
         assert float((codes_OI == 0).float().mean()) >= 0.5
         assert int((codes_OI.reshape(-1, 4) != 0).sum(dim=1).max()) <= 2
+
+
+def summed_over(graph: onnx.GraphProto) -> list[np.ndarray]:
+    """Returns the int8 weights of all products, `[K, N]`: the first axis is summed over, and TensorRT looks for 2:4 along it."""
+    made = {output: node for node in graph.node for output in node.output}
+    values = {initializer.name: numpy_helper.to_array(initializer) for initializer in graph.initializer}
+    found = []
+    for node in graph.node:
+        if node.op_type not in ("MatMul", "Gemm"):
+            continue
+        turned, name = any(attribute.name == "transB" and attribute.i for attribute in node.attribute), node.input[1]
+        while name in made and made[name].op_type in ("DequantizeLinear", "Transpose"):
+            turned, name = turned != (made[name].op_type == "Transpose"), made[name].input[0]
+        if name in values and values[name].dtype == np.int8:
+            found.append(values[name].T if turned else values[name])
+    return found
+
+
+def test_they_lie_in_the_graph_as_tensorrt_takes_them(tmp_path: Path) -> None:
+    asked = recipe(tmp_path, [*STAGES, {"export": {}}])
+    outcome = run(asked, tmp_path / "run", progress=ConsoleProgress("quiet"))
+    made = open_run(outcome.folder).artifacts["sparsify"].metrics
+    graphs = [onnx.load(path).graph for path in (tmp_path / "run").glob("stages/export-*/quantize-int8/*.onnx")]
+    assert graphs
+    for graph in graphs:
+        weights = [codes for codes in summed_over(graph) if float((codes == 0).mean()) >= 0.5]
+        assert len(weights) == len(made["layers"])
+        for codes_KN in weights:
+            assert int((codes_KN.T.reshape(-1, 4) != 0).sum(axis=1).max()) <= 2
 
 
 def test_it_may_come_in_any_order_with_prune_and_distill_but_not_after_quantize(tmp_path: Path) -> None:

@@ -140,6 +140,19 @@ def test_what_nothing_reaches_is_said(checkpoint: Callable[..., Path], make_cont
             pruned(Prune(**QUICK, latency_ms=latency), checkpoint("bert"), context, tmp_path / str(latency["value"]))
 
 
+def test_blocks_that_take_no_time_are_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
+    class Noise(Engine):
+        def time(self, sizes: Any) -> float:
+            return 1.0 + 0.01 * (len(sizes.ffn) < 6)
+
+    message = (
+        r"stages.prune.measure: latency given; .*: 6 blocks take 1 ms and 2 take 1.01 ms, so that no time .*: count macs, or time a larger"
+    )
+    with pytest.raises(InputError, match=message):
+        pruned(Prune(**QUICK, sparsity=0.3), checkpoint("bert"), replace(make_context(), measure_latency=Noise()), tmp_path / "out")
+    assert not list(table_folder().glob("*.json"))
+
+
 @pytest.mark.parametrize("granularity", [["layers"], ["heads"], ["layers", "heads", "ffn"], ["heads", "ffn"]], ids=str)
 @pytest.mark.parametrize("asked", [{"speedup": 50.0}, {"speedup": 1.1}, {"latency_ms": {"value": 1.0}}, {"sparsity": 0.9}], ids=str)
 def test_a_plan_is_made_before_anything_is_measured(granularity: Any, asked: dict[str, Any], make_model: Callable[..., Any]) -> None:
