@@ -104,6 +104,19 @@ def test_a_share_of_the_milliseconds_is_taken_away(
     assert figures["latency"]["asked_ms"] is None
 
 
+@pytest.mark.parametrize("granularity", [["heads", "ffn"], ["layers", "heads", "ffn"]], ids=str)
+def test_masks_are_learned_against_the_clock(
+    granularity: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    engine = Engine()
+    learn = {"epochs": 20, "learning_rate": 1e-3, "batch_size": 16}
+    stage = Prune(**{**QUICK, "method": "joint", "learn": learn, "granularity": granularity, "latency_ms": {"sequence": 8, "value": 2.2}})
+    figures = pruned(stage, checkpoint("bert"), replace(make_context(), measure_latency=engine), tmp_path / "out")[1]
+    assert engine.time(sizes_of(read_config(tmp_path / "out", "test"), "test")) == pytest.approx(2.2, rel=0.1)
+    asked = (WHOLE - 2.2) / (WHOLE - 0.5)
+    assert figures["steps"][0]["learned"]["sparsity"] == pytest.approx(asked, abs=0.07)
+
+
 def test_a_table_is_measured_once_on_a_machine(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
