@@ -223,7 +223,7 @@ def test_blocks_are_there_or_not_in_the_last_quarter(make_model: Callable[..., A
             if name.startswith("layer"):
                 mask.fill_({"layer_0": -0.05, "layer_1": 0.3, "layer_2": 0.02}[name])
     joint(model, Batch({}, torch.zeros(1), np.arange(1), 74, 100))
-    assert 0 < float(joint.gates()[2, "layer"](False)) < 1
+    assert 0 < float(joint.gates()[2, "layer"](False).detach()) < 1
     before = joint.expected_sparsity()
     joint(model, Batch({}, torch.zeros(1), np.arange(1), 75, 100))
     again = made(model, ("layers", "heads", "ffn"), sparsity=0.5)
@@ -231,7 +231,7 @@ def test_blocks_are_there_or_not_in_the_last_quarter(make_model: Callable[..., A
     for each in (joint, again):
         each(model, Batch({}, torch.zeros(1), np.arange(1), 76, 100))
         for training in (True, False):
-            assert [float(each.gates()[block, "layer"](training)) for block in range(3)] == [0, 1, 1]
+            assert [float(each.gates()[block, "layer"](training).detach()) for block in range(3)] == [0, 1, 1]
         assert each.scores().layers.tolist() == [0, 1, 1]
     assert joint.expected_sparsity() != before
     with torch.no_grad():
