@@ -24,7 +24,7 @@ PROPORTIONAL, INTEGRAL = 40.0, 0.1
 DECAY = 0.98
 """Of the means of gradients: about the last 50 steps."""
 STEEPEST = 5.0
-"""The exponent at most, either way."""
+"""The argument of sinh at most, either way."""
 SMALLEST = 1e-20
 
 
