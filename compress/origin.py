@@ -30,9 +30,9 @@ class Origin:
         return cls(tuple(range(depth)), tuple(range(width)), (None,) * depth)
 
     @classmethod
-    def of_config(cls, config: Any) -> Self:
-        """Returns the same from a Transformers config."""
-        return cls.whole(config.num_hidden_layers, config.hidden_size)
+    def of_config(cls, config: Any) -> Self | None:
+        """Returns the same from a Transformers config; None where layers have no one width and number of heads (ConvNeXt, Swin)."""
+        return None if _shape(config) is None else cls.whole(config.num_hidden_layers, config.hidden_size)
 
     def after(self, layers: Sequence[int], hidden: Sequence[int], heads: Sequence[Sequence[int] | None]) -> Self:
         """Returns the origin of what is kept of a model of this one; `heads` has an entry for each layer that is kept."""
@@ -50,13 +50,13 @@ def same_shape(config: Any, other: Any) -> bool:
 
     Never of models whose config has no such numbers (ConvNeXt), or others for each stage of the model (Swin).
     """
+    found = _shape(config)
+    return found is not None and found == _shape(other)
 
-    def shape(one: Any) -> tuple[Any, ...] | None:
-        own = getattr(one, SHAPE_KEY, None)
-        depth, width, heads = (getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-        if not (isinstance(depth, int) and isinstance(width, int) and isinstance(heads, int)):
-            return None
-        return one.model_type, depth, width, tuple(own["heads"]) if own else (heads,) * depth
 
-    found = shape(config)
-    return found is not None and found == shape(other)
+def _shape(config: Any) -> tuple[Any, ...] | None:
+    own = getattr(config, SHAPE_KEY, None)
+    depth, width, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
+    if not (isinstance(depth, int) and isinstance(width, int) and isinstance(heads, int)):
+        return None
+    return config.model_type, depth, width, tuple(own["heads"]) if own else (heads,) * depth

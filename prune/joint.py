@@ -37,8 +37,6 @@ MASK_RATE, CROSSINGS = 0.01, 4
 """Learning rate of masks at the least, and how many times a gate can go from open to closed in one training."""
 DECIDED = 0.25
 """Share of the steps, at the end, in which a block is there or not."""
-
-
 UNDECIDED = -1.0
 
 
@@ -125,7 +123,7 @@ class Joint(nn.Module):
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each; new gates are drawn for every batch."""
         self.log_alpha.bound(BOUND)
-        if "layers" in self.limits.granularity and batch.step >= (1 - DECIDED) * batch.num_steps and self.decided_L[0] == UNDECIDED:
+        if "layers" in self.limits.granularity and batch.step >= (1 - DECIDED) * batch.num_steps and not self.decided:
             self.decide()
         penalty = self.penalty(batch.step, batch.num_steps)
         seen_N = self.log_alpha()
@@ -140,17 +138,23 @@ class Joint(nn.Module):
         self.decided_L.zero_()
         self.decided_L[kept] = 1
 
+    @property
+    def decided(self) -> bool:
+        """Whether it is settled which blocks are there."""
+        return bool(self.decided_L[0] != UNDECIDED)
+
     def named(self, values_N: Tensor) -> dict[str, Tensor]:
         """Returns the values of all masks by the name of the gate, `[n]` each."""
         return dict(zip(self.sizes, torch.split(values_N, list(self.sizes.values())), strict=True))
 
     def factors(self, of: Callable[[Tensor], Tensor], log_alpha_N: Tensor) -> dict[str, Tensor]:
         """Returns what is made of all masks by the name of the gate, float32 `[n]` each; 0 or 1 for blocks that are decided."""
-        found = {name: of(mask) for name, mask in self.named(log_alpha_N).items()}
-        for block, decided in enumerate(torch.split(self.decided_L, 1)):
-            if f"layer_{block}" in found and float(decided) != UNDECIDED:
-                found[f"layer_{block}"] = decided
-        return found
+        return {name: self.factor(of, name, mask) for name, mask in self.named(log_alpha_N).items()}
+
+    def factor(self, of: Callable[[Tensor], Tensor], name: str, mask: Tensor) -> Tensor:
+        """Returns what is made of one of them, float32 `[n]`."""
+        what, _, block = name.rpartition("_")
+        return self.decided_L[int(block)][None] if what == "layer" and self.decided else of(mask)
 
     def target(self, step: int, num_steps: int) -> float:
         """Returns the share that is to be gone in a step."""
@@ -187,7 +191,7 @@ class Joint(nn.Module):
         """Returns the gates of a model, as `prune.masks` takes them: drawn in training, without noise otherwise."""
 
         def gate_of(name: str) -> Gate:
-            return lambda training: self.drawn[name] if training else self.factors(fixed, self.log_alpha())[name]
+            return lambda training: self.drawn[name] if training else self.factor(fixed, name, self.named(self.log_alpha())[name])
 
         found: dict[tuple[int, str] | str, Gate] = {}
         for name in self.sizes:

@@ -234,7 +234,7 @@ def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None
     if not settings.hidden_weight:
         return
     shapes = [tuple(getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size")) for one in (config, teacher)]
-    if not all(isinstance(number, int) for number in shapes[0]):
+    if Origin.of_config(config) is None:
         raise InputError(
             f"{key}.hidden_weight: {settings.hidden_weight:g} given; the layers of a {config.model_type} have no one width: leave it out"
         )

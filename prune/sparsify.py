@@ -30,7 +30,7 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 from compress.artifact import Artifact, write_json, writing
 from compress.blocks import repeated_blocks
 from compress.errors import InputError, nearest
-from compress.origin import Origin, same_shape
+from compress.origin import Origin
 from compress.stage import Asked, Config, Context, ModelStage, is_model
 from compress.structure import Structure
 from compress.train import History, Objective
@@ -417,7 +417,7 @@ class Sparsify(ModelStage):
             model,
             settings,
             settings.epochs,
-            Origin.of_config(config) if same_shape(config, config) else None,
+            Origin.of_config(config),
             source,
             self._asked(folder),
             context,

@@ -31,11 +31,11 @@ import triton_repo.cpu_model
 
 
 def events(program: str, home: Path) -> str:
-    environment = {name: value for name, value in os.environ.items() if name not in CI_VARIABLES}
+    variables = {name: value for name, value in os.environ.items() if name not in CI_VARIABLES}
     done = subprocess.run(
         [sys.executable, "-c", WATCHED.format(program=program)],
         cwd=ROOT,
-        env={**environment, "HOME": str(home)},  # where OpenVINO keeps that a user said no
+        env={**variables, "HOME": str(home)},  # where OpenVINO keeps that a user said no
         capture_output=True,
         text=True,
         timeout=120,

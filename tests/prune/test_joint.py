@@ -63,7 +63,7 @@ def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Cal
     for step, target in ((0, 0.6 / 5), (2, 0.6 * 3 / 5), (4, 0.6), (9, 0.6)):
         assert float(joint.penalty(step, 10).detach()) == pytest.approx(3.0 * (target - joint.expected_sparsity()), rel=1e-4, abs=1e-6)
     joint.penalty(9, 10).backward()
-    found, step_size, raw = joint.log_alpha.raw.grad, 1e-3, joint.log_alpha.raw
+    found, step_size, raw = joint.log_alpha.raw.grad, 1e-2, joint.log_alpha.raw
     assert found is not None
     for place in (0, 5, len(raw) // 2, len(raw) - 1):
         values = []
@@ -72,7 +72,7 @@ def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Cal
             values.append(float(joint.penalty(9, 10).detach().double()))
             raw.data[place] -= change / joint.log_alpha.ratio
         # of the value, not of what Adam moves
-        assert float(found[place]) == pytest.approx((values[0] - values[1]) / (2 * step_size), rel=0.05, abs=3e-4)
+        assert float(found[place]) == pytest.approx((values[0] - values[1]) / (2 * step_size), rel=0.05, abs=1e-4)
 
 
 def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(make_model: Callable[..., Any]) -> None:

@@ -47,6 +47,7 @@ def test_the_budget_is_met(
     assert {"cross_entropy", "teacher"} <= learned["losses"][0].keys()
     assert all(size % 4 == 0 for size in structure.sizes.ffn)
     if settings["method"] == "joint":
+        assert 0 < learned["sparsity"] < 1
         assert "sparsity" in learned["losses"][0]
 
 

@@ -33,11 +33,16 @@ def recipe(folder: Path, stages: list[dict[str, Any]]) -> Recipe:
     return small_runs.recipe(folder, "sparse", sentiment.rows(150), ["onnxruntime"], stages)
 
 
-def test_the_zeros_are_in_the_integers(tmp_path: Path) -> None:
-    asked = recipe(tmp_path, STAGES)
-    assert "sparsify" in describe(asked, tmp_path / "run")
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    folder = tmp_path_factory.mktemp("sparse")
+    asked = recipe(folder, [*STAGES, {"export": {}}])
+    assert "sparsify" in describe(asked, folder / "run")
     assert check(dump(asked)) == asked
-    outcome = run(asked, tmp_path / "run", progress=ConsoleProgress("quiet"))
+    return run(asked, folder / "run", progress=ConsoleProgress("quiet"))
+
+
+def test_the_zeros_are_in_the_integers(outcome: Any) -> None:
     assert [variant["id"] for variant in outcome.report["variants"]] == ["baseline", "sparsify", "quantize"]
     baseline, sparse = outcome.report["variants"][:2]
     assert (sparse["parameters"], sparse["macs"]) == (baseline["parameters"], baseline["macs"])  # no shape has changed
@@ -68,11 +73,9 @@ def summed_over(graph: onnx.GraphProto) -> list[np.ndarray]:
     return found
 
 
-def test_they_lie_in_the_graph_as_tensorrt_takes_them(tmp_path: Path) -> None:
-    asked = recipe(tmp_path, [*STAGES, {"export": {}}])
-    outcome = run(asked, tmp_path / "run", progress=ConsoleProgress("quiet"))
+def test_they_lie_in_the_graph_as_tensorrt_takes_them(outcome: Any) -> None:
     made = open_run(outcome.folder).artifacts["sparsify"].metrics
-    graphs = [onnx.load(path).graph for path in (tmp_path / "run").glob("stages/export-*/quantize-int8/*.onnx")]
+    graphs = [onnx.load(path).graph for path in outcome.folder.glob("stages/export-*/quantize-int8/*.onnx")]
     assert graphs
     for graph in graphs:
         weights = [codes for codes in summed_over(graph) if float((codes == 0).mean()) >= 0.5]

@@ -37,10 +37,8 @@ def context(convnext: Artifact, tmp_path: Path) -> Context:
 
 @pytest.mark.parametrize("method", ["magnitude", "lasso"])
 def test_it_is_trained(method: str, convnext: Artifact, context: Context, tmp_path: Path) -> None:
-    stage, config = (
-        Sparsify(method=method, sparsity=0.5, pattern={"block": [4, 4]}, learning=TRAINED, recover=TRAINED),
-        load(convnext.path).config,
-    )
+    stage = Sparsify(method=method, sparsity=0.5, pattern={"block": [4, 4]}, learning=TRAINED, recover=TRAINED)
+    config = load(convnext.path).config
     out = tmp_path / "out"
     out.mkdir()
     stage.check(config, config, context)
