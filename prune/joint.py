@@ -205,14 +205,9 @@ class Joint(nn.Module):
 
         What is not masked has 1.
         """
-        structure = self.cost.structure
-        log_alpha_N = self.log_alpha().cpu()
-        sizes, chances = structure.sizes, self.named(present(log_alpha_N))
+        equal, log_alpha_N = Scores.equal(self.cost.structure, self.limits.inside), self.log_alpha().cpu()
+        chances = self.named(present(log_alpha_N))
         opened = self.factors(torch.sigmoid, log_alpha_N)  # a half where the gate without noise is a half
-        components = {
-            (block, what): chances.get(f"{what}_{block}", torch.ones(count_of(sizes, block, what)))
-            for block in range(structure.depth)
-            for what in self.limits.inside
-        }
-        layers = torch.cat([opened.get(f"layer_{block}", torch.ones(1)).cpu() for block in range(structure.depth)])
-        return Scores(components, layers, opened.get("hidden", torch.ones(sizes.hidden)))
+        components = {(block, what): chances.get(f"{what}_{block}", ones) for (block, what), ones in equal.components.items()}
+        layers = torch.cat([opened.get(f"layer_{block}", one).cpu() for block, one in enumerate(torch.split(equal.layers, 1))])
+        return Scores(components, layers, opened.get("hidden", equal.hidden))

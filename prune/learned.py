@@ -15,14 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from compress.distilled import Taught
 from compress.origin import Origin
 from compress.stage import Asked, Context
 from compress.train import Objective, steps_in, training_device
-from prune.cost import Costs, count_of
+from prune.cost import Costs
 from prune.joint import Joint, Learn, mask_rate
 from prune.masks import fold, masked
 from prune.recovery import Recover, recover
@@ -55,14 +54,6 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
         schedule="constant",
         keep="last",
     )
-
-
-def indifferent(cost: Costs, limits: Limits) -> Scores:
-    """Returns equal scores, for where there is nothing to choose."""
-    structure = cost.structure
-    parts = ((block, what) for block in range(structure.depth) for what in limits.inside)
-    components = {(block, what): torch.ones(count_of(structure.sizes, block, what)) for block, what in parts}
-    return Scores(components, torch.ones(structure.depth), torch.ones(structure.sizes.hidden))
 
 
 def learn(

@@ -100,6 +100,13 @@ class Scores:
     hidden: Tensor
     """Of channels, float `[D]`."""
 
+    @classmethod
+    def equal(cls, structure: Structure, inside: Sequence[Component]) -> Scores:
+        """Returns 1 for everything, for where there is nothing to choose."""
+        sizes = structure.sizes
+        components = {(block, what): torch.ones(count_of(sizes, block, what)) for block in range(structure.depth) for what in inside}
+        return cls(components, torch.ones(structure.depth), torch.ones(sizes.hidden))
+
 
 def protected_parts(structure: Structure, patterns: Sequence[str], key: str) -> tuple[frozenset[tuple[int, Component]], frozenset[int]]:
     """Returns the components and blocks that patterns of module names protect.

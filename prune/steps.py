@@ -31,7 +31,7 @@ from compress.trial import Trial
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
 from prune.cost import Component, Costs
-from prune.learned import Learned, indifferent, learn
+from prune.learned import Learned, learn
 from prune.least_squares import update
 from prune.proof import prove
 from prune.recovery import Recover, part_of, recover
@@ -119,8 +119,9 @@ class Steps:
         batches = partial(calibration_batches, model, self.source, stage.rows, self.context)
         figures: dict[str, Any] = {"share": share}
         if stage.method == "joint" or stage.method == "movement":
-            something = share < 1 and limits.free(structure)
-            scores = self.learn(stage.method, model, cost, whole, share, limits, figures) if something else indifferent(cost, limits)
+            scores = Scores.equal(structure, limits.inside)
+            if share < 1 and limits.free(structure):
+                scores = self.learn(stage.method, model, cost, whole, share, limits, figures)
             allocate: Allocate = by_worth(scores.components)
         else:
             hidden, loss = "hidden" in stage.granularity, supervised(self.context.task)
