@@ -14,8 +14,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
-from compress.errors import FailedElsewhere, InputError
-from compress.parallel import is_launched, joined, leave
+from compress.core.errors import InputError
+from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 
 app = typer.Typer(
     name="compress",
@@ -73,8 +73,8 @@ def run(
     """
 
     def work() -> int:
+        from compress.core.progress import ConsoleProgress
         from compress.pipeline import run as run_recipe
-        from compress.progress import ConsoleProgress
 
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
         with joined() as team:
@@ -101,8 +101,8 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
     """Measure latency again: every engine, every shape."""
 
     def work() -> int:
+        from compress.core.progress import ConsoleProgress
         from compress.pipeline import measure_again
-        from compress.progress import ConsoleProgress
 
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
         return _conclude(outcome.folder, outcome.missed)

@@ -33,12 +33,12 @@ import numpy as np
 from accuracy import ROOT, TASKS, mean_metric
 
 from compress.artifact import Artifact
+from compress.core.progress import ConsoleProgress
 from compress.data import load_data
-from compress.environment import fingerprint
 from compress.evaluate import PRIMARY, load_predictions
-from compress.model import label_names
+from compress.machine.environment import fingerprint
+from compress.model_config import label_names
 from compress.pipeline import run
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 from compress.statistics import paired_bootstrap

@@ -98,10 +98,11 @@ def quantize_here(folder: Path, out: Path, method: str, rows: int, tokens: int, 
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
     from compress.artifact import Artifact
-    from compress.generation import labels_of
-    from compress.progress import ConsoleProgress
+    from compress.core.next_token import labels_of
+    from compress.core.progress import ConsoleProgress
+    from compress.core.target import Target
     from compress.splits import Data, Split
-    from compress.stage import Context, Target
+    from compress.stage import Context
     from quantize.quantize import Quantize
 
     torch.set_num_threads(threads)

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifact import writing
-from compress.data import Data, preprocessor
+from compress.data import preprocessor
 from compress.engine_process import EngineProcess
 from compress.recipe import Recipe
+from compress.splits import Data
 from export.engine import EngineSpec, spec_of
 from export.openvino import build, files
 from export.schemes import precision_of, write_graphs

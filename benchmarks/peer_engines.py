@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.preprocess import Preprocessor, Row
+from compress.standalone.preprocess import Preprocessor, Row
 
 
 def nncf_int8(onnx: Path, folder: Path, rows: Sequence[Row], out: Path) -> Path:

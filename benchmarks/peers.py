@@ -19,14 +19,14 @@ from typing import Any
 from our_engine import answers_of_engine
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8
 
+from compress.core.progress import ConsoleProgress
 from compress.data import load_data
-from compress.environment import fingerprint
 from compress.evaluate import metrics
 from compress.latency import measure
 from compress.ledger import builds
-from compress.model import label_names
+from compress.machine.environment import fingerprint
+from compress.model_config import label_names
 from compress.pipeline import run
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 from compress.statistics import wilson

@@ -23,11 +23,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from compress.environment import fingerprint
+from compress.core.progress import ConsoleProgress
 from compress.implicit import EXPORTED, shapes
 from compress.latency import Shape, measure
+from compress.machine.environment import fingerprint
 from compress.pipeline import run
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
 from export.engine import EngineSpec, spec_of

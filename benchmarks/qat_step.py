@@ -23,9 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.environment import fingerprint
-from compress.process import environment, spawn
-from compress.stage import physical_cores
+from compress.machine.environment import fingerprint, physical_cores
+from compress.machine.process import environment, spawn
 
 KINDS = {"finetune": "finetuning", "qat": "QAT, true int8 (LSQ)", "fake": "torch fake quantization"}
 WARM_UP = 3

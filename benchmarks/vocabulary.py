@@ -18,15 +18,16 @@ from typing import Any
 
 import numpy as np
 
+from compress.core.progress import ConsoleProgress
 from compress.data import load_data, preprocessor
-from compress.environment import fingerprint
 from compress.evaluate import PRIMARY, differences, metrics, predict
-from compress.model import label_names, load
+from compress.machine.environment import fingerprint
+from compress.model import load
+from compress.model_config import label_names
 from compress.pipeline import run
-from compress.preprocess import Preprocessor
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
 from compress.run_folder import Run, open_run
+from compress.standalone.preprocess import Preprocessor
 
 ROOT = Path(__file__).resolve().parent.parent
 STAGES = "stages=[{prune: {granularity: [vocabulary]}}]"

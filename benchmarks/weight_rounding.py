@@ -16,11 +16,11 @@ import argparse
 import json
 from pathlib import Path
 
-from compress.environment import fingerprint
+from compress.core.next_token import perplexity
+from compress.core.progress import ConsoleProgress
 from compress.evaluate import differences, load_predictions
-from compress.generation import perplexity
+from compress.machine.environment import fingerprint
 from compress.pipeline import run
-from compress.progress import ConsoleProgress
 from compress.recipe import read
 from compress.run_folder import open_run
 from compress.statistics import paired_bootstrap

@@ -33,10 +33,10 @@ from compress.attention_layers import Attention, find_attentions, is_layer, out_
 from compress.axes import Axis, axes_of, key_of
 from compress.blocks import repeated_blocks
 from compress.conv1d import is_conv1d, with_linears
-from compress.errors import InputError
+from compress.core.config import Config
+from compress.core.errors import InputError
 from compress.model_config import REFUSED, auto_class, one_line, quiet, task_of, with_class
 from compress.model_files import SHAPE_KEY
-from compress.stage import Config
 from compress.structure import Sizes, Structure, head_axes
 
 COUNTS: Mapping[str, tuple[str, ...]] = {

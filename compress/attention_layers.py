@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from compress.blocks import Kind, repeated_blocks
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_config import REFUSED
 
 TRACING = "tracing"

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from compress.blocks import Kind
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_config import REFUSED, one_line
 from compress.model_files import SHAPE_KEY
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.conv1d import with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_config import quiet
 from compress.model_files import SHAPE_KEY
 

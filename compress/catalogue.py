@@ -11,9 +11,10 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from compress.errors import InputError, nearest
+from compress.core.errors import InputError, nearest
+from compress.core.target import EngineName
+from compress.core.tasks import Task
 from compress.recipe import STAGES, Recipe, schema
-from compress.stage import EngineName, Task
 
 RECIPES = Path(__file__).resolve().parent.parent / "recipes"
 

@@ -18,14 +18,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from compress import labels
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.core.tasks import TASKS, Task
 from compress.model_config import NO_TOKENIZER, read_config
 from compress.model_files import stock_type
-from compress.preprocess import BadRow, Preprocessor, Row
 from compress.sources import Columns, DataConfig, FileConfig, FilesConfig, Source, read_sources
 from compress.splits import Data, Split, divide, hold_out
-from compress.stage import Target, Task
-from compress.tasks import TASKS
+from compress.standalone.preprocess import BadRow, Preprocessor, Row
 from compress.text_blocks import load_blocks
 from compress.tokenizer import TrainTokenizer, train_bpe
 

@@ -4,7 +4,7 @@ By default from its answers:
 
     classification  loss_b = (1 - a) * -log p_b[y_b] + a * T^2 KL(softmax(t_b / T) || softmax(z_b / T))      p = softmax(z)
     regression      loss_b = (1 - a) * (z_b - y_b)^2 + a * (z_b - t_b)^2
-    generation      both parts of classification, as means over the tokens of a block (`compress.next_token`)
+    generation      both parts of classification, as means over the tokens of a block (`compress.token_losses`)
 
 z are the model's logits, t the teacher's (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or `losses` it is
 the objective of the stage `distill`, which the pipeline hands over: this module and the stages above it know the names alone.
@@ -23,16 +23,17 @@ from pydantic import Field, JsonValue, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.core.config import Config
+from compress.core.tasks import TASKS, Task
 from compress.model import forward
-from compress.next_token import token_divergence, token_losses
 from compress.origin import Origin
-from compress.stage import Asked, Config, Context, Task
-from compress.tasks import TASKS
+from compress.stage import Asked, Context
+from compress.token_losses import token_divergence, token_losses
 from compress.train import Batch
 from compress.training_rows import Rows
 
 if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
+    from compress.standalone.preprocess import Preprocessor
 
 LossName = Literal["soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational"]
 """Published combinations of losses: `distill.presets`."""

@@ -6,7 +6,7 @@ import importlib.util
 import shutil
 from collections.abc import Iterator
 
-from compress import environment
+from compress.machine import environment
 
 
 def examine(fix: bool = False) -> Iterator[str]:
@@ -40,7 +40,7 @@ def _tensorrt() -> Iterator[str]:
 
 
 def _server(fix: bool) -> Iterator[str]:
-    from compress.errors import InputError
+    from compress.core.errors import InputError
     from triton_repo import environment as server  # imported here: it starts the interpreter of the server
 
     try:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from compress.preprocess import Row
-from compress.process import environment, spawn
+from compress.machine.process import environment, spawn
+from compress.standalone.preprocess import Row
 
 Array = NDArray[Any]
 KINDS: Mapping[str, type] = {"image": bytes, "block": np.ndarray}

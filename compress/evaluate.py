@@ -6,7 +6,7 @@ The figures are the usual ones of these tasks, written out in numpy (tests compa
     f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in answers or labels
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k answered, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
-    perplexity and accuracy of the next token: `compress.generation`
+    perplexity and accuracy of the next token: `compress.core.next_token`
 
 A figure without a meaning (0 / 0: a constant answer has no correlation) is 0, so that it can never look good.
 """
@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress import generation
-from compress.errors import InputError
-from compress.stage import Progress, Task
-from compress.tasks import TASKS, facts
+from compress.core import next_token
+from compress.core.errors import InputError
+from compress.core.progress import Progress
+from compress.core.tasks import TASKS, Task, facts
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.preprocess import Preprocessor
+    from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
 
@@ -46,7 +46,7 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
     Args:
         task: Decides which figures.
-        logits: Float `[n, C]`; `[n, 1]` for regression; for generation the answers `[n, T, 2]` of `compress.generation`.
+        logits: Float `[n, C]`; `[n, 1]` for regression; for generation the answers `[n, T, 2]` of `compress.core.next_token`.
         labels: Class ids `[n]`, values `[n]` for regression, or ids of the next tokens `[n, T]`.
 
     Raises:
@@ -56,7 +56,7 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
         raise InputError("data: no row to evaluate; at least one labelled row is needed")
     assert len(logits) == len(labels), (logits.shape, labels.shape)
     if TASKS[task].answer == "tokens":
-        return {"perplexity": generation.perplexity(logits, labels), "accuracy": generation.accuracy(logits, labels)}
+        return {"perplexity": next_token.perplexity(logits, labels), "accuracy": next_token.accuracy(logits, labels)}
     if TASKS[task].answer == "value":
         values = logits.reshape(len(labels))
         return {"pearson": pearson(values, labels), "spearman": spearman(values, labels)}
@@ -141,8 +141,8 @@ def logits_of(
     """Yields the indices of the rows of a batch and their logits, float32 `[b, C]`, or `[b, L, V]` for generation; in evaluation mode."""
     import torch
 
+    from compress.machine.parallel import without_gradients
     from compress.model import device_of, forward
-    from compress.parallel import without_gradients
 
     device, was_training = device_of(model), model.training
     model.eval()
@@ -171,7 +171,7 @@ def finely(preprocessor: Preprocessor) -> Preprocessor:
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns what is kept of the logits of a batch, float32: all of them `[b, C]`, or for generation the answers `[b, T, 2]`."""
     if facts(preprocessor.task).answer == "tokens":
-        return generation.answers_of(rows, logits, preprocessor.max_length - 1)
+        return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     return logits
 
 
@@ -182,7 +182,7 @@ def not_finite(answers: Array) -> Array:
 
 def num_predictions(labels: Array) -> int:
     """Returns how many predictions were judged: rows, or for generation tokens."""
-    return int(np.sum(labels != generation.IGNORED)) if labels.ndim == 2 else len(labels)
+    return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)
 
 
 def differences(task: Task, reference: Array, answers: Array) -> tuple[Array, Array]:
@@ -198,8 +198,8 @@ def differences(task: Task, reference: Array, answers: Array) -> tuple[Array, Ar
         of all logits, or of the nll of every token.
     """
     if TASKS[task].answer == "tokens":
-        before, after = generation.choices(reference), generation.choices(answers)
-        predicted = before != generation.NO_CHOICE
+        before, after = next_token.choices(reference), next_token.choices(answers)
+        predicted = before != next_token.NO_CHOICE
         return (before != after)[predicted], np.abs(answers[..., 0].astype(np.float64) - reference[..., 0])[predicted]
     distance = np.abs(answers.astype(np.float64) - reference)
     if TASKS[task].answer == "value":

@@ -2,7 +2,7 @@
 
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
-    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t (`compress.next_token`)
+    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t (`compress.token_losses`)
 
 with p = softmax of the logits z. The weights kept are those that did best on the selection split, which takes no part in the training.
 """
@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from compress.artifact import Artifact
-from compress.stage import Context, Stage, Task
-from compress.tasks import TASKS
+from compress.core.tasks import TASKS, Task
+from compress.stage import Context, Stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from compress.data import Data
-    from compress.preprocess import Preprocessor
+    from compress.splits import Data
+    from compress.standalone.preprocess import Preprocessor
     from compress.train import Objective
 
 EVALUATION_BATCH = 64
@@ -71,8 +71,8 @@ class Finetune(Stage):
         Raises:
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
+        from compress.core.errors import InputError
         from compress.data import preprocessor
-        from compress.errors import InputError
         from compress.evaluate import PRIMARY
         from compress.model import load, save
         from compress.train import TrainConfig, autocast_dtype, train, training_device
@@ -122,7 +122,7 @@ def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
     from torch.nn import functional
 
     from compress.model import forward
-    from compress.next_token import token_losses
+    from compress.token_losses import token_losses
     from compress.train import Batch
 
     def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.environment import NATIVE_INT8
-from compress.tasks import TASKS
+from compress.core.tasks import TASKS
+from compress.machine.environment import NATIVE_INT8
 
 FLOATS = ("fp32", "bf16", "fp16")
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from compress.artifact import digest
-from compress.environment import cache_folder, hardware
+from compress.machine.environment import cache_folder, hardware
 
 KEPT = 20
 REACH = 100.0

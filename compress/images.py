@@ -18,8 +18,8 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image
 
-from compress.errors import InputError
-from compress.preprocess import MAX_IMAGE_BYTES
+from compress.core.errors import InputError
+from compress.standalone.preprocess import MAX_IMAGE_BYTES
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 ARCHIVES = (".tar", ".tar.gz", ".tgz")

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.artifact import Artifact, Kind, write_json
+from compress.core.target import Target
+from compress.core.tasks import TASKS, Task
 from compress.data import preprocessor
 from compress.evaluate import PRIMARY, metrics, num_predictions, predict, save_predictions
-from compress.model import ModelConfig, import_model, source_digest
-from compress.model_config import read_config
-from compress.stage import Context, Stage, Target, Task
-from compress.tasks import TASKS
+from compress.model import import_model, source_digest
+from compress.model_config import ModelConfig, read_config
+from compress.stage import Context, Stage
 from compress.tokenizer import TrainTokenizer, settled
 
 BATCH_SIZE = 32

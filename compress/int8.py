@@ -32,8 +32,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.environment import NATIVE_INT8
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.machine.environment import NATIVE_INT8
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
 SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from compress.errors import InputError, nearest
+from compress.core.errors import InputError, nearest
 
 UNLABELLED = "-1"
 SHOWN_PROBLEMS = 3

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_config import quiet, set_labels
 from compress.model_files import check_finite, copy_files, weight_files
 from compress.shards import ShardWriter, StoredWeights

@@ -16,13 +16,13 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from compress import artifact
-from compress.data import Data
+from compress.core.next_token import choices
+from compress.core.tasks import facts
 from compress.engine_process import read_rows, write_rows
 from compress.evaluate import load_predictions
-from compress.generation import choices
-from compress.preprocess import Row
 from compress.run_folder import Run
-from compress.tasks import facts
+from compress.splits import Data
+from compress.standalone.preprocess import Row
 
 GOLDEN_ROWS = 64
 TOKENS_SHOWN = 16

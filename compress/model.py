@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from compress.architecture import mark
 from compress.artifact import digest, file_digest, write_json
 from compress.conv1d import stock_state, with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS, Task
 from compress.language_models import check_causal, link_model
 from compress.model_config import (
     REFUSED,
@@ -58,8 +59,6 @@ from compress.model_files import (
     read_json,
     weight_files,
 )
-from compress.stage import Task
-from compress.tasks import TASKS
 from compress.tokenizer import TrainedTokenizer
 
 QUANTIZATION = "quantization.json"

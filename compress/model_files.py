@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHT_FILES = ("*.safetensors",)

@@ -20,22 +20,24 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from compress import artifact, environment, history, ledger, report
+from compress import artifact, history, ledger, report
 from compress.artifact import Artifact
-from compress.data import Data, load_data
-from compress.errors import InputError, nearest
+from compress.core.errors import InputError, nearest
+from compress.core.progress import ConsoleProgress
+from compress.core.tasks import num_classes
+from compress.data import load_data
 from compress.finetune import Finetune
 from compress.implicit import Evaluate, Latency, Source
-from compress.model import ModelConfig, check_model, count, label_names, source_digest
-from compress.model_config import some
+from compress.machine import environment
+from compress.machine.parallel import ALONE, Team
+from compress.machine.process import keep_freed_memory
+from compress.model import check_model, count, source_digest
+from compress.model_config import ModelConfig, label_names, some
 from compress.model_files import find
-from compress.parallel import ALONE, Team
-from compress.process import keep_freed_memory
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
+from compress.splits import Data
 from compress.stage import Context, Stage, input_named, is_model, teachers_named
-from compress.tasks import num_classes
 from compress.timing import Timer
 from compress.tokenizer import settled
 from distill.injected import Injected
@@ -79,7 +81,7 @@ def run(
         force: Run every stage again.
         again: Id of one step to run again, and only that.
         progress: Where to tell; the terminal where absent.
-        team: The processes that run it (`compress.parallel.joined`); all of them call with the same arguments.
+        team: The processes that run it (`compress.machine.parallel.joined`); all of them call with the same arguments.
 
     Returns:
         The run folder and its report. A missed goal is no error: see `Outcome.missed`.

@@ -12,14 +12,14 @@ from pathlib import Path
 
 from compress import artifact, history
 from compress.artifact import Artifact, DamagedArtifact
+from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS, num_classes
 from compress.disk import Variant, predicted_bytes
 from compress.implicit import Evaluate
 from compress.model import Counts, check_model, count
 from compress.pipeline import cache_key, checkpoint_named, is_variant, plan_steps, prepare, teachers_of
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe
 from compress.stage import Context, Stage, input_named, lines
-from compress.tasks import TASKS, num_classes
 from compress.tokenizer import settled
 
 

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compress.artifact import write_json
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.fp8 import Fp8Scales
 from compress.int4 import Int4Scales
 from compress.int8 import DynamicScales, LayerScales

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from compress.errors import InputError, nearest
+from compress.core.errors import InputError, nearest
 
 Column = str | int
 Cells = tuple[Any, ...]

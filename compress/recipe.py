@@ -10,16 +10,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import Discriminator, Field, Tag, ValidationError
 
-from compress.data import DataConfig
-from compress.errors import InputError, nearest
+from compress.core.config import Config
+from compress.core.errors import InputError, nearest
+from compress.core.problems import explain
+from compress.core.target import Parallel, Target
+from compress.core.tasks import TASKS
+from compress.core.yaml_file import parse_yaml
 from compress.finetune import Finetune
-from compress.model import ModelConfig
-from compress.problems import explain
-from compress.stage import Config, Parallel, Stage, Target, input_named, is_model, lines, teachers_named
-from compress.tasks import TASKS
+from compress.model_config import ModelConfig
+from compress.sources import DataConfig
+from compress.stage import Stage, input_named, is_model, lines, teachers_named
 from compress.tokenizer import TrainTokenizer
 from distill.distill import Distill
 from export.export import Export
@@ -31,6 +33,7 @@ from triton_repo.triton_repo import TritonRepo
 STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, TritonRepo)
 """Every stage a recipe may name, in the order in which they may follow one another; distill, prune and sparsify in any. A stage with an
 `input` follows that one."""
+
 
 MAX_BYTES = 1_000_000
 
@@ -98,44 +101,6 @@ class Recipe(Config):
         """Returns the stage with that id."""
         found: Stage = next(stage for stage in self.stages if stage.id == stage_id)
         return found
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader for which a repeated key is an error."""
-
-
-def _mapping(loader: _UniqueKeys, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-    seen: set[Any] = set()
-    for key_node, _ in node.value:
-        if key_node.tag == "tag:yaml.org,2002:merge":
-            continue
-        key = loader.construct_object(key_node, deep=True)
-        if not isinstance(key, str | int | float | bool):
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is not a plain word", key_node.start_mark)
-        if key in seen:
-            raise yaml.constructor.ConstructorError(None, None, f"key {key!r} is given twice", key_node.start_mark)
-        seen.add(key)
-    loader.flatten_mapping(node)
-    return {loader.construct_object(key, deep=True): loader.construct_object(value, deep=True) for key, value in node.value}
-
-
-_UniqueKeys.add_constructor("tag:yaml.org,2002:map", _mapping)
-
-
-def parse_yaml(text: str, source: str) -> Any:
-    """Returns the value of a YAML text; plain types only, no repeated keys.
-
-    Raises:
-        InputError: It is not YAML; names `source` and the line.
-    """
-    try:
-        return yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f" line {mark.line + 1}" if mark else ""
-        raise InputError(f"{source}{line}: not a readable recipe: {getattr(error, 'problem', None) or error}") from error
-    except (RecursionError, ValueError) as error:
-        raise InputError(f"{source}: not a readable recipe: {error}") from error
 
 
 def read(path: Path, settings: Sequence[str] = ()) -> Recipe:

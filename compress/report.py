@@ -13,11 +13,10 @@ from typing import Any
 import yaml
 
 from compress import artifact, goals, html, ledger, statistics
+from compress.core.tasks import TASKS, Task
 from compress.evaluate import PRIMARY
 from compress.ledger import Hop
 from compress.run_folder import Run, open_run
-from compress.stage import Task
-from compress.tasks import TASKS
 
 SCHEMA = 1
 

@@ -18,7 +18,7 @@ import yaml
 
 from compress import artifact
 from compress.artifact import Artifact, DamagedArtifact
-from compress.errors import InputError
+from compress.core.errors import InputError
 
 LOCK_FILE = "recipe.lock.yaml"
 REPOSITORY = "model_repository"

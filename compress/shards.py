@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from compress.artifact import write_json
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_files import weight_files
 
 SHARD_BYTES = 2 * 10**9

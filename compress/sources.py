@@ -17,11 +17,11 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from compress import images, readers
-from compress.errors import InputError, nearest
-from compress.preprocess import BadRow, Row, decode_image
+from compress.core.config import Config
+from compress.core.errors import InputError, nearest
+from compress.core.tasks import TASKS, Task
 from compress.readers import Cells, Column, Table
-from compress.stage import Config, Task
-from compress.tasks import TASKS
+from compress.standalone.preprocess import BadRow, Row, decode_image
 
 DIGITS = "sklearn:digits"
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from compress.errors import InputError
-from compress.preprocess import Row
+from compress.core.errors import InputError
+from compress.standalone.preprocess import Row
 
 if TYPE_CHECKING:
     from compress.tokenizer import TrainedTokenizer

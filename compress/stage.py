@@ -6,68 +6,27 @@ stage writes its files into that folder and returns the figures that go into the
 
 from __future__ import annotations
 
-import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
-import psutil
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from compress.artifact import Artifact, Kind
-from compress.parallel import ALONE, Strategy, Team
+from compress.machine.parallel import ALONE, Team
 
 if TYPE_CHECKING:  # types only: these modules stand above this one
     from torch import nn
 
-    from compress.data import Data
     from compress.distilled import Learner, Taught
+    from compress.splits import Data
+from compress.core.config import Config
+from compress.core.progress import Progress
+from compress.core.target import Target
+from compress.core.tasks import Task
 
-Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
-EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
 TimedPrecision = Literal["int8", "fp32"]
-
-
-class Config(BaseModel):
-    """Base of every piece of a recipe: frozen, and an unknown key is an error."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
-
-
-def physical_cores() -> int:
-    """Returns the number of physical cores in the affinity mask of this process (at least 1)."""
-    allowed = len(psutil.Process().cpu_affinity()) if platform.system() == "Linux" else psutil.cpu_count() or 1
-    logical, physical = psutil.cpu_count() or 1, psutil.cpu_count(logical=False) or 1
-    return max(1, round(allowed * physical / logical))
-
-
-class Target(Config):
-    """Where the model is going to be served, and the shapes that count."""
-
-    device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the engines; training uses a GPU whenever there is one."""
-    engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = ("openvino", "onnxruntime")
-    """Engines to build, in order of preference: goals are judged on the first, which is also the one served."""
-    batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
-    """Batch sizes to measure."""
-    sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)
-    """Sequence lengths (tokens) to measure and to pad to; the data's max_length is always added. Ignored for images."""
-    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of every engine; the physical cores of the affinity mask where absent."""
-
-    @property
-    def num_threads(self) -> int:
-        """CPU threads with the default resolved for this machine."""
-        return self.threads or physical_cores()
-
-
-class Parallel(Config):
-    """Training by several processes, where a launcher such as torchrun started them; without one nothing changes."""
-
-    strategy: Strategy = "ddp"
-    """ddp: every process has the whole model. fsdp2: each holds a share of every weight, for models that do not fit into one GPU."""
 
 
 def is_model(teacher: str) -> bool:
@@ -79,23 +38,6 @@ def teachers_named(stage: Any) -> tuple[str, ...]:
     """Returns what the `teacher` of a stage names, in order; nothing for a stage without such a key."""
     named = getattr(stage, "teacher", None)
     return () if named is None else (named,) if isinstance(named, str) else tuple(named)
-
-
-class Progress(Protocol):
-    """How a stage tells its user where it is; the command line draws bars, a file gets plain lines."""
-
-    def log(self, message: str) -> None:
-        """Writes one line."""
-
-    def warn(self, message: str) -> None:
-        """Writes one line that must not be overlooked; it is kept for the report."""
-
-    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
-        """Yields `items`, showing rate and remaining time."""
-
-    @contextmanager
-    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Gives a function that advances a bar by n."""
 
 
 class MeasureLatency(Protocol):

@@ -28,9 +28,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity, perplexity_of
+from compress.core.tasks import Task
 from compress.evaluate import PRIMARY, num_predictions, pearson
-from compress.generation import IGNORED, block_sums, choices, mean_nll, perplexity, perplexity_of
-from compress.stage import Task
 
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]

@@ -38,16 +38,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.conv1d import is_conv1d, with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.progress import Progress
+from compress.core.tasks import TASKS, Task
 from compress.int8_sites import load_sites
+from compress.machine.process import freed_memory_returned, trim_memory
 from compress.model_config import auto_class, quiet, read_config, some, with_class
-from compress.preprocess import Preprocessor
-from compress.process import freed_memory_returned, trim_memory
 from compress.quantization import QUANTIZATION_JSON, load_quantization
 from compress.shards import StoredWeights, allocate, mapped
-from compress.stage import Progress, Task
+from compress.standalone.preprocess import Preprocessor
 from compress.stored_linear import StoredEmbedding, StoredLinear, rows_of
-from compress.tasks import TASKS
 
 BATCH_TOKENS = 256
 """Tokens of a batch, unless a single row has more."""

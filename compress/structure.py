@@ -22,7 +22,7 @@ from torch import nn
 from compress.attention_layers import Attention, find_attentions, out_axis
 from compress.axes import Axes, Axis, axes_of, size_of
 from compress.blocks import repeated_blocks
-from compress.errors import InputError
+from compress.core.errors import InputError
 
 T = TypeVar("T")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import get_args
 
-from compress.errors import InputError, nearest
-from compress.stage import Task
-from compress.tasks import facts
+from compress.core.errors import InputError, nearest
+from compress.core.tasks import Task, facts
 
 HEAD = """\
 # {about}

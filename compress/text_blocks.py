@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from compress.errors import InputError
-from compress.generation import Block, labels_of
+from compress.core.errors import InputError
+from compress.core.next_token import Block, labels_of
 from compress.model_config import load_tokenizer
 from compress.sources import DataConfig, Sources, read_sources
 from compress.splits import Data, Split, divide

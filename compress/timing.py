@@ -21,9 +21,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
 from compress.latency import Shape, measure
-from compress.progress import ConsoleProgress
 from compress.splits import Split
 from compress.stage import Context, TimedPrecision
 

@@ -22,8 +22,8 @@ from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from compress.artifact import digest, write_json
-from compress.errors import InputError
-from compress.stage import Config
+from compress.core.config import Config
+from compress.core.errors import InputError
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 BYTES = 256

@@ -9,7 +9,7 @@ An objective gives the parts of the loss for every row of a batch; the loop sums
 Rows are tokenized once. An epoch shuffles them, sorts windows of 50 batches by length and shuffles the batches of each window, so that a
 batch holds rows of like length and is padded to its longest row. Everything random comes from (seed, epoch) or from generators whose
 state is saved with the weights (`compress.training_state`): a killed run continues to bit-equal weights on the same hardware and
-number of threads. Several processes divide each batch, and the model where it is too large for one (`compress.parallel`).
+number of threads. Several processes divide each batch, and the model where it is too large for one (`compress.machine.parallel`).
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.blocks import repeated_blocks
-from compress.errors import InputError
+from compress.core.config import Config
+from compress.core.errors import InputError
+from compress.core.progress import Progress
+from compress.machine.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
 from compress.model import device_of
-from compress.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
-from compress.stage import Config, Progress
 from compress.training_rows import Rows, plan_epoch
 from compress.training_state import State, read_state, seeded, weights_digest, write_state
 from compress.zeros import NOTE, zeros_held
 
 if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
+    from compress.standalone.preprocess import Preprocessor
 
 ROUNDING = 1e-9
 RANK_SEED = 1_000_003

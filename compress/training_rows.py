@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compress.preprocess import GENERATION, Preprocessor
+from compress.standalone.preprocess import GENERATION, Preprocessor
 
 MULTIPLE = 8
 WINDOW = 50

@@ -28,10 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from compress.errors import InputError
-from compress.preprocess import Preprocessor, Row
-from compress.stage import Context, Task
-from compress.tasks import TASKS
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS, Task
+from compress.stage import Context
+from compress.standalone.preprocess import Preprocessor, Row
 
 TRIAL_ROWS = 500
 ADDED_SHARE = 0.25

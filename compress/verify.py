@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from compress import artifact, ledger
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.core.tasks import facts
 from compress.evaluate import differences
 from compress.run_folder import REPOSITORY, Run, locked, open_run
-from compress.stage import Target
-from compress.tasks import facts
 
 Log = Callable[[str], None]
 MEDIAN_ABS = 0.02

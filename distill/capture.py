@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.blocks import between_blocks, repeated_blocks
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.origin import Origin
 
 CAPTURING = "capturing_sdpa"

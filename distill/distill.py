@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS, num_classes
 from compress.finetune import selection_metric, trained_here
 from compress.stage import Context, ModelStage, teachers_named
-from compress.tasks import TASKS, num_classes
 from distill.loss import Setting, Shape
 from distill.masking import Augment
 from distill.plain_text import PlainText
@@ -33,7 +33,7 @@ from distill.schedules import Ramp, always_zero, smallest
 from distill.student import Student
 
 if TYPE_CHECKING:
-    from compress.data import Data
+    from compress.splits import Data
 
 TeacherName = Annotated[str, Field(min_length=1)]
 
@@ -134,7 +134,8 @@ class Distill(ModelStage):
 
     def depends(self, context: Context) -> Any:
         """The contents of another checkpoint that is the student, and of further text."""
-        from compress.model import ModelConfig, source_digest
+        from compress.model import source_digest
+        from compress.model_config import ModelConfig
         from distill.plain_text import digest, read_plain
 
         found: dict[str, str] = {}
@@ -275,8 +276,8 @@ class Distill(ModelStage):
         from compress.blocks import repeated_blocks
         from compress.data import preprocessor
         from compress.evaluate import PRIMARY
+        from compress.machine.parallel import shard
         from compress.model import load, save
-        from compress.parallel import shard
         from compress.train import TrainConfig, autocast_dtype, train, training_device
         from distill.steps import Steps
         from distill.student import build

@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 from torch import nn
 
+from compress.core.errors import InputError
+from compress.core.problems import explain
 from compress.distilled import Learner, Taught
-from compress.errors import InputError
-from compress.parallel import ALONE
-from compress.problems import explain
+from compress.machine.parallel import ALONE
 from compress.stage import Asked, Context
 from distill.distill import Distill
 from distill.steps import Steps

@@ -20,7 +20,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 
 LayerMap = Literal["uniform", "skip", "last"] | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
 

@@ -15,7 +15,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from distill.capture import Wanted
 from distill.loss import Loss, Seen, Setting
 from distill.soft_target import soft_target

@@ -17,9 +17,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.config import Config
+from compress.core.errors import InputError
+from compress.core.tasks import Task
 from compress.model_files import SHAPE_KEY
-from compress.stage import Config, Task
 from compress.train import Batch
 from distill.capture import Captured, Wanted
 from distill.schedules import Ramp, always_zero, smallest

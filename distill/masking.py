@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
 
-from compress.errors import InputError
+from compress.core.config import Config
+from compress.core.errors import InputError
 from compress.model_config import load_tokenizer
-from compress.stage import Config
 
 
 class Augment(Config):

@@ -22,7 +22,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from distill.capture import Wanted, seen_by_both
 from distill.loss import Loss, Seen, Setting, row_mean
 

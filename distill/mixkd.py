@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import device_of
 from compress.training_rows import ByLength, Rows
 from distill.capture import Capture, Wanted

@@ -14,10 +14,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from compress.errors import InputError
-from compress.next_token import token_losses
-from compress.stage import Task
-from compress.tasks import TASKS
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS, Task
+from compress.token_losses import token_losses
 from compress.train import Batch
 from distill.capture import Wanted
 from distill.ensemble import ask

@@ -24,11 +24,11 @@ from pydantic import Field
 from tokenizers import Encoding, Tokenizer
 
 from compress import readers
-from compress.errors import InputError
-from compress.preprocess import Row
+from compress.core.config import Config
+from compress.core.errors import InputError
 from compress.sources import ColumnName
 from compress.splits import content_key
-from compress.stage import Config
+from compress.standalone.preprocess import Row
 
 CHUNK = 1024
 

@@ -5,7 +5,7 @@ v(t) = start + (end - start) * t / (n - 1)        t: number of the step, from 0;
 
 from __future__ import annotations
 
-from compress.stage import Config
+from compress.core.config import Config
 
 
 class Ramp(Config):

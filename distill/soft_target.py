@@ -5,7 +5,7 @@
 
 The gradient of the KL divergence shrinks like 1 / T^2; the factor keeps its size, so that the weight against the labels need not
 change with T. A regression has no classes: loss_b = (z_s - z_t)^2. Text-generation answers at every token: loss_b is the mean over those of
-a block (`compress.next_token`).
+a block (`compress.token_losses`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from compress.core.tasks import TASKS
 from compress.distilled import soft_target_loss
-from compress.next_token import token_divergence
-from compress.tasks import TASKS
+from compress.token_losses import token_divergence
 from distill.capture import Wanted
 from distill.loss import Loss, Seen, Setting
 

@@ -19,15 +19,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, answered, judged_by
-from compress.model import ModelConfig, import_model
+from compress.model import import_model
+from compress.model_config import ModelConfig
 from compress.origin import Origin
-from compress.preprocess import Preprocessor
 from compress.splits import Split
 from compress.stage import Context, is_model, teachers_named
-from compress.tasks import TASKS
+from compress.standalone.preprocess import Preprocessor
 from compress.training_rows import Rows
 from distill.capture import Capture, Wanted
 from distill.ensemble import averaged, shares

@@ -32,7 +32,9 @@ from torch import Tensor, nn
 from compress.attention_layers import probe
 from compress.blocks import repeated_blocks, states_of, with_layers
 from compress.conv1d import with_linears
-from compress.errors import InputError, nearest
+from compress.core.config import Config
+from compress.core.errors import InputError, nearest
+from compress.core.tasks import Task
 from compress.model import device_of, import_model, load
 from compress.model_config import (
     OWN_KEYS,
@@ -47,7 +49,7 @@ from compress.model_config import (
     with_class,
 )
 from compress.model_files import SHAPE_KEY, find
-from compress.stage import Config, Context, Task
+from compress.stage import Context
 from distill.width import narrow, with_widths
 
 Init = Literal["uniform", "every_second", "first", "last", "random"]

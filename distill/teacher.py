@@ -20,20 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.artifact import digest, writing
+from compress.core.errors import InputError
+from compress.core.progress import Progress
 from compress.distilled import tokens_of
-from compress.errors import InputError
+from compress.machine.parallel import ALONE, Team, without_gradients
 from compress.model import device_of, forward
 from compress.origin import Origin
-from compress.parallel import ALONE, Team, without_gradients
-from compress.preprocess import GENERATION
-from compress.stage import Progress
+from compress.standalone.preprocess import GENERATION
 from compress.train import Batch, autocast_dtype
 from compress.training_rows import CHUNK, Rows
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
 
 if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
+    from compress.standalone.preprocess import Preprocessor
 
 FITTING = "; give a model that was trained for this task and these labels"
 BATCH_SIZE = 64

@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from distill.capture import Wanted, seen_by_both
 from distill.hidden import distance
 from distill.layer_maps import LayerMap, pairs

@@ -27,7 +27,7 @@ from compress.attention_layers import Attention, find_attentions, out_axis
 from compress.axes import Axes, axes_of, key_of, size_of
 from compress.blocks import repeated_blocks
 from compress.conv1d import with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_files import SHAPE_KEY
 from compress.structure import head_axes
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.stage import EngineName, Target
+from compress.core.target import EngineName, Target
 
 Features = Mapping[str, NDArray[Any]]
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""

@@ -27,9 +27,10 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 
 from compress.artifact import Artifact, Kind, lineage, write_json
-from compress.errors import InputError
-from compress.preprocess import Preprocessor
-from compress.stage import Context, EngineName, Stage
+from compress.core.errors import InputError
+from compress.core.target import EngineName
+from compress.stage import Context, Stage
+from compress.standalone.preprocess import Preprocessor
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.schemes import DYNAMIC, Precision, precision_of, refusal, runtime_options, write_graphs
 

@@ -22,10 +22,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.tasks import TASKS, Task
 from compress.evaluate import differences
-from compress.preprocess import Row
-from compress.stage import Context, Task
-from compress.tasks import TASKS
+from compress.stage import Context
+from compress.standalone.preprocess import Row
 from compress.trial import bound_of, floor_of, spread
 from compress.trial import distance as divergence
 

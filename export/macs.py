@@ -21,7 +21,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper
 
-from compress.stage import physical_cores
+from compress.machine.environment import physical_cores
 from export.onnx import GEMMS, module_of
 
 Shape = tuple[int, ...]

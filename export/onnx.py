@@ -37,9 +37,9 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from compress.conv1d import with_linears
+from compress.core.tasks import Task
 from compress.model_config import auto_class, quiet, read_config
-from compress.preprocess import GENERATION, Preprocessor
-from compress.stage import Task
+from compress.standalone.preprocess import GENERATION, Preprocessor
 from export.experts import make_exportable
 
 OPSET = 20

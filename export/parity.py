@@ -35,10 +35,9 @@ from numpy.typing import NDArray
 from onnx import numpy_helper
 from scipy.stats import poisson
 
+from compress.core.tasks import TASKS, Task
 from compress.evaluate import differences
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
-from compress.stage import Task
-from compress.tasks import TASKS
 from export.onnx import module_of
 
 BOUNDARY = 1e-3

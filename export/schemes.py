@@ -21,8 +21,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
-from compress.preprocess import Preprocessor
 from compress.quantization import Scheme, scheme_of
+from compress.standalone.preprocess import Preprocessor
 
 Precision = Literal["int8", "int8-dynamic", "w4a16", "fp8", "fp32", "bf16"]
 PRECISIONS: Mapping[str, Precision] = {"w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16", "fp8": "fp8"}

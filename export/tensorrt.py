@@ -7,7 +7,7 @@
 - With neither: one entry that says what to install.
 
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
-What is common to all of them is in `compress.tensorrt_plan`.
+What is common to all of them is in `compress.standalone.tensorrt_plan`.
 
 `precision` is fp32, int8, w4a16 or fp8, with float32 for the rest. float16 is going to be another one, made by casts in the graph before
 it comes here (float32 islands chosen by range); `float_precision` of the entries is where it will show.
@@ -28,10 +28,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.cuda_driver import Device, capabilities, load_driver
-from compress.process import environment, spawn
-from compress.tensorrt_plan import Layer, Plan, PlanError, gemm_precisions
-from compress.tensorrt_plan import build as build_plan
+from compress.machine.process import environment, spawn
+from compress.standalone.cuda_driver import Device, capabilities, load_driver
+from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, gemm_precisions
+from compress.standalone.tensorrt_plan import build as build_plan
 from export.engine import Features
 from export.macs import count_macs
 from export.share import share

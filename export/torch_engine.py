@@ -19,10 +19,10 @@ import torch
 from torch import nn
 
 from compress.conv1d import with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import forward, load
 from compress.model_config import auto_class, quiet, read_config
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec, Features, Logits
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}

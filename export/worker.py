@@ -30,7 +30,7 @@ from safetensors.numpy import save_file
 
 from compress.engine_process import read_rows
 from compress.evaluate import kept
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.engine import Engine, EngineSpec, Features, Probed, open_engine
 
 Request = Mapping[str, Any]

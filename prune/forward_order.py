@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.blocks import repeated_blocks
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.padding import real_rows
 
 Features = Mapping[str, Tensor]

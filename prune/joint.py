@@ -25,7 +25,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.stage import Config
+from compress.core.config import Config
 from compress.train import Batch, Objective
 from prune.cost import Component, Costs, count_of
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present

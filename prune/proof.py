@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import device_of, forward
 from compress.structure import Structure
 from compress.train import Batch

@@ -22,11 +22,11 @@ from pydantic import Field, model_validator
 
 from compress.artifact import Artifact, writing
 from compress.blocks import with_layers
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.origin import Origin
 from compress.stage import Asked, Context, ModelStage, TimedPrecision, is_model
 from compress.structure import Sizes, Structure
-from compress.tasks import TASKS
 from prune.allocation import uniform
 from prune.cost import Cost, Costs, Measure, count_of
 from prune.cubic import cubic
@@ -43,7 +43,7 @@ from prune.timing import LatencyCost, LatencyTarget, Ruler, Timing, target_shape
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.data import Data
+    from compress.splits import Data
 
 SPARSITY = 0.5
 

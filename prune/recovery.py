@@ -24,13 +24,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.blocks import between_blocks, repeated_blocks
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.distilled import Distilled, Learner, Taught, attention_as_before, check_taught, taught
-from compress.errors import InputError
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
 from compress.model_config import read_config
 from compress.origin import Origin, same_shape
 from compress.stage import Asked, Context
-from compress.tasks import TASKS
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 
 

@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from compress.errors import InputError, nearest
+from compress.core.errors import InputError, nearest
 from compress.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
 from prune.cost import Component, Costs, count_of

@@ -1,8 +1,8 @@
 """SparseGPT: weights are zeroed one input at a time, and those of later inputs make up for it (Frantar and Alistarh 2023,
 https://arxiv.org/abs/2301.00774, algorithm 1).
 
-Every output has its own problem min (w - w') H (w - w')^T, with one H = sum of x x^T. With H^-1 = U^T U (`compress.inverse_factor`) the
-inputs j = 1, 2, ... are settled in turn, and of those that go
+Every output has its own problem min (w - w') H (w - w')^T, with one H = sum of x x^T. With H^-1 = U^T U (`compress.core.inverse_factor`)
+the inputs j = 1, 2, ... are settled in turn, and of those that go
 
     e = w_j / U_jj,     w_k <- w_k - e U_jk   for k >= j        which makes w_j 0
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from compress.inverse_factor import inverse_factor
+from compress.core.inverse_factor import inverse_factor
 from prune.patterns import NM, Blocks, Pattern, block_means, block_sizes, highest_blocks, mask, num_zeros, spread
 
 DAMPING = 0.01

@@ -29,9 +29,10 @@ from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag,
 
 from compress.artifact import Artifact, write_json, writing
 from compress.blocks import repeated_blocks
-from compress.errors import InputError, nearest
+from compress.core.config import Config
+from compress.core.errors import InputError, nearest
 from compress.origin import Origin
-from compress.stage import Asked, Config, Context, ModelStage, is_model
+from compress.stage import Asked, Context, ModelStage, is_model
 from compress.structure import Structure
 from compress.train import History, Objective
 from compress.zeros import block_linears, keep_zeros
@@ -48,7 +49,7 @@ from prune.sparsegpt import reachable_by_strips
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.data import Data
+    from compress.splits import Data
 
 ZEROED, FIGURES = "zeroed", "zeroed.json"
 LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints

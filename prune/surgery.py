@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from compress.architecture import remade, with_sizes
 from compress.axes import Axis
 from compress.blocks import with_layers
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.structure import Sizes, Structure
 from prune.vocabulary import with_vocabulary
 

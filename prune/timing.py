@@ -25,12 +25,13 @@ from torch import Tensor, nn
 
 from compress.artifact import digest, write_json, writing
 from compress.blocks import with_layers
-from compress.environment import cache_folder
-from compress.errors import InputError
+from compress.core.config import Config
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.latency import Shape
-from compress.stage import Config, Context, TimedPrecision
+from compress.machine.environment import cache_folder
+from compress.stage import Context, TimedPrecision
 from compress.structure import Sizes, Structure
-from compress.tasks import TASKS
 from prune.cost import Component, count_of
 from prune.latency_table import LatencyTable, grid, points
 from prune.surgery import Kept

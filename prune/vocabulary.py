@@ -30,8 +30,8 @@ from tokenizers import Tokenizer
 from compress.architecture import on_meta
 from compress.artifact import write_json
 from compress.axes import axes_of
-from compress.errors import InputError
-from compress.preprocess import Preprocessor, Row
+from compress.core.errors import InputError
+from compress.standalone.preprocess import Preprocessor, Row
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
 """Files with the old ids; tokenizer.json holds everything that they do."""

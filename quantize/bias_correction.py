@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from compress.padding import real_rows
 from compress.quantization import Scales
-from quantize.trial import place
+from compress.trial import place
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]

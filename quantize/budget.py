@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compress.core.next_token import labels_of
+from compress.core.tasks import TASKS, Task, drop
 from compress.evaluate import PRIMARY, Array, compared, metrics, pearson
 from compress.finetune import trained_here
-from compress.generation import labels_of
-from compress.preprocess import Row
-from compress.stage import Context, Task
-from compress.tasks import TASKS, drop
+from compress.stage import Context
+from compress.standalone.preprocess import Row
 
 if TYPE_CHECKING:
     from torch import nn
@@ -42,7 +42,7 @@ class Budget:
     """Of the rows, where they may be used."""
     context: Context
     logits: Array
-    """Of the float model, float32 [n, C], or the answers [n, T, 2] of `compress.generation`."""
+    """Of the float model, float32 [n, C], or the answers [n, T, 2] of `compress.core.next_token`."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Budget:

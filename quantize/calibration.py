@@ -41,7 +41,7 @@ from typing import Generic, Literal, Protocol, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
 from compress.padding import real_rows
 

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from compress.inverse_factor import inverse_factor
+from compress.core.inverse_factor import inverse_factor
 
 DAMPING = 0.01
 BLOCK = 128

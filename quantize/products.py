@@ -18,12 +18,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.progress import Progress
 from compress.int8_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
 from compress.int8_sites import Sites, placed
 from compress.padding import real_rows
 from compress.quantization import Scales
-from compress.stage import Progress
 from compress.trial import floor_of
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity

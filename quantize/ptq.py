@@ -20,11 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.errors import InputError, nearest
+from compress.core.errors import InputError, nearest
 from compress.int8 import SMALLEST_SCALE, on_grid, weight_scale
-from compress.preprocess import Row
 from compress.quantization import Scales, save_quantization
 from compress.stage import Context
+from compress.standalone.preprocess import Row
 from quantize.calibration import Histogram, Observed, clipped_share
 
 BATCH_SIZE = 32

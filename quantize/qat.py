@@ -42,18 +42,18 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.core.tasks import TASKS
 from compress.distilled import Learner, Taught, attention_as_before, taught
 from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
 from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.origin import Origin, same_shape
 from compress.stage import Asked, Context
-from compress.tasks import TASKS
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 from compress.trial import distance
 
 if TYPE_CHECKING:
-    from compress.preprocess import Preprocessor
+    from compress.standalone.preprocess import Preprocessor
 
 Learned = Literal["lsq", "pact", "fixed"]
 Select = Callable[[nn.Module], float] | None

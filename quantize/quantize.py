@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.artifact import Artifact
+from compress.core.config import Config
 from compress.distilled import check_taught
 from compress.int8 import LayerScales, weight_bits
 from compress.int8_sites import save_sites
 from compress.origin import same_shape
 from compress.quantization import Scheme
-from compress.stage import Config, Context, ModelStage, is_model
+from compress.stage import Context, ModelStage, is_model
+from compress.trial import TRIAL_ROWS
 from quantize.budget import Budget
 from quantize.calibration import METHODS, Histogram, Method, collect
 from quantize.escalation import Quantized, budget_of, escalate
@@ -54,10 +56,10 @@ from quantize.schemes import (
 from quantize.sensitivity import SCAN_ROWS
 from quantize.steps import Steps
 from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
-from quantize.trial import TRIAL_ROWS, Trial
+from quantize.trial import Trial
 
 if TYPE_CHECKING:
-    from compress.data import Data
+    from compress.splits import Data
 
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
 PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.int8 import LayerScales
 from compress.int8_sites import Sites
 from compress.quantization import Scales

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from compress.fp8 import Fp8Scales
 from compress.int8 import quantize
-from compress.process import trim_memory
+from compress.machine.process import trim_memory
 from compress.quantization import Scheme
 from compress.shards import ShardWriter
 from compress.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of

@@ -18,15 +18,15 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
+from compress.machine.process import freed_memory_returned
 from compress.model_config import read_config
 from compress.model_files import TEXT_FILES, copy_files
-from compress.process import freed_memory_returned
 from compress.quantization import QUANTIZATION_TENSORS, save_settings
 from compress.shards import ShardWriter
 from compress.stage import Context
 from compress.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
-from compress.tasks import TASKS
 from quantize.awq import describe as describe_awq
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.schemes import NUMBERS

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
-from compress.progress import ConsoleProgress
 from compress.recipe import check
 from compress.run_folder import open_run
 from tests.tiny_recipes import tiny_vit

@@ -10,9 +10,9 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress import latency
+from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check
 from compress.run_folder import open_run
 from compress.verify import verify

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from compress.core.progress import ConsoleProgress
 from compress.pipeline import run
-from compress.progress import ConsoleProgress
 from compress.recipe import read
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]

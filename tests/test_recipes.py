@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS
 from compress.pipeline import run
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, read
-from compress.tasks import TASKS
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 

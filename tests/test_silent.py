@@ -24,8 +24,8 @@ print("EVENTS", events)
 SERVED = """
 import types
 sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
-import compress.preprocess
-sys.modules["preprocess"] = compress.preprocess
+import compress.standalone.preprocess
+sys.modules["preprocess"] = compress.standalone.preprocess
 import triton_repo.cpu_model
 """
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import transformers
 
-from compress.generation import labels_of
+from compress.core.next_token import labels_of
 from compress.model_config import quiet
 from compress.splits import Data, Split
 

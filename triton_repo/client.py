@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.preprocess import Row
+from compress.standalone.preprocess import Row
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 
 TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
 LABEL, SCORE, LOGITS = "LABEL", "SCORE", "LOGITS"

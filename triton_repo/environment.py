@@ -26,8 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from compress.artifact import write_text
-from compress.environment import cache_folder
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.machine.environment import cache_folder
 
 VARIABLE = "COMPRESS_SERVER_ENV"
 REQUIREMENTS = Path(__file__).with_name("server-requirements.txt")

@@ -24,10 +24,10 @@ from typing import Any
 
 from PIL import Image
 
-from compress import preprocess
 from compress.artifact import Artifact
-from compress.errors import InputError
-from compress.preprocess import Preprocessor
+from compress.core.errors import InputError
+from compress.standalone import preprocess
+from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import IMAGE, MIN_BATCH, TEXT, TEXT_PAIR, ModelSettings, model_config, serialized, to_text
 
 EXPORTED = "export.json"

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress import cuda_driver, preprocess, tensorrt_plan
-from compress.errors import InputError
-from compress.preprocess import Preprocessor, Row
+from compress.core.errors import InputError
+from compress.standalone import cuda_driver, preprocess, tensorrt_plan
+from compress.standalone.preprocess import Preprocessor, Row
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, from_text, to_text
 
 ONNX, GOLDEN, SPEC, BASE_CONFIG, MODELS = "model.onnx", "golden.npz", "gpu.json", "plan.pbtxt", "models"

@@ -3,8 +3,8 @@
     with TritonServer(repository, environment.check(), log) as server:
         server.grpc_address
 
-The server and the processes of its models form one process group under a watcher (`compress.process.spawn`), which kills all of it when
-this process is gone, even by SIGKILL. What they leave behind then is removed by `triton_repo.leftovers`.
+The server and the processes of its models form one process group under a watcher (`compress.machine.process.spawn`), which kills all of it
+when this process is gone, even by SIGKILL. What they leave behind then is removed by `triton_repo.leftovers`.
 
 Between choosing a free port and the server's binding it, somebody else may take it; the server then ends at once and is started again on
 other ports.
@@ -26,7 +26,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from compress.process import spawn
+from compress.machine.process import spawn
 from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
 

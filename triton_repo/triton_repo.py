@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.artifact import Artifact, Kind, write_json
-from compress.errors import InputError
-from compress.stage import Context, Stage, Task
+from compress.core.errors import InputError
+from compress.core.tasks import Task
+from compress.stage import Context, Stage
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 GPU_SPEC = "gpu.json"
@@ -114,7 +115,7 @@ class TritonRepo(Stage):
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
         """Writes the repository for GPUs from the last variant, its int8 where there is one; returns its part of triton.json and layout."""
         from compress.evaluate import load_predictions
-        from compress.preprocess import Preprocessor
+        from compress.standalone.preprocess import Preprocessor
         from triton_repo.config import MIN_BATCH
         from triton_repo.layout import EXPORTED
         from triton_repo.plans import write_gpu_repository
@@ -183,7 +184,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: They differ by more than the limits.
     """
     from compress.evaluate import load_predictions
-    from compress.preprocess import Preprocessor
+    from compress.standalone.preprocess import Preprocessor
 
     names = Preprocessor.load(model.folder).labels
     own = [names[index] for index in answers.logits.argmax(axis=1)]

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from compress.errors import InputError
-from compress.model import ModelConfig, import_model
+from compress.core.errors import InputError
+from compress.model import import_model
+from compress.model_config import ModelConfig
 
 LABELS = ("negative", "positive")
 

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from compress.architecture import read_own, remade, sizes_of, with_sizes
 from compress.conv1d import with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.tasks import Task
 from compress.model import count, load, save
 from compress.model_config import auto_class, read_config, with_class
-from compress.stage import Task
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}

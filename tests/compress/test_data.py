@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from PIL import Image
 from pydantic import ValidationError
 
-from compress.data import Data, DataConfig, Split, load_data
-from compress.errors import InputError
-from compress.splits import content_key, divide, hold_out
+from compress.core.errors import InputError
+from compress.data import load_data
+from compress.sources import DataConfig
+from compress.splits import Data, Split, content_key, divide, hold_out
 
 Rows = list[tuple[Any, ...]]
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compress import evaluate
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.core.tasks import TASKS
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.model import forward, load
-from compress.stage import Target
-from compress.tasks import TASKS
 
 
 def rows_of_classes(num_classes: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:

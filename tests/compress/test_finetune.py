@@ -12,12 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from compress.artifact import Artifact
-from compress.data import Data, Split
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.evaluate import metrics, predict
 from compress.finetune import Finetune, supervised
 from compress.model import load
-from compress.stage import Context, Target
+from compress.splits import Data, Split
+from compress.stage import Context
 from compress.train import Batch, _rows_digest
 from tests.compress import tiny_gpt
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.fp8 import HARDWARE, Fp8Scales, fp8_matmul, to_e4m3
 from compress.int8 import weight_scale
 

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from compress.core.next_token import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
 from compress.evaluate import differences, load_predictions, metrics, num_predictions, save_predictions
-from compress.generation import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
 
 VOCABULARY, WIDTH = 7, 5
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compress import int8, quantization
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.int8 import Int8Linear, LayerScales, int8_matmul, levels, on_grid, quantize, weight_bits, weight_scale
 
 CPUINFO = "processor\t: 0\nmodel name\t: a\nflags\t\t: fpu avx2 {}\n"

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress import int8
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.int8_products import (
     IMPLEMENTATION,
     PROBABILITY_SCALE,

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.int8 import LayerScales, on_grid, weight_scale
 from compress.int8_products import ATTENTION, IMPLEMENTATION, ProductScales
 from compress.int8_residuals import RESIDUAL

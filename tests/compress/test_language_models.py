@@ -13,9 +13,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from compress import language_models
-from compress.errors import InputError
-from compress.model import ModelConfig, forward, import_model, load
-from compress.model_config import quiet
+from compress.core.errors import InputError
+from compress.model import forward, import_model, load
+from compress.model_config import ModelConfig, quiet
 from tests import tiny_language_models as tiny
 
 IDS = {"input_ids": torch.from_numpy(np.stack(tiny.blocks(2, 5).rows)).long()}

@@ -7,8 +7,8 @@ import pytest
 
 from compress.engine_process import EngineError
 from compress.latency import MAX_SAMPLES, MIN_SAMPLES, TURNS, measure
-from tests.compress.conftest import Told
 from tests.compress.scripted_engine import Scripted
+from tests.told import Told
 
 
 def asked(log: Path) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ import pytest
 
 from compress import ledger
 from compress.artifact import Artifact
-from compress.generation import NO_CHOICE
+from compress.core.next_token import NO_CHOICE
 from compress.ledger import Hop, TokenFlips, write_flips
 from compress.run_folder import Run
 from tests.compress import tiny_gpt

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
-from compress.errors import InputError
-from compress.model import ModelConfig, check_model, forward, import_model, label_names, load
+from compress.core.errors import InputError
+from compress.model import check_model, forward, import_model, load
+from compress.model_config import ModelConfig, label_names
 from tests.compress.model_folders import LABELS, edit, named, refused, rewrite
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from compress.errors import InputError
-from compress.model import ModelConfig, check_model, count, import_model, source_digest
+from compress.core.errors import InputError
+from compress.model import check_model, count, import_model, source_digest
+from compress.model_config import ModelConfig
 from compress.tokenizer import train_bpe
 from tests.compress import tiny_gpt
 from tests.compress.model_folders import rewrite

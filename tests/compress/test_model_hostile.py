@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from compress.errors import InputError
-from compress.model import ModelConfig, check_model
+from compress.core.errors import InputError
+from compress.model import check_model
+from compress.model_config import ModelConfig
 from tests.compress.model_folders import edit, named, refused, rewrite
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import check_model, count, import_model, linears, load, save, source_digest
 from tests.compress.model_folders import named, rewrite
 
@@ -83,9 +83,9 @@ def test_the_digest_of_a_source_follows_its_contents(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_minilm_reaches_its_published_accuracy(out: Path) -> None:
+    from compress.core.target import Target
     from compress.data import preprocessor
     from compress.evaluate import metrics, predict
-    from compress.stage import Target
 
     shared = Path(os.environ["COMPRESS_TEST_DATA"])
     import_model(named(shared / "models" / "minilm-sst2"), ("negative", "positive"), 0, out)

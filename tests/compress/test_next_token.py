@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.generation import IGNORED
-from compress.next_token import block_mean, token_divergence, token_losses
+from compress.core.next_token import IGNORED
+from compress.token_losses import block_mean, token_divergence, token_losses
 
 BLOCKS, LENGTH, VOCABULARY = 3, 5, 6
 

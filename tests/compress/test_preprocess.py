@@ -23,11 +23,11 @@ from transformers.models.convnext.image_processing_pil_convnext import ConvNextI
 from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-from compress import preprocess
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
-from compress.preprocess import BadRow, Preprocessor, decode_image
-from compress.stage import Target
+from compress.standalone import preprocess
+from compress.standalone.preprocess import BadRow, Preprocessor, decode_image
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("a", "good", "bad", "film", "##s", "##ing", ",", ".", "caf", "##e", "b", "##a", "##b", "e")
@@ -366,7 +366,7 @@ def test_damaged_bytes_give_an_image_or_a_bad_row(position: int, damage: bytes, 
 
 def test_needs_numpy_tokenizers_and_pillow_only() -> None:
     code = (
-        "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'compress.errors', 'pydantic', 'scipy']));"
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'compress.core.errors', 'pydantic', 'scipy']));"
         f"import runpy; runpy.run_path({preprocess.__file__!r})"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

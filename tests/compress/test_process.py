@@ -7,19 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from compress import process
+from compress.machine import process
 
 ROOT = str(Path(process.__file__).parents[1])
 PARENT = """
 import sys, time
-from compress.process import spawn
+from compress.machine.process import spawn
 child = spawn(["sh", "-c", sys.argv[2]], group=sys.argv[1] == "group")
 print(child.pid, flush=True)
 time.sleep(1000)
 """
 FAULTS = """
 import resource, sys
-from compress.process import keep_freed_memory
+from compress.machine.process import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -92,7 +92,7 @@ def test_terminate_reaches_the_group_and_nothing_survives_the_command(tmp_path: 
 
 
 def test_a_stubborn_group_is_killed_after_the_grace(tmp_path: Path) -> None:
-    short = f"import sys; sys.path.insert(0, {ROOT!r}); from compress import process; process.GRACE_S = 0.3; "
+    short = f"import sys; sys.path.insert(0, {ROOT!r}); from compress.machine import process; process.GRACE_S = 0.3; "
     command = ["bash", "-c", f"trap '' TERM; echo $$ > {tmp_path}/a; while true; do sleep 0.1; done"]
     watcher = subprocess.Popen([sys.executable, "-c", short + f"sys.exit(process._supervise({os.getpid()}, {command!r}))"])
     members = pids_in(tmp_path, 1)
@@ -135,7 +135,7 @@ def test_freed_memory_is_kept() -> None:
 
 RETURNED = """
 import re, sys
-from compress.process import freed_memory_returned, keep_freed_memory
+from compress.machine.process import freed_memory_returned, keep_freed_memory
 def anonymous():
     return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) // 1024
 def left(size):  # of 64 MiB that were taken in blocks of that size, with one that stays above them

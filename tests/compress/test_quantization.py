@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.fp8 import Fp8Scales
 from compress.int4 import Int4Scales, group_scale
 from compress.int8 import DynamicScales, LayerScales, weight_scale

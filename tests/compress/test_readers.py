@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from compress.data import DataConfig, load_data
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.data import load_data
 from compress.readers import Column, Table, read_table
+from compress.sources import DataConfig
 
 ROWS = [("plain", "0"), ('quotes " and , commas', "1"), ("", "0"), ("caf\u00e9 \u2028 \x0b \x85 \U0001f600", "1")]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.recipe import STAGES, check, dump, read, schema
 from compress.stage import lines
 

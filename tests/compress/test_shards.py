@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.shards import DTYPES, ShardWriter, StoredWeights, mapped
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from compress import statistics
-from compress.generation import IGNORED, NO_CHOICE, perplexity
+from compress.core.next_token import IGNORED, NO_CHOICE, perplexity
 
 
 def logits_of(answers: np.ndarray, num_classes: int = 2) -> np.ndarray:

@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compress import evaluate, streaming
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.model import forward, load
-from compress.preprocess import Preprocessor
-from compress.stage import Target
+from compress.standalone.preprocess import Preprocessor
 from compress.streaming import HIDDEN, StreamedModel, meta_model, structure_problem
 from tests import tiny_language_models as tiny
 

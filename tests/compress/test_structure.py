@@ -14,7 +14,7 @@ from compress.attention_layers import find_attentions
 from compress.axes import axes_of
 from compress.blocks import repeated_blocks, with_layers
 from compress.conv1d import with_linears
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.structure import Structure
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}

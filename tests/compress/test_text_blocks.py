@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.core.errors import InputError
+from compress.core.next_token import IGNORED
 from compress.data import load_data
 from compress.engine_process import read_rows, write_rows
-from compress.errors import InputError
-from compress.generation import IGNORED
-from compress.preprocess import BadRow
 from compress.sources import DataConfig, Source
 from compress.splits import Data, Split, content_key
+from compress.standalone.preprocess import BadRow
 from compress.text_blocks import cut, documents, tail
 from compress.tokenizer import TrainTokenizer
 from tests.compress import tiny_gpt
@@ -137,9 +137,9 @@ def test_blocks_travel_to_engines_and_back(tmp_path: Path) -> None:
 def test_a_batch_has_no_more_blocks_than_its_logits_allow(monkeypatch: pytest.MonkeyPatch) -> None:
     prepared, rows = tiny_gpt.prepared(lengths=(8,)), [np.arange(16, dtype=np.int32)] * 7
     assert [len(indices) for indices, _ in prepared.batches(rows, 4)] == [4, 3]
-    monkeypatch.setattr("compress.preprocess.LOGIT_BYTES", 2 * 4 * 16 * tiny_gpt.VOCABULARY)
+    monkeypatch.setattr("compress.standalone.preprocess.LOGIT_BYTES", 2 * 4 * 16 * tiny_gpt.VOCABULARY)
     assert [len(indices) for indices, _ in prepared.batches(rows, 4)] == [2, 2, 2, 1]
-    monkeypatch.setattr("compress.preprocess.LOGIT_BYTES", 1)
+    monkeypatch.setattr("compress.standalone.preprocess.LOGIT_BYTES", 1)
     assert [len(indices) for indices, _ in prepared.batches(rows, 4)] == [1] * 7
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.splits import Data, Split
-from compress.stage import Context, Target
+from compress.stage import Context
 from compress.timing import Timer
 from export.export import Export
 from export.openvino import computes_bf16

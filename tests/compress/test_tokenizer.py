@@ -11,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import load_data, preprocessor
-from compress.errors import InputError
-from compress.model import ModelConfig, import_model, load
+from compress.model import import_model, load
+from compress.model_config import ModelConfig
 from compress.sources import DataConfig
-from compress.stage import Target
 from compress.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, settled, train_bpe
 from tests.compress import tiny_gpt
 

@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.finetune import supervised
+from compress.machine.parallel import Team
 from compress.model import load
-from compress.parallel import Team
-from compress.stage import Target
 from compress.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
 from compress.training_rows import Rows, plan_epoch
 

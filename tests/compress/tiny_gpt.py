@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.data import Data, load_data, preprocessor
-from compress.model import ModelConfig, import_model
-from compress.preprocess import Preprocessor
+from compress.core.target import Target
+from compress.data import load_data, preprocessor
+from compress.model import import_model
+from compress.model_config import ModelConfig
 from compress.sources import DataConfig
-from compress.stage import Target
+from compress.splits import Data
+from compress.standalone.preprocess import Preprocessor
 from compress.tokenizer import TrainTokenizer
 
 LENGTH, VOCABULARY = 16, 300

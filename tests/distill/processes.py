@@ -14,10 +14,11 @@ import torch
 
 from compress import train
 from compress.artifact import Artifact
+from compress.core.target import Target
 from compress.finetune import Finetune
-from compress.parallel import ALONE, Strategy, Team, joined, leave
+from compress.machine.parallel import ALONE, Strategy, Team, joined, leave
 from compress.splits import Data
-from compress.stage import Context, Stage, Target
+from compress.stage import Context, Stage
 from distill import teacher
 from distill.distill import Distill
 from tests.distill.conftest import LABELS, sentences

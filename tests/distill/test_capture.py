@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compress.blocks import repeated_blocks
-from compress.errors import InputError
+from compress.core.errors import InputError
 from distill.capture import Capture, Wanted
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -15,10 +15,11 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from compress.artifact import Artifact
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.model import load
-from compress.stage import Context, Target
+from compress.stage import Context
 from compress.train import Batch
 from distill import objective
 from distill.distill import Distill
@@ -356,9 +357,9 @@ RECIPE: dict[str, Any] = {
 
 
 def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.core.progress import ConsoleProgress
     from compress.pipeline import prepare, run
     from compress.plan import steps_of
-    from compress.progress import ConsoleProgress
     from compress.recipe import check
     from compress.run_folder import open_run
 
@@ -388,7 +389,8 @@ def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatc
 @pytest.fixture(scope="module")
 def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of digits with three labels."""
-    from compress.model import ModelConfig, import_model
+    from compress.model import import_model
+    from compress.model_config import ModelConfig
 
     folder = tmp_path_factory.mktemp("three")
     import_model(ModelConfig(config=RECIPE["model"]["config"], init="random", task="image-classification"), ("0", "1", "2"), 0, folder)
@@ -422,8 +424,8 @@ def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other_images: Path, tmp_path: Path) -> None:
+    from compress.core.progress import ConsoleProgress
     from compress.pipeline import prepare
-    from compress.progress import ConsoleProgress
     from compress.recipe import check
 
     stage = json.loads(json.dumps(stage).replace("OTHER", str(other_images)))

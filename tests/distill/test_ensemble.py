@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import forward, load
 from compress.stage import Context
 from compress.train import Batch

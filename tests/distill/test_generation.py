@@ -13,9 +13,10 @@ from torch.nn import functional
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.model import forward, load
-from compress.stage import Context, Target
+from compress.stage import Context
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.capture import Capture

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from distill.layer_maps import pairs, searched
 
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from distill.masking import Augment, Masking, masking_of
 from tests.distill.conftest import write_tokenizer
 

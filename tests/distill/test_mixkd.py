@@ -8,9 +8,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
-from compress.stage import Target
 from compress.train import Batch
 from compress.training_rows import ByLength, Rows
 from distill.capture import Capture

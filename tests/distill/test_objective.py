@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.core.tasks import Task
 from compress.data import preprocessor
-from compress.errors import InputError
-from compress.stage import Target, Task
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.capture import Capture

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import load
 from compress.model_config import load_tokenizer
 from compress.stage import Context

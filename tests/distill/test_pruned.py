@@ -12,7 +12,7 @@ import torch
 
 from compress.architecture import remade, sizes_of, with_sizes
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import load, save
 from compress.stage import Context
 from distill.distill import Distill

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import count, load
 from compress.stage import Context
 from distill.student import Student, build, chosen_layers, student_config, take_layers

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from compress.attention_layers import find_attentions
 from compress.axes import axes_of
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import count
 from compress.model_config import read_config
 from compress.stage import Context

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from compress.data import preprocessor
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export import onnxruntime, openvino
 from export.onnx import export_float
 from export.qdq import insert_qdq

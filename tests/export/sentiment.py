@@ -16,10 +16,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
 from compress.artifact import Artifact
+from compress.core.target import Target
 from compress.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.quantization import save_quantization
 from compress.splits import Data, Split
-from compress.stage import Context, Target
+from compress.stage import Context
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.stage import Target
+from compress.core.target import Target
 from export.engine import EngineSpec, compiled_batch_sizes, open_engine, spec_of, torch_spec
 from tests.export import sentiment
 

@@ -7,13 +7,14 @@ import numpy as np
 import onnx
 import pytest
 
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.engine_process import EngineProcess
-from compress.errors import InputError
 from compress.evaluate import load_predictions, metrics, predict, save_predictions
 from compress.model import load
-from compress.preprocess import Preprocessor
 from compress.quantization import load_quantization
-from compress.stage import Context, Target
+from compress.stage import Context
+from compress.standalone.preprocess import Preprocessor
 from export.engine import spec_of
 from export.export import Export, planned
 from export.parity import ParityError

@@ -121,7 +121,7 @@ def test_openvino_tells_the_precision_of_every_product(engines: list[EngineProce
 def test_torch_is_an_engine_too() -> None:
     folder = exported("gpt2").parent
     split = tiny_gpt.data().evaluation
-    from compress.stage import Target
+    from compress.core.target import Target
     from export.torch_engine import Torch
 
     engine = Torch(torch_spec(tiny_gpt.checkpoint(), folder, "fp32", Target(threads=1)))

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
 import export.onnx
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.onnx import export_float, module_of
 from tests.export import tiny_checkpoints as tiny
 

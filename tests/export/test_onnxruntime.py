@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export import onnxruntime
 from export.engine import EngineSpec
 from export.onnxruntime import OnnxRuntime

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec
 from export.openvino import OpenVino, chunks, comes_from, properties
 from export.torch_engine import Torch

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec, open_engine
 from export.parity import (
     MEDIAN_LIMIT,

@@ -14,15 +14,15 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.fp8 import Fp8Scales
 from compress.int4 import Int4Scales, group_scale
 from compress.int8 import DynamicScales, weight_scale
 from compress.model import forward, load, save
-from compress.preprocess import Preprocessor
 from compress.quantization import save_quantization
-from compress.stage import Target
+from compress.standalone.preprocess import Preprocessor
 from export import openvino
 from export.engine import EngineSpec, open_engine
 from export.export import Build, Export, _Exporter

@@ -9,8 +9,17 @@ import pytest
 import tensorrt_rtx_bindings as rtx
 from onnx import TensorProto, helper
 
-from compress.cuda_driver import CudaError, Device, capabilities
-from compress.tensorrt_plan import Layer, Plan, PlanError, build, gemm_precisions, inspected_layers, listed_layers, profile_ranges
+from compress.standalone.cuda_driver import CudaError, Device, capabilities
+from compress.standalone.tensorrt_plan import (
+    Layer,
+    Plan,
+    PlanError,
+    build,
+    gemm_precisions,
+    inspected_layers,
+    listed_layers,
+    profile_ranges,
+)
 from export import tensorrt
 from export.onnx import GEMMS, export_float
 from export.qdq import insert_qdq

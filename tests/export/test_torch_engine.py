@@ -6,7 +6,7 @@ import torch
 
 from compress.int8 import Int8Linear
 from compress.model import load
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec
 from export.torch_engine import Torch, can_compile, load_float
 from tests.export import sentiment

@@ -11,9 +11,9 @@ import torch
 
 from compress.engine_process import EngineError, EngineProcess
 from compress.evaluate import predict
+from compress.machine.process import environment
 from compress.model import load
-from compress.preprocess import Preprocessor
-from compress.process import environment
+from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec, torch_spec
 from export.worker import synthetic
 from tests.export import sentiment

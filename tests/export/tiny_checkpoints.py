@@ -11,7 +11,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.onnx import export_float
 
 LENGTH = 40

@@ -16,9 +16,11 @@ from torch import nn
 
 from compress.artifact import Artifact
 from compress.conv1d import with_linears
+from compress.core.target import Target
+from compress.core.tasks import Task
 from compress.model_config import auto_class, with_class
 from compress.splits import Data, Split
-from compress.stage import Context, Target, Task
+from compress.stage import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.model import load
-from compress.stage import Context, Target
+from compress.stage import Context
 from compress.structure import Structure
 from export.compressed_tensors import obstacle
 from export.onnx import export_float

@@ -14,7 +14,7 @@ import transformers
 from pydantic import ValidationError
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import load
 from compress.model_config import with_class
 from compress.splits import Split

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.blocks import between_blocks, repeated_blocks
+from compress.core.errors import InputError
 from compress.distilled import Distilled
-from compress.errors import InputError
 from compress.origin import Origin
 from compress.splits import Split
 from compress.stage import Context

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from compress.artifact import Artifact
+from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.distilled import Learner, LossName, Taught, taught
-from compress.errors import InputError
 from compress.model import load
 from compress.origin import Origin, same_shape
 from compress.stage import Asked, Context

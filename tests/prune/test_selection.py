@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.structure import Structure
 from prune.allocation import by_worth
 from prune.cost import Cost, count_of

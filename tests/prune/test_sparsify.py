@@ -16,11 +16,12 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 
 from compress.artifact import Artifact
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.problems import explain
+from compress.core.target import Target
 from compress.finetune import Finetune
 from compress.model import load
-from compress.problems import explain
-from compress.stage import Context, Target
+from compress.stage import Context
 from compress.train import Batch
 from compress.zeros import NOTE
 from prune.prune import Prune

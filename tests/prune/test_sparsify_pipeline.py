@@ -12,11 +12,11 @@ import torch
 from onnx import numpy_helper
 
 from compress.catalogue import catalogue
-from compress.errors import InputError
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
 from compress.model import load
 from compress.pipeline import run
 from compress.plan import describe
-from compress.progress import ConsoleProgress
 from compress.recipe import Recipe, check, dump
 from compress.run_folder import open_run
 from tests.export import sentiment

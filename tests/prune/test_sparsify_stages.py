@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from compress.artifact import Artifact
-from compress.errors import InputError
-from compress.model import ModelConfig, import_model, load
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.model import import_model, load
+from compress.model_config import ModelConfig
 from compress.splits import Data
-from compress.stage import Context, Target
+from compress.stage import Context
 from distill.injected import Injected
 from prune.sparsify import Sparsify
 from tests.quantize.conftest import images

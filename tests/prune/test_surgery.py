@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress import blocks
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model import load, save
 from compress.model_config import with_class
 from compress.structure import Structure

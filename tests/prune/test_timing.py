@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from compress.architecture import sizes_of
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.model_config import read_config
 from compress.stage import Context
 from prune.latency_table import Curve, LatencyTable

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
 from compress.conv1d import with_linears
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.model import load
 from compress.model_config import with_class
-from compress.stage import Target
 from compress.structure import Structure
 from prune.surgery import Kept, shrink
 from prune.vocabulary import (

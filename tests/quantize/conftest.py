@@ -11,8 +11,9 @@ import torch
 from PIL import Image
 
 from compress.artifact import Artifact
+from compress.core.target import Target
 from compress.splits import Data, Split
-from compress.stage import Context, Target
+from compress.stage import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
@@ -71,7 +72,8 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grey ViT of 2 layers for images of 8 x 8 with 2 labels, weights large enough to give logits of size; never written to."""
-    from compress.model import ModelConfig, import_model, load, save
+    from compress.model import import_model, load, save
+    from compress.model_config import ModelConfig
 
     config = {**SIZES, "model_type": "vit", "image_size": 8, "patch_size": 2, "num_channels": 1}
     drawn, folder = tmp_path_factory.mktemp("drawn_vit"), tmp_path_factory.mktemp("tiny_vit")

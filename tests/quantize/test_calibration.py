@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from compress.int8 import SMALLEST_SCALE
 from quantize.calibration import (
     BINS,

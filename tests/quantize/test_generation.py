@@ -12,13 +12,14 @@ import torch
 
 from compress import trial as trials
 from compress.artifact import Artifact
+from compress.core.next_token import labels_of
+from compress.core.target import Target
 from compress.distilled import Distilled
 from compress.evaluate import metrics, predict
-from compress.generation import labels_of
 from compress.model import forward, load
 from compress.quantization import load_quantization
 from compress.splits import Split
-from compress.stage import Context, Target
+from compress.stage import Context
 from compress.train import Batch
 from quantize.budget import Budget
 from quantize.quantize import Quantize

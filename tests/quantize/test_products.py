@@ -16,17 +16,17 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from compress.artifact import Artifact
+from compress.core.errors import InputError
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.evaluate import finely, predict
 from compress.int8_products import PROBABILITY_SCALE, attention_modules
 from compress.int8_sites import load_sites, placed
 from compress.model import forward, linears, load, save
 from compress.stage import Context
+from compress.trial import distance
 from quantize.calibration import threshold
 from quantize.products import check_attention, observe, sites_of
 from quantize.quantize import Quantize
-from quantize.trial import distance
 
 SELF = "bert.encoder.layer.{}.attention.self"
 RESIDUALS = [f"bert.encoder.layer.{i}.{dense}.dense/residual" for i in range(2) for dense in ("attention.output", "output")]

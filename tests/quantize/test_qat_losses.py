@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from compress.artifact import Artifact, write_json
+from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.distilled import Learner, LossName, taught
-from compress.errors import InputError
-from compress.model import ModelConfig, forward, import_model, load, save
+from compress.model import forward, import_model, load, save
+from compress.model_config import ModelConfig
 from compress.origin import Origin, same_shape
 from compress.splits import Split
 from compress.stage import Context

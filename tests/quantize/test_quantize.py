@@ -15,18 +15,19 @@ from pydantic import ValidationError
 from torch import nn
 
 from compress.artifact import Artifact
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.evaluate import finely, predict
 from compress.int8 import Int8Linear, weight_bits
 from compress.model import load, save
 from compress.quantization import load_quantization
 from compress.splits import Data, Split
-from compress.stage import Context, Target
+from compress.stage import Context
+from compress.trial import distance
 from quantize.calibration import METHODS
 from quantize.ptq import HEAD
 from quantize.quantize import Quantize, SmoothQuant
-from quantize.trial import distance
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**SIZES, "vocab_size": 30}

@@ -21,9 +21,9 @@ from compress.int8 import DynamicInt8Linear, Int8Linear
 from compress.model import load
 from compress.quantization import load_quantization, scheme_of
 from compress.stage import Context
+from compress.trial import distance
 from quantize.adaround import adaround
 from quantize.quantize import Quantize
-from quantize.trial import distance
 
 FORMS = {"w8a8": Int8Linear, "w8a8-dynamic": DynamicInt8Linear, "w4a16": Int4Linear, "fp8": Fp8Linear}
 ENCODER = 12

@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.artifact import Artifact
+from compress.core.errors import InputError
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.evaluate import predict
 from compress.int8 import Int8Linear
 from compress.model import forward, linears, load
 from compress.quantization import load_quantization
 from compress.stage import Context
+from compress.trial import distance
 from quantize.calibration import Observed, collect
 from quantize.folding import UNFOLDED, Fold, find_folds, groups
 from quantize.ptq import choose_layers, feature_batches
@@ -39,7 +40,6 @@ from quantize.smoothquant import (
     smooth,
     smoothing_factor,
 )
-from quantize.trial import distance
 from tests.quantize import outliers
 
 

@@ -21,15 +21,16 @@ from torch import nn
 
 from compress import evaluate, streaming
 from compress.artifact import Artifact
+from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.data import preprocessor
-from compress.errors import InputError
 from compress.fp8 import Fp8Scales
 from compress.int4 import Int4Scales, group_scale
 from compress.int8 import DynamicScales, LayerScales, weight_scale
 from compress.model import forward, load
 from compress.model_config import read_config
 from compress.quantization import load_quantization
-from compress.stage import Context, Target
+from compress.stage import Context
 from quantize.gptq import gptq
 from quantize.quantize import Quantize
 from quantize.rounding import grid_of

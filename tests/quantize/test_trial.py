@@ -13,13 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.artifact import Artifact
+from compress.core.target import Target
 from compress.data import preprocessor
 from compress.evaluate import finely, predict
 from compress.int8 import Int8Linear, LayerScales, weight_scale
 from compress.model import forward, linears, load
 from compress.splits import Split
-from compress.stage import Context, Target
-from quantize.trial import TRIAL_ROWS, Trial, distance, in_int8, spread
+from compress.stage import Context
+from compress.trial import TRIAL_ROWS, distance, spread
+from quantize.trial import Trial, in_int8
 
 EMPTY = Split([], np.zeros(0, np.int64))
 

@@ -3,7 +3,7 @@ import json
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from triton_repo.config import ModelSettings, from_text, model_config, serialized, to_text
 
 TEXT = ModelSettings("quantize-int8", "text", False, 3, 8, (1, 8), "static", {"B": "1", "A": "2"}, ("32", "128"), 2, 50)

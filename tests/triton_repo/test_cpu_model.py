@@ -179,7 +179,7 @@ def test_rows_are_cut_into_compiled_sizes(rows, sizes):
     sizes = sizes | {1}
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        patch.setitem(sys.modules, "preprocess", sys.modules["compress.preprocess"])
+        patch.setitem(sys.modules, "preprocess", sys.modules["compress.standalone.preprocess"])
         patch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("cut_model", source)
         module = importlib.util.module_from_spec(spec)

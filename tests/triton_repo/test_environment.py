@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.errors import InputError
+from compress.core.errors import InputError
 from triton_repo import environment
 
 ROOT = Path(environment.__file__).parents[1]

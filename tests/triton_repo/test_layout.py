@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from compress import preprocess
 from compress.artifact import Artifact
-from compress.errors import InputError
-from compress.preprocess import Preprocessor
+from compress.core.errors import InputError
+from compress.standalone import preprocess
+from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
 from triton_repo.config import from_text

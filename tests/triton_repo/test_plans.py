@@ -16,7 +16,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2 as pb
 
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.onnx import export_float
 from export.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
@@ -208,7 +208,7 @@ def test_scripts_need_nothing_but_numpy_and_tensorrt(written):
     out, _, _ = written
     allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", "tensorrt_plan", "cuda_driver"}
     for file in ("build_plans.py", "tensorrt_plan.py", "cuda_driver.py"):
-        source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from compress.cuda_driver import Device", "")
+        source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from compress.standalone.cuda_driver import Device", "")
         assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= allowed
 
 

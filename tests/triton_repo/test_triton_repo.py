@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from compress.artifact import Artifact
-from compress.errors import InputError
-from compress.stage import Context, Target
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.stage import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from compress.artifact import Artifact
 from compress.evaluate import save_predictions
-from compress.preprocess import Preprocessor
+from compress.standalone.preprocess import Preprocessor
 
 BUCKETS, SIDE = (8, 16), 6
 LABELS = ("bad", "good", "n\u00e4h")

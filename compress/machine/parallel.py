@@ -33,8 +33,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
 
-from compress.errors import FailedElsewhere
-
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -45,6 +43,10 @@ FOREVER = timedelta(days=365)
 """The first process may export and serve for hours while the others wait."""
 BUCKET_BYTES = 2**25
 T = TypeVar("T")
+
+
+class FailedElsewhere(Exception):
+    """Another process of the run failed first, and has said why: nothing is left to say."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from compress.generation import IGNORED
+from compress.core.next_token import IGNORED
 
 
 def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:

@@ -2,7 +2,7 @@
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
     value    a number; logits [n, 1], labels float32 [n]
-    tokens   the next token at every position of a block; answers [n, T, 2] and labels int32 [n, T] (`compress.generation`)
+    tokens   the next token at every position of a block; answers [n, T, 2] and labels int32 [n, T] (`compress.core.next_token`)
 
 What is computed by these facts stays where it belongs.
 """
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from compress.stage import Task
+Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
 
 
 @dataclass(frozen=True)

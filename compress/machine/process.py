@@ -71,7 +71,7 @@ def spawn(
 
 def environment(**extra: str) -> dict[str, str]:
     """Returns this process's environment for a child: freed memory is kept, our packages can be imported, plus `extra`."""
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     tunables = ":".join(part for part in (os.environ.get("GLIBC_TUNABLES"), TUNABLES) if part)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
     return {**os.environ, "GLIBC_TUNABLES": tunables, "PYTHONPATH": path, **extra}

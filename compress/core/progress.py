@@ -7,17 +7,35 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 
 Volume = Literal["silent", "quiet", "normal", "verbose"]
 SECONDS_BETWEEN_LINES = 15.0
 
 
+class Progress(Protocol):
+    """How a stage tells its user where it is; the command line draws bars, a file gets plain lines."""
+
+    def log(self, message: str) -> None:
+        """Writes one line."""
+
+    def warn(self, message: str) -> None:
+        """Writes one line that must not be overlooked; it is kept for the report."""
+
+    def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
+        """Yields `items`, showing rate and remaining time."""
+
+    @contextmanager
+    def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Gives a function that advances a bar by n."""
+
+
 class ConsoleProgress:
-    """Writes to the terminal (standard error) and appends to a log file; implements `compress.stage.Progress`.
+    """Writes to the terminal (standard error) and appends to a log file; implements `compress.core.progress.Progress`.
 
     Args:
         volume: `quiet` shows warnings alone on the terminal, `silent` nothing; the log file gets everything.
@@ -57,7 +75,7 @@ class ConsoleProgress:
         """Gives `advance(n)` for a bar of `total` steps; off a terminal a line every few seconds says the same."""
         if self._console.is_terminal and self.volume not in ("silent", "quiet"):
             columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-            with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True) as bars:
+            with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True) as bars:
                 task = bars.add_task(label, total=total, rate="")
                 started, done = time.monotonic(), 0
 

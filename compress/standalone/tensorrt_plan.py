@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from compress.cuda_driver import Device
+    from compress.standalone.cuda_driver import Device
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]

@@ -12,8 +12,6 @@ from typing import Any
 
 import psutil
 
-from compress.stage import physical_cores
-
 LIBRARIES = (
     "torch",
     "transformers",
@@ -67,6 +65,13 @@ def gpus() -> list[str]:
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if os.path.isdir("/proc/driver/nvidia/gpus") else []
     names = [re.search(r"^Model:\s*(.+)$", card.read_text(), re.M) for card in cards]
     return [name[1].strip() for name in names if name]
+
+
+def physical_cores() -> int:
+    """Returns the number of physical cores in the affinity mask of this process (at least 1)."""
+    allowed = len(psutil.Process().cpu_affinity()) if platform.system() == "Linux" else psutil.cpu_count() or 1
+    logical, physical = psutil.cpu_count() or 1, psutil.cpu_count(logical=False) or 1
+    return max(1, round(allowed * physical / logical))
 
 
 def cache_folder() -> Path:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from compress.errors import nearest
+from compress.core.errors import nearest
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:

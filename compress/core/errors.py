@@ -1,8 +1,6 @@
-"""The one exception for wrong input: recipe, model folder, data, image or request.
+"""The one exception for wrong input: recipe, model folder, data, image or request."""
 
-A message says what was given, what is allowed and what to do. Everything that is not an `InputError` is our fault, and the command
-line treats it so (exit status 1 instead of 2).
-"""
+from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
@@ -19,10 +17,6 @@ class InputError(ValueError):
     def __init__(self, *problems: str) -> None:
         super().__init__("\n".join(problems))
         self.problems = tuple(" ".join(problem.split()) for problem in problems)
-
-
-class FailedElsewhere(Exception):
-    """Another process of the run failed first, and has said why: nothing is left to say."""
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
