@@ -26,6 +26,7 @@ import numpy as np
 from our_engine import answers_of_engine, built
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static_int8
 
+from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
 from compress.data import load_data
 from compress.evaluate import PRIMARY, load_predictions, metrics
@@ -33,7 +34,6 @@ from compress.machine.environment import fingerprint
 from compress.model_config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.run_folder import open_run
 from compress.splits import Data
 from compress.statistics import paired_bootstrap
 from export.engine import EngineSpec

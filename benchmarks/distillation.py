@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 from accuracy import ROOT, TASKS, mean_metric
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
+from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.data import load_data
 from compress.evaluate import PRIMARY, load_predictions
@@ -40,7 +41,6 @@ from compress.machine.environment import fingerprint
 from compress.model_config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.run_folder import Run, open_run
 from compress.statistics import paired_bootstrap
 
 TEACHER = "teacher"

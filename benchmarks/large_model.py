@@ -71,7 +71,7 @@ def write_model(folder: Path, sizes: dict[str, int], vocabulary: int = VOCABULAR
     from tokenizers import Tokenizer, models
     from transformers import LlamaConfig
 
-    from compress.shards import ShardWriter
+    from compress.artifacts.shards import ShardWriter
     from compress.streaming import meta_model
 
     config = LlamaConfig(**sizes, vocab_size=vocabulary, tie_word_embeddings=False, architectures=["LlamaForCausalLM"], use_cache=False)
@@ -97,7 +97,7 @@ def quantize_here(folder: Path, out: Path, method: str, rows: int, tokens: int, 
     import torch
     import transformers.models.llama.modeling_llama  # noqa: F401  # what is imported on first use is no growth
 
-    from compress.artifact import Artifact
+    from compress.artifacts.artifact import Artifact
     from compress.core.next_token import labels_of
     from compress.core.progress import ConsoleProgress
     from compress.core.target import Target

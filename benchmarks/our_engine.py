@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import writing
+from compress.artifacts.artifact import writing
 from compress.data import preprocessor
 from compress.engine_process import EngineProcess
 from compress.recipe import Recipe

@@ -19,6 +19,7 @@ from typing import Any
 from our_engine import answers_of_engine
 from peer_engines import nncf_int8, onnxruntime_dynamic_int8
 
+from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.data import load_data
 from compress.evaluate import metrics
@@ -28,7 +29,6 @@ from compress.machine.environment import fingerprint
 from compress.model_config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.run_folder import Run, open_run
 from compress.statistics import wilson
 from export.engine import EngineSpec, spec_of, torch_spec
 from export.openvino import computes_bf16

@@ -23,13 +23,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.implicit import EXPORTED, shapes
 from compress.latency import Shape, measure
 from compress.machine.environment import fingerprint
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.run_folder import Run, open_run
 from export.engine import EngineSpec, spec_of
 
 ROOT = Path(__file__).resolve().parent.parent

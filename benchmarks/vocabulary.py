@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.data import load_data, preprocessor
 from compress.evaluate import PRIMARY, differences, metrics, predict
@@ -26,7 +27,6 @@ from compress.model import load
 from compress.model_config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.run_folder import Run, open_run
 from compress.standalone.preprocess import Preprocessor
 
 ROOT = Path(__file__).resolve().parent.parent

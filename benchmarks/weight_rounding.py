@@ -16,13 +16,13 @@ import argparse
 import json
 from pathlib import Path
 
+from compress.artifacts.run_folder import open_run
 from compress.core.next_token import perplexity
 from compress.core.progress import ConsoleProgress
 from compress.evaluate import differences, load_predictions
 from compress.machine.environment import fingerprint
 from compress.pipeline import run
 from compress.recipe import read
-from compress.run_folder import open_run
 from compress.statistics import paired_bootstrap
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -28,7 +28,7 @@ import torch
 from pydantic import PositiveFloat, PositiveInt, ValidationError
 from torch import nn
 
-from compress.artifact import write_json
+from compress.artifacts.artifact import write_json
 from compress.attention_layers import Attention, find_attentions, is_layer, out_axis
 from compress.axes import Axis, axes_of, key_of
 from compress.blocks import repeated_blocks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.tasks import TASKS, Task
 from compress.stage import Context, Stage
 

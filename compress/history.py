@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.artifact import digest
+from compress.artifacts.artifact import digest
 from compress.machine.environment import cache_folder, hardware
 
 KEPT = 20

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compress.artifact import Artifact, Kind, write_json
+from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.data import preprocessor

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compress.artifact import write_json
+from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.int8 import positive
 from compress.int8_products import ATTENTION, Int8Attention, ProductScales, attention_modules, configs, use

@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from compress.artifacts.safetensors import check_finite, weight_files
+from compress.artifacts.shards import ShardWriter, StoredWeights
 from compress.core.errors import InputError
 from compress.model_config import quiet, set_labels
-from compress.model_files import check_finite, copy_files, weight_files
-from compress.shards import ShardWriter, StoredWeights
+from compress.model_files import copy_files
 from compress.streaming import TASK, StreamedModel, meta_model, stored_names, structure_problem
 
 PROBED_TOKENS = 4

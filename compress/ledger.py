@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file
 
-from compress import artifact
+from compress.artifacts import artifact
+from compress.artifacts.run_folder import Run
 from compress.core.next_token import choices
 from compress.core.tasks import facts
 from compress.engine_process import read_rows, write_rows
 from compress.evaluate import load_predictions
-from compress.run_folder import Run
 from compress.splits import Data
 from compress.standalone.preprocess import Row
 

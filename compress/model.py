@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.architecture import mark
-from compress.artifact import digest, file_digest, write_json
+from compress.artifacts.artifact import digest, file_digest, write_json
+from compress.artifacts.safetensors import check_finite, headers, read_json, weight_files
 from compress.conv1d import stock_state, with_linears
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
@@ -45,20 +46,7 @@ from compress.model_config import (
     task_of,
     with_class,
 )
-from compress.model_files import (
-    IMAGE_FILES,
-    SMALL_FILES,
-    TEXT_FILES,
-    WEIGHT_FILES,
-    check_finite,
-    check_tokenizer,
-    copy_files,
-    find,
-    headers,
-    is_local,
-    read_json,
-    weight_files,
-)
+from compress.model_files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
 from compress.tokenizer import TrainedTokenizer
 
 QUANTIZATION = "quantization.json"

@@ -14,10 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from compress.artifacts.safetensors import read_json
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import TASKS, Task
-from compress.model_files import SHAPE_KEY, check_tokenizer, find, read_json, stock_type
+from compress.model_files import SHAPE_KEY, check_tokenizer, find, stock_type
 from compress.tokenizer import TrainedTokenizer
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"

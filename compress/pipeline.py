@@ -20,8 +20,10 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from compress import artifact, history, ledger, report
-from compress.artifact import Artifact
+from compress import history, ledger, report
+from compress.artifacts import artifact
+from compress.artifacts.artifact import Artifact
+from compress.artifacts.run_folder import link_repository, locked, open_run, sweep, write_lock
 from compress.core.errors import InputError, nearest
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import num_classes
@@ -35,7 +37,6 @@ from compress.model import check_model, count, source_digest
 from compress.model_config import ModelConfig, label_names, some
 from compress.model_files import find
 from compress.recipe import Recipe, check, dump
-from compress.run_folder import link_repository, locked, open_run, sweep, write_lock
 from compress.splits import Data
 from compress.stage import Context, Stage, input_named, is_model, teachers_named
 from compress.timing import Timer

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from compress import artifact, history
-from compress.artifact import Artifact, DamagedArtifact
+from compress import history
+from compress.artifacts import artifact
+from compress.artifacts.artifact import Artifact, DamagedArtifact
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS, num_classes
 from compress.disk import Variant, predicted_bytes

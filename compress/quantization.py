@@ -27,12 +27,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compress.artifact import write_json
+from compress.artifacts.artifact import write_json
+from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
 from compress.fp8 import Fp8Scales
 from compress.int4 import Int4Scales
 from compress.int8 import DynamicScales, LayerScales
-from compress.model_files import headers
 
 QUANTIZATION_JSON, QUANTIZATION_TENSORS = "quantization.json", "quantization.safetensors"
 SHORT_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}

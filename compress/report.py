@@ -12,11 +12,12 @@ from typing import Any
 
 import yaml
 
-from compress import artifact, goals, html, ledger, statistics
+from compress import goals, html, ledger, statistics
+from compress.artifacts import artifact
+from compress.artifacts.run_folder import Run, open_run
 from compress.core.tasks import TASKS, Task
 from compress.evaluate import PRIMARY
 from compress.ledger import Hop
-from compress.run_folder import Run, open_run
 
 SCHEMA = 1
 

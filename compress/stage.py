@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from compress.artifact import Artifact, Kind
+from compress.artifacts.artifact import Artifact, Kind
+from compress.core.config import Config
+from compress.core.progress import Progress
+from compress.core.target import Target
+from compress.core.tasks import Task
 from compress.machine.parallel import ALONE, Team
 
 if TYPE_CHECKING:  # types only: these modules stand above this one
@@ -21,10 +25,7 @@ if TYPE_CHECKING:  # types only: these modules stand above this one
 
     from compress.distilled import Learner, Taught
     from compress.splits import Data
-from compress.core.config import Config
-from compress.core.progress import Progress
-from compress.core.target import Target
-from compress.core.tasks import Task
+
 
 TimedPrecision = Literal["int8", "fp32"]
 

@@ -1,4 +1,4 @@
-"""Linear layers whose weights stay where they are stored: views of mapped files (`compress.shards`), in the type of the file.
+"""Linear layers whose weights stay where they are stored: views of mapped files (`compress.artifacts.shards`), in the type of the file.
 
     y[:, a:b] = x @ float32(W[a:b]).T + b[a:b]        for as many outputs at a time as fit into `WORK_BYTES`
 

@@ -37,6 +37,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compress.artifacts.shards import StoredWeights, allocate, mapped
 from compress.conv1d import is_conv1d, with_linears
 from compress.core.errors import InputError
 from compress.core.progress import Progress
@@ -45,7 +46,6 @@ from compress.int8_sites import load_sites
 from compress.machine.process import freed_memory_returned, trim_memory
 from compress.model_config import auto_class, quiet, read_config, some, with_class
 from compress.quantization import QUANTIZATION_JSON, load_quantization
-from compress.shards import StoredWeights, allocate, mapped
 from compress.standalone.preprocess import Preprocessor
 from compress.stored_linear import StoredEmbedding, StoredLinear, rows_of
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.latency import Shape, measure

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from compress.artifact import digest, write_json
+from compress.artifacts.artifact import digest, write_json
 from compress.core.config import Config
 from compress.core.errors import InputError
 

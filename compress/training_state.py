@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.artifact import file_digest, write_json, writing
+from compress.artifacts.artifact import file_digest, write_json, writing
 
 SCHEMA = 1
 FOLDER = "training"

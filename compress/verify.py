@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from compress import artifact, ledger
+from compress import ledger
+from compress.artifacts import artifact
+from compress.artifacts.run_folder import REPOSITORY, Run, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import facts
 from compress.evaluate import differences
-from compress.run_folder import REPOSITORY, Run, locked, open_run
 
 Log = Callable[[str], None]
 MEDIAN_ABS = 0.02

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from compress.artifact import digest, writing
+from compress.artifacts.artifact import digest, writing
 from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.distilled import tokens_of

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from compress.artifact import write_json
+from compress.artifacts.artifact import write_json
 from compress.fp8 import Fp8Scales, to_e4m3
 from compress.int4 import HIGH, LOW, Int4Scales
 from compress.int8 import DynamicScales, LayerScales, levels, quantize

@@ -26,7 +26,7 @@ from typing import Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 
-from compress.artifact import Artifact, Kind, lineage, write_json
+from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.errors import InputError
 from compress.core.target import EngineName
 from compress.stage import Context, Stage

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from compress.artifact import Artifact, writing
+from compress.artifacts.artifact import Artifact, writing
 from compress.blocks import with_layers
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS

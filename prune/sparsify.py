@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from compress.artifact import Artifact, write_json, writing
+from compress.artifacts.artifact import Artifact, write_json, writing
 from compress.blocks import repeated_blocks
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from compress.artifact import write_json, writing
+from compress.artifacts.artifact import write_json, writing
 from compress.evaluate import PRIMARY
 from compress.finetune import supervised
 from compress.model import load, save

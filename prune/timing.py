@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.artifact import digest, write_json, writing
+from compress.artifacts.artifact import digest, write_json, writing
 from compress.blocks import with_layers
 from compress.core.config import Config
 from compress.core.errors import InputError

@@ -28,7 +28,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from compress.architecture import on_meta
-from compress.artifact import write_json
+from compress.artifacts.artifact import write_json
 from compress.axes import axes_of
 from compress.core.errors import InputError
 from compress.standalone.preprocess import Preprocessor, Row

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.int8_sites import Sites, placed
 from compress.quantization import Scales
 from compress.stage import Context

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.config import Config
 from compress.distilled import check_taught
 from compress.int8 import LayerScales, weight_bits

@@ -6,9 +6,9 @@
     write        grid weights into model.safetensors shards, scales into quantization.safetensors
     move on      hidden states of all rows go through it, for the next layer
 
-What is written lies in mapped files (`compress.shards`). Memory holds what a batch takes on its way through the layer, about ten tensors of
-`ROUND_BYTES`, and where weights are rounded by the error of outputs three float32 matrices H of the widest input: the sums, and their
-float64 factor or copy. AWQ takes the layer in float32 besides.
+What is written lies in mapped files (`compress.artifacts.shards`). Memory holds what a batch takes on its way through the layer, about ten
+tensors of `ROUND_BYTES`, and where weights are rounded by the error of outputs three float32 matrices H of the widest input: the sums, and
+their float64 factor or copy. AWQ takes the layer in float32 besides.
 
 Which hidden states a layer passes on is the standard of each method: those of the float layer, as in memory, for ranges, SmoothQuant and
 AWQ; those of the layer with rounded weights for gptq and adaround, so that a layer makes up for what the layers before lost (Frantar et
@@ -29,11 +29,11 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from compress.artifacts.shards import ShardWriter
 from compress.fp8 import Fp8Scales
 from compress.int8 import quantize
 from compress.machine.process import trim_memory
 from compress.quantization import Scheme
-from compress.shards import ShardWriter
 from compress.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
 from compress.streaming import HIDDEN, Batch, StreamedModel
 from quantize.adaround import adaround

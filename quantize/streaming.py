@@ -18,13 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.process import freed_memory_returned
 from compress.model_config import read_config
 from compress.model_files import TEXT_FILES, copy_files
 from compress.quantization import QUANTIZATION_TENSORS, save_settings
-from compress.shards import ShardWriter
 from compress.stage import Context
 from compress.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from quantize.awq import describe as describe_awq

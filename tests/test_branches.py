@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
 from compress.recipe import check
-from compress.run_folder import open_run
 from tests.tiny_recipes import tiny_vit
 
 QUIET = ConsoleProgress("quiet")

@@ -10,11 +10,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress import latency
+from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
 from compress.recipe import Recipe, check
-from compress.run_folder import open_run
 from compress.verify import verify
 from tests.compress import tiny_gpt
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from compress import artifact
+from compress.artifacts import artifact
+from compress.artifacts.run_folder import locked, open_run
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, plan_steps, run
 from compress.plan import describe, steps_of
 from compress.recipe import Recipe, check
-from compress.run_folder import locked, open_run
 from compress.verify import clean, verify
 from tests.tiny_recipes import tiny_vit
 

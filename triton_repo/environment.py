@@ -25,7 +25,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from compress.artifact import write_text
+from compress.artifacts.artifact import write_text
 from compress.core.errors import InputError
 from compress.machine.environment import cache_folder
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from PIL import Image
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor

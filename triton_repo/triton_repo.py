@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from compress.artifact import Artifact, Kind, write_json
+from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.stage import Context, Stage

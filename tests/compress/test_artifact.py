@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress import artifact
+from compress.artifacts import artifact
 
 
 def make(folder: Path, contents: dict[str, bytes], key: str = "k") -> artifact.Artifact:

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from compress import ledger
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
+from compress.artifacts.run_folder import Run
 from compress.core.next_token import NO_CHOICE
 from compress.ledger import Hop, TokenFlips, write_flips
-from compress.run_folder import Run
 from tests.compress import tiny_gpt
 
 

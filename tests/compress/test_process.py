@@ -9,7 +9,7 @@ import pytest
 
 from compress.machine import process
 
-ROOT = str(Path(process.__file__).parents[1])
+ROOT = str(Path(process.__file__).parents[2])
 PARENT = """
 import sys, time
 from compress.machine.process import spawn

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from compress.artifacts.shards import DTYPES, ShardWriter, StoredWeights, mapped
 from compress.core.errors import InputError
-from compress.shards import DTYPES, ShardWriter, StoredWeights, mapped
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8]
 SHAPES = st.lists(st.integers(0, 5), max_size=3).map(tuple)

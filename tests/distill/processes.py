@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from compress import train
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.finetune import Finetune
 from compress.machine.parallel import ALONE, Strategy, Team, joined, leave

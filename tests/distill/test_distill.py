@@ -14,7 +14,7 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data import preprocessor
@@ -357,11 +357,11 @@ RECIPE: dict[str, Any] = {
 
 
 def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from compress.artifacts.run_folder import open_run
     from compress.core.progress import ConsoleProgress
     from compress.pipeline import prepare, run
     from compress.plan import steps_of
     from compress.recipe import check
-    from compress.run_folder import open_run
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe, quiet, folder = check(RECIPE), ConsoleProgress("quiet"), tmp_path / "run"

@@ -293,7 +293,7 @@ def test_any_model_of_the_kind_teaches_on_a_corpus(extra: Path, make_context: Co
     """A backbone without a head for the task, as pretraining leaves it."""
     import dataclasses
 
-    from compress.artifact import Artifact
+    from compress.artifacts.artifact import Artifact
 
     folder = tmp_path / "general"
     make_model("bert", num_labels=2).bert.save_pretrained(folder)

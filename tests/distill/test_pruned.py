@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compress.architecture import remade, sizes_of, with_sizes
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.model import load, save
 from compress.stage import Context

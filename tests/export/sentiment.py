@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.quantization import save_quantization

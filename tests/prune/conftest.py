@@ -14,7 +14,7 @@ import torch
 import transformers
 from torch import nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.conv1d import with_linears
 from compress.core.target import Target
 from compress.core.tasks import Task
@@ -110,7 +110,7 @@ def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Any]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
-    from compress.artifact import write_json
+    from compress.artifacts.artifact import write_json
     from compress.model import image_settings, save
 
     @cache

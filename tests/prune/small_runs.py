@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.model import load
 from compress.recipe import Recipe, check
 from compress.stage import Context

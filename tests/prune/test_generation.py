@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.model import load

@@ -12,7 +12,7 @@ import torch
 from pydantic import ValidationError
 
 from compress import train as training
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.model import load
 from compress.stage import Context
 from compress.structure import Structure

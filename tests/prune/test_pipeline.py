@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import transformers
 
+from compress.artifacts.run_folder import open_run
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.model import count, load
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
 from compress.recipe import Recipe, check
-from compress.run_folder import open_run
 from tests.export import sentiment
 from tests.prune import small_runs
 

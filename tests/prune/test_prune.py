@@ -13,7 +13,7 @@ import torch
 import transformers
 from pydantic import ValidationError
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.model import load
 from compress.model_config import with_class

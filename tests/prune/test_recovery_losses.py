@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.distilled import Learner, LossName, Taught, taught

@@ -11,6 +11,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from compress.artifacts.run_folder import open_run
 from compress.catalogue import catalogue
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
@@ -18,7 +19,6 @@ from compress.model import load
 from compress.pipeline import run
 from compress.plan import describe
 from compress.recipe import Recipe, check, dump
-from compress.run_folder import open_run
 from tests.export import sentiment
 from tests.prune import small_runs
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.model import import_model, load

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.splits import Data, Split
 from compress.stage import Context

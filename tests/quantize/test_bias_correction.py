@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.int8 import LayerScales, int8_linear, levels, weight_scale
 from compress.stage import Context
 from quantize import steps

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.data import preprocessor
 from compress.evaluate import predict
 from compress.int8 import Int8Linear

@@ -11,7 +11,7 @@ import scipy.special
 import torch
 
 from compress import trial as trials
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.next_token import labels_of
 from compress.core.target import Target
 from compress.distilled import Distilled

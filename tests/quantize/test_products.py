@@ -15,7 +15,7 @@ import transformers
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.evaluate import finely, predict

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.artifact import Artifact, write_json
+from compress.artifacts.artifact import Artifact, write_json
 from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.distilled import Learner, LossName, taught

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.data import preprocessor
 from compress.distilled import Distilled
 from compress.evaluate import predict

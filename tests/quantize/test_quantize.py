@@ -14,7 +14,7 @@ import transformers
 from pydantic import ValidationError
 from torch import nn
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data import preprocessor

@@ -12,7 +12,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.data import preprocessor
 from compress.evaluate import predict
 from compress.fp8 import Fp8Linear

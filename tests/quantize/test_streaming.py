@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from compress import evaluate, streaming
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data import preprocessor
@@ -203,7 +203,7 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
     expected = codes(out)
     for name, value in (("ROUND_BYTES", 4 * 32 * 5), ("GPTQ_BYTES", 4 * 32 * 9)):
         monkeypatch.setattr(f"quantize.stored_layer.{name}", value)
-    monkeypatch.setattr("compress.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
+    monkeypatch.setattr("compress.artifacts.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
     monkeypatch.setattr("compress.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     out, _ = quantized(folder, blocks_context, **settings)
     assert len(list(out.glob("model-*.safetensors"))) > 3

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data import preprocessor
 from compress.evaluate import finely, predict

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor

@@ -10,7 +10,7 @@ from openvino import opset13 as ops
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from compress.artifact import Artifact
+from compress.artifacts.artifact import Artifact
 from compress.evaluate import save_predictions
 from compress.standalone.preprocess import Preprocessor
 

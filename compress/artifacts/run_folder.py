@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from compress import artifact
-from compress.artifact import Artifact, DamagedArtifact
+from compress.artifacts import artifact
+from compress.artifacts.artifact import Artifact, DamagedArtifact
 from compress.core.errors import InputError
 
 LOCK_FILE = "recipe.lock.yaml"

@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from compress.artifact import write_json
+from compress.artifacts.artifact import write_json
+from compress.artifacts.safetensors import weight_files
 from compress.core.errors import InputError
-from compress.model_files import weight_files
 
 SHARD_BYTES = 2 * 10**9
 ENTRY_BYTES = 200  # of the header for one tensor, its name left out

@@ -1,0 +1,1 @@
+"""What lies on disk: sealed artifacts, the run folder, and weights in safetensors files."""
