@@ -128,8 +128,8 @@ def prepare(model: Any, features: dict[str, Any], kind: str) -> None:
     """Calibrates the linear layers of the encoder by the largest input of the batch, and replaces them by those of `kind`."""
     import torch
 
-    from compress.int8 import LayerScales, weight_scale
     from compress.model import forward, linears
+    from compress.schemes.int8 import LayerScales, weight_scale
     from quantize.qat import insert
 
     if kind == "finetune":

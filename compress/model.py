@@ -179,8 +179,8 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
         )
     with_linears(model)
     if (folder / QUANTIZATION).exists():
-        from compress.int8_sites import apply_sites
-        from compress.quantization import apply_quantization
+        from compress.schemes.checkpoint import apply_quantization
+        from compress.schemes.sites import apply_sites
 
         apply_quantization(model, folder)
         apply_sites(model, folder)

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import handle_torch_function, has_torch_function
 
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales
-from compress.int8 import DynamicScales, LayerScales
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import DynamicScales, LayerScales
 
 WORK_BYTES = 16 * 2**20
 """Of float32 weights at a time, in a product."""

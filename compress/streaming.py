@@ -16,7 +16,7 @@ head then go on with.
 
 A quantized checkpoint runs as its quantized layers do; its codes are made when the turn of a layer comes.
 
-Left out: int8 products of attention and residuals (`compress.int8_sites`); layers that give each other more than hidden states; mixtures
+Left out: int8 products of attention and residuals (`compress.schemes.sites`); layers that give each other more than hidden states; mixtures
 of experts, whose three-dimensional weights would be copied; devices other than the CPU.
 
 Tensor names carry their shapes: b rows of a batch, L positions, H channels, I inputs, O outputs.
@@ -42,10 +42,10 @@ from compress.conv1d import is_conv1d, with_linears
 from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.core.tasks import TASKS, Task
-from compress.int8_sites import load_sites
 from compress.machine.process import freed_memory_returned, trim_memory
 from compress.model_config import auto_class, quiet, read_config, some, with_class
-from compress.quantization import QUANTIZATION_JSON, load_quantization
+from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from compress.schemes.sites import load_sites
 from compress.standalone.preprocess import Preprocessor
 from compress.stored_linear import StoredEmbedding, StoredLinear, rows_of
 

@@ -29,12 +29,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from compress.artifacts.artifact import write_json
-from compress.fp8 import Fp8Scales, to_e4m3
-from compress.int4 import HIGH, LOW, Int4Scales
-from compress.int8 import DynamicScales, LayerScales, levels, quantize
 from compress.model_config import quiet
 from compress.model_files import SHAPE_KEY
-from compress.quantization import QUANTIZATION_JSON, QUANTIZATION_TENSORS, Scales, load_quantization, scheme_of
+from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, Scales, load_quantization, scheme_of
+from compress.schemes.fp8 import Fp8Scales, to_e4m3
+from compress.schemes.int4 import HIGH, LOW, Int4Scales
+from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
 
 INDEX = "model.safetensors.index.json"
 NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})

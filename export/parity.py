@@ -3,7 +3,7 @@
 Per layer, on the engine's own tensors. The file that ships is opened once more with three tensors of every quantized layer as outputs: its
 float input x, its integer codes q, its product y before the bias. Nothing of the engine's integer path is replaced. Then
 
-    q = clamp(rint(x / s_x), -128, 127)          as `compress.int8` computes it from the same x
+    q = clamp(rint(x / s_x), -128, 127)          as `compress.schemes.int8` computes it from the same x
     rint(y / (s_x * s_w)) = q @ Wq.T             exactly, from the engine's own q
 
 A code may be off by one where x / s_x lies within 1e-3 of a rounding boundary: there, dividing by s and multiplying by 1/s may differ. A
@@ -37,7 +37,7 @@ from scipy.stats import poisson
 
 from compress.core.tasks import TASKS, Task
 from compress.evaluate import differences
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
 from export.onnx import module_of
 
 BOUNDARY = 1e-3

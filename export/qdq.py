@@ -27,7 +27,7 @@ import onnx
 from onnx import helper, numpy_helper
 from safetensors.numpy import load_file
 
-from compress.int8_sites import load_sites
+from compress.schemes.sites import load_sites
 from export.onnx import module_of, prune_initializers, save
 from export.qdq_products import insert_sites
 

@@ -3,9 +3,9 @@
     Y = DQ(Q(A; s_A); s_A) @ DQ(Q(B; s_B); s_B)          at `<module>/qk` and `<module>/pv`, the nodes that `export.onnx` names so
     z = y + DQ(Q(r; s_r); s_r)                           at the addition that follows the GEMM of `<layer>/residual`
 
-with the scales of `compress.int8_sites` and the same places: Q before the scaling of the scores, P behind the softmax, r where the output
-of the layer, past its bias and reshapes, is added to something. A tensor that is quantized with the same scale already (a residual that a
-linear layer reads too) keeps its one pair of Q/DQ.
+with the scales of `compress.schemes.sites` and the same places: Q before the scaling of the scores, P behind the softmax, r where the
+output of the layer, past its bias and reshapes, is added to something. A tensor that is quantized with the same scale already (a residual
+that a linear layer reads too) keeps its one pair of Q/DQ.
 
 What engines make of it, as their own graphs say (OpenVINO 2026.4, ONNX Runtime 1.31, a CPU with VNNI; BERT, RoBERTa, DistilBERT,
 ModernBERT, ViT, GPT-2, Llama):
@@ -28,7 +28,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from compress.int8_sites import Sites, owner
+from compress.schemes.sites import Sites, owner
 from export.onnx import module_of
 
 PASSED = frozenset({"Reshape", "Identity", "Dropout"})

@@ -7,7 +7,8 @@ For a layer y = x @ W.T with weight codes Wq and scales t:
     w4a16          y = x @ DQ(Wq; t, blocks).T                  int4 [O, G], opset 21
     fp8            y = DQ(Q(x; s); s) @ DQ(Wq; t).T             FLOAT8E4M3FN [O], saturating
 
-The graph of ONNX Runtime spells out what `compress.int8.DynamicInt8Linear` computes, in the same order, so that the codes are the same:
+The graph of ONNX Runtime spells out what `compress.schemes.int8.DynamicInt8Linear` computes, in the same order, so that the codes are the
+same:
 
     s = max(max |x| / 127, 2^-63)      Abs, ReduceMax, Div, Max
     q = clip(rint(x / s), -127, 127)   Div, Round, Clip; then + 128 as uint8 with zero-point 128, which its fast kernels on x86 take
@@ -36,10 +37,10 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.fp8 import Fp8Scales, to_e4m3
-from compress.int4 import HIGH, LOW, Int4Scales
-from compress.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales, levels, quantize
-from compress.quantization import Scales, load_quantization
+from compress.schemes.checkpoint import Scales, load_quantization
+from compress.schemes.fp8 import Fp8Scales, to_e4m3
+from compress.schemes.int4 import HIGH, LOW, Int4Scales
+from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales, levels, quantize
 from export.onnx import prune_initializers, save
 from export.qdq import find_layers
 

@@ -21,7 +21,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Literal
 
-from compress.quantization import Scheme, scheme_of
+from compress.schemes.checkpoint import Scheme, scheme_of
 from compress.standalone.preprocess import Preprocessor
 
 Precision = Literal["int8", "int8-dynamic", "w4a16", "fp8", "fp32", "bf16"]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_scale
 from quantize.folding import Group, rescale
 from quantize.group_scales import best_scale, clipped_scale
 from quantize.moments import Moments, observe, output_errors

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.padding import real_rows
-from compress.quantization import Scales
+from compress.schemes.checkpoint import Scales
 from compress.trial import place
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]

@@ -42,8 +42,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
 from compress.padding import real_rows
+from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
 
 BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from compress.artifacts.artifact import Artifact
-from compress.int8_sites import Sites, placed
-from compress.quantization import Scales
+from compress.schemes.checkpoint import Scales
+from compress.schemes.sites import Sites, placed
 from compress.stage import Context
 from quantize.budget import Budget
 from quantize.trial import in_int8

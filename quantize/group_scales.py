@@ -16,8 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from compress.int4 import HIGH, LOW, Int4Scales, group_scale, num_groups
-from compress.int8 import SMALLEST_SCALE, quantize
+from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_scale, num_groups
+from compress.schemes.int8 import SMALLEST_SCALE, quantize
 from quantize.moments import output_errors
 
 CLIPS = tuple(step / 40 for step in range(20, 40))

@@ -1,7 +1,8 @@
 """Products of attention and residual additions in int8: their scales, and which of them are worth it.
 
 Queries, keys, values and residuals are observed in histograms on the calibration rows, in the float model, and get the scale of the
-calibrator that the linear layers have; padding is left out. The scale of the probabilities is a constant (`compress.int8_products`).
+calibrator that the linear layers have; padding is left out. The scale of the probabilities is a constant
+(`compress.schemes.attention_products`).
 
 Whether a site is int8 is a setting, or under `auto` the choice of `quantize.site_choice`.
 
@@ -20,10 +21,10 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.progress import Progress
-from compress.int8_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
-from compress.int8_sites import Sites, placed
 from compress.padding import real_rows
-from compress.quantization import Scales
+from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
+from compress.schemes.checkpoint import Scales
+from compress.schemes.sites import Sites, placed
 from compress.trial import floor_of
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity

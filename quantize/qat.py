@@ -1,6 +1,6 @@
 """Quantization-aware training with a true-int8 forward: the model learns with the integers it is going to be served with.
 
-Every chosen linear layer quantizes its input x and its weight W, multiplies the codes exactly and rescales once (`compress.int8`):
+Every chosen linear layer quantizes its input x and its weight W, multiplies the codes exactly and rescales once (`compress.schemes.int8`):
 
     v = x / s                      s: s_x of the tensor for x, s_w[o] of the output channel for W
     q = clamp(rint(v), -Q_N, Q_P)  Q_N, Q_P = 128, 127 for x; L, L with L = 127 (8 bits) or 63 (7 bits) for W
@@ -46,8 +46,8 @@ from compress.core.tasks import TASKS
 from compress.distilled import Learner, Taught, attention_as_before, taught
 from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.origin import Origin, same_shape
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.stage import Asked, Context
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 from compress.trial import distance
@@ -157,7 +157,7 @@ class Int8Function(torch.autograd.Function):
 
 
 def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Returns the codes of `x`, those of `compress.int8.quantize` bit for bit, and the derivative of scale * codes by the scale.
+    """Returns the codes of `x`, those of `compress.schemes.int8.quantize` bit for bit, and the derivative of scale * codes by the scale.
 
     Args:
         x: Float, any shape.

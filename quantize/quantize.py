@@ -2,7 +2,7 @@
 
 A run is a list of steps (`steps`): choose the layers, shift what is hard to quantize to where it is easy, observe the inputs, choose the
 scales, round the weights, correct the biases, add attention and residuals, write weights on their grids with the scales beside them
-(`compress.quantization`). A model too large for that is quantized block by block (`streaming`).
+(`compress.schemes.checkpoint`). A model too large for that is quantized block by block (`streaming`).
 
 Every choice is made on calibration and selection rows. Left out: quantizing a quantized checkpoint.
 """
@@ -20,10 +20,10 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from compress.artifacts.artifact import Artifact
 from compress.core.config import Config
 from compress.distilled import check_taught
-from compress.int8 import LayerScales, weight_bits
-from compress.int8_sites import save_sites
 from compress.origin import same_shape
-from compress.quantization import Scheme
+from compress.schemes.checkpoint import Scheme
+from compress.schemes.int8 import LayerScales, weight_bits
+from compress.schemes.sites import save_sites
 from compress.stage import Context, ModelStage, is_model
 from compress.trial import TRIAL_ROWS
 from quantize.budget import Budget

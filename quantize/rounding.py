@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.int4 import HIGH, LOW, Int4Scales
-from compress.int8 import DynamicScales, LayerScales, levels, quantize
+from compress.schemes.int4 import HIGH, LOW, Int4Scales
+from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
 from quantize.adaround import adaround
 from quantize.gptq import gptq
 from quantize.moments import observe, output_errors

@@ -1,4 +1,4 @@
-"""Schemes: the scales of every layer, by what weights and activations become (`compress.quantization`).
+"""Schemes: the scales of every layer, by what weights and activations become (`compress.schemes.checkpoint`).
 
     scheme         weights                                          activations
     w8a8           per output, least squared error (`ptq`)          one scale, threshold of a calibrator / 127
@@ -20,10 +20,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from compress.fp8 import LARGEST, Fp8Scales
-from compress.int4 import Int4Scales
-from compress.int8 import ACTIVATION_HIGH, DynamicScales, LayerScales, levels, weight_scale
-from compress.quantization import Scales, Scheme
+from compress.schemes.checkpoint import Scales, Scheme
+from compress.schemes.fp8 import LARGEST, Fp8Scales
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import ACTIVATION_HIGH, DynamicScales, LayerScales, levels, weight_scale
 from quantize.calibration import METHODS, Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
 from quantize.group_scales import clipped_scale
 from quantize.ptq import mse_weight_scale

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from compress.int8_sites import Sites, placed
-from compress.quantization import Scales
+from compress.schemes.checkpoint import Scales
+from compress.schemes.sites import Sites, placed
 from compress.trial import bound_of
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8

@@ -8,8 +8,8 @@ For the linear layers that read one tensor X [N, I], with W_j the column j of al
 The product stays the same, and with one scale for the whole tensor fewer codes are lost to a few large channels. The division goes into
 what produces X, where `folding` finds that exact: the norm before attention and FFN of a pre-norm encoder, the value layer before the
 attention output, the layer before a ReLU. Elsewhere (the norm after the sum of BERT, GELU) nothing can absorb it: the group is left as it
-is and reported, or, if asked for, X is multiplied by 1 / s before it is quantized (`input_smooth` of `compress.int8`), where that at least
-halves the error: a multiplication costs time.
+is and reported, or, if asked for, X is multiplied by 1 / s before it is quantized (`input_smooth` of `compress.schemes.int8`), where that
+at least halves the error: a multiplication costs time.
 
 The paper has one a for the whole model. Here a is chosen for each group among 0, 0.1, ... 1, as the one of least squared error of the
 group's outputs, with weights and activations quantized, on a sample of the calibration rows; so is whether to smooth at all:
@@ -28,7 +28,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
 from compress.stored_linear import WeightParts
 from quantize.calibration import Observed, input_scale
 from quantize.folding import Fold, Group, groups, rescale

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.int8 import LayerScales
-from compress.int8_sites import Sites
-from compress.quantization import Scales
+from compress.schemes.checkpoint import Scales
+from compress.schemes.int8 import LayerScales
+from compress.schemes.sites import Sites
 from compress.stage import Context
 from quantize.awq import awq
 from quantize.awq import describe as describe_awq

@@ -30,10 +30,10 @@ import torch
 from torch import Tensor, nn
 
 from compress.artifacts.shards import ShardWriter
-from compress.fp8 import Fp8Scales
-from compress.int8 import quantize
 from compress.machine.process import trim_memory
-from compress.quantization import Scheme
+from compress.schemes.checkpoint import Scheme
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int8 import quantize
 from compress.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
 from compress.streaming import HIDDEN, Batch, StreamedModel
 from quantize.adaround import adaround

@@ -24,7 +24,7 @@ from compress.core.tasks import TASKS
 from compress.machine.process import freed_memory_returned
 from compress.model_config import read_config
 from compress.model_files import TEXT_FILES, copy_files
-from compress.quantization import QUANTIZATION_TENSORS, save_settings
+from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
 from compress.stage import Context
 from compress.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from quantize.awq import describe as describe_awq

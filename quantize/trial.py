@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from compress import trial
-from compress.quantization import Scales
+from compress.schemes.checkpoint import Scales
 from compress.trial import TRIAL_ROWS, distance, place, replaced, spread
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.fp8 import HARDWARE, Fp8Scales, fp8_matmul, to_e4m3
-from compress.int8 import weight_scale
+from compress.schemes.fp8 import HARDWARE, Fp8Scales, fp8_matmul, to_e4m3
+from compress.schemes.int8 import weight_scale
 
 ONE = torch.ones(())
 POSITIVE = [(1 + f / 8) * 2.0 ** (e - 7) if e else f / 8 * 2.0**-6 for e in range(16) for f in range(8)]

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.int4 import Int4Scales, expand, group_scale, num_groups, pack, unpack
-from compress.int8 import SMALLEST_SCALE
+from compress.schemes.int4 import Int4Scales, expand, group_scale, num_groups, pack, unpack
+from compress.schemes.int8 import SMALLEST_SCALE
 
 
 def random_codes(seed: int, outputs: int, inputs: int) -> Tensor:

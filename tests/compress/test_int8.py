@@ -14,9 +14,9 @@ from hypothesis.extra import numpy as hnp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from compress import int8, quantization
 from compress.core.errors import InputError
-from compress.int8 import Int8Linear, LayerScales, int8_matmul, levels, on_grid, quantize, weight_bits, weight_scale
+from compress.schemes import checkpoint, int8
+from compress.schemes.int8 import Int8Linear, LayerScales, int8_matmul, levels, on_grid, quantize, weight_bits, weight_scale
 
 CPUINFO = "processor\t: 0\nmodel name\t: a\nflags\t\t: fpu avx2 {}\n"
 FLOATS = st.floats(min_value=-(2.0**100), max_value=2.0**100, width=32)
@@ -181,12 +181,12 @@ def test_a_smoothed_checkpoint_comes_back(tmp_path: Path, dtype: torch.dtype) ->
     for name, found in scales.items():
         linear = model.get_submodule(name)
         linear.weight.data = int8.on_grid_of(linear.weight.detach(), found)
-    quantization.save_quantization(tmp_path, scales, {})
+    checkpoint.save_quantization(tmp_path, scales, {})
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    loaded, _ = quantization.load_quantization(tmp_path)
+    loaded, _ = checkpoint.load_quantization(tmp_path)
     assert torch.equal(loaded["encoder.0"].input_smooth, scales["encoder.0"].input_smooth)
     assert loaded["encoder.1"].input_smooth is None
-    quantization.apply_quantization(model.to(dtype), tmp_path)
+    checkpoint.apply_quantization(model.to(dtype), tmp_path)
     for name in scales:
         assert torch.equal(model.get_submodule(name).weight, codes[name])
     assert model(torch.randn(3, 6, dtype=dtype)).dtype == dtype
@@ -266,14 +266,14 @@ def quantized(folder: Path) -> tuple[Pair, dict[str, LayerScales]]:
         weight = model.get_submodule(name).weight.detach()
         scales[name] = LayerScales(weight_scale(weight, levels(bits)), torch.tensor(0.02), bits)
         weight.copy_(on_grid(weight, scales[name].weight_scale, levels(bits)))
-    quantization.save_quantization(folder, scales, {"head": "head"})
+    checkpoint.save_quantization(folder, scales, {"head": "head"})
     save_file(model.state_dict(), folder / "model.safetensors")
     return model, scales
 
 
 def test_scales_and_reasons_come_back(tmp_path: Path) -> None:
     _, scales = quantized(tmp_path)
-    layers, float_layers = quantization.load_quantization(tmp_path)
+    layers, float_layers = checkpoint.load_quantization(tmp_path)
     assert float_layers == {"head": "head"}
     assert list(layers) == ["encoder.0", "encoder.1"]
     for name, expected in scales.items():
@@ -289,7 +289,7 @@ def test_applying_recovers_the_exact_codes(tmp_path: Path, dtype: torch.dtype) -
     model, scales = quantized(tmp_path)
     weights = {name: model.get_submodule(name).weight.detach().clone() for name in scales}
     model.to(dtype)
-    quantization.apply_quantization(model, tmp_path)
+    checkpoint.apply_quantization(model, tmp_path)
     for name, weight in weights.items():
         int8_layer = model.get_submodule(name)
         assert isinstance(int8_layer, Int8Linear)
@@ -300,7 +300,7 @@ def test_applying_recovers_the_exact_codes(tmp_path: Path, dtype: torch.dtype) -
 
 def test_codes_of_seven_bits_end_at_63(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
-    quantization.apply_quantization(model, tmp_path)
+    checkpoint.apply_quantization(model, tmp_path)
     assert [int(model.encoder[i].weight.abs().max()) for i in range(2)] == [127, 63]
 
 
@@ -346,7 +346,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: str
     change, expected = DAMAGE[damage]
     change(tmp_path)
     with pytest.raises(InputError, match=expected) as refused:
-        quantization.apply_quantization(model, tmp_path)
+        checkpoint.apply_quantization(model, tmp_path)
     assert len(refused.value.problems) == 1
     assert "\n" not in str(refused.value)
 
@@ -355,14 +355,14 @@ def test_scales_of_another_model_are_refused(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
     model.encoder = nn.Sequential(nn.Identity(), nn.Identity())
     with pytest.raises(InputError, match=r"encoder\.0.*no linear layer"):
-        quantization.apply_quantization(model, tmp_path)
+        checkpoint.apply_quantization(model, tmp_path)
 
 
 def test_weights_changed_after_quantization_are_refused(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
     model.encoder[1].weight.data += 0.001
     with pytest.raises(InputError, match=r"encoder\.1.*not on the grid"):
-        quantization.apply_quantization(model, tmp_path)
+        checkpoint.apply_quantization(model, tmp_path)
 
 
 def dynamic(seed: int, inputs: int, outputs: int, smooth: Tensor | None = None) -> int8.DynamicInt8Linear:

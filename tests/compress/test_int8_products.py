@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress import int8
 from compress.core.errors import InputError
-from compress.int8_products import (
+from compress.schemes import int8
+from compress.schemes.attention_products import (
     IMPLEMENTATION,
     PROBABILITY_SCALE,
     Int8Attention,
@@ -24,7 +24,7 @@ from compress.int8_products import (
     int8_bmm,
     int8_product,
 )
-from compress.int8_sites import Sites, placed
+from compress.schemes.sites import Sites, placed
 from tests.compress import tiny_transformers as tiny
 
 
@@ -217,7 +217,7 @@ def test_a_model_multiplies_the_integers_of_its_attention(family: str) -> None:
         return found
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode(), placed(model, *Sites(scales).forms()):
-        patch.setattr("compress.int8_products.int8_product", catching)
+        patch.setattr("compress.schemes.attention_products.int8_product", catching)
         model(**features)
     assert seen == [name for module in attention_modules(model) for name in (f"{module}/qk", f"{module}/pv")]
 

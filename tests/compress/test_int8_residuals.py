@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from compress.conv1d import with_linears
 from compress.core.errors import InputError
-from compress.int8_residuals import RESIDUAL, Int8Residual, LayerOutput, mark
-from compress.int8_sites import placed
+from compress.schemes.residual import RESIDUAL, Int8Residual, LayerOutput, mark
+from compress.schemes.sites import placed
 from tests.compress import tiny_transformers as tiny
 
 

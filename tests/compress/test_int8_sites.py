@@ -12,12 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.int8 import LayerScales, on_grid, weight_scale
-from compress.int8_products import ATTENTION, IMPLEMENTATION, ProductScales
-from compress.int8_residuals import RESIDUAL
-from compress.int8_sites import Sites, apply_sites, load_sites, owner, placed, put, save_sites
 from compress.model import load
-from compress.quantization import save_quantization
+from compress.schemes.attention_products import ATTENTION, IMPLEMENTATION, ProductScales
+from compress.schemes.checkpoint import save_quantization
+from compress.schemes.int8 import LayerScales, on_grid, weight_scale
+from compress.schemes.residual import RESIDUAL
+from compress.schemes.sites import Sites, apply_sites, load_sites, owner, placed, put, save_sites
 from tests.compress import tiny_transformers as tiny
 
 SELF = "bert.encoder.layer.{}.attention.self"

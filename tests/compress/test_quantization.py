@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import DynamicScales, LayerScales, weight_scale
-from compress.quantization import READERS, Scales, apply_quantization, load_quantization, save_quantization, scheme_of
+from compress.schemes.checkpoint import READERS, Scales, apply_quantization, load_quantization, save_quantization, scheme_of
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 
 INPUT = torch.tensor(0.02)
 

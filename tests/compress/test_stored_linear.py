@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from compress import stored_linear
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import LayerScales, weight_scale
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import LayerScales, weight_scale
 from compress.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]

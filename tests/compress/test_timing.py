@@ -59,7 +59,7 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
 
 
 def test_int8_is_what_the_recipe_quantizes_to(context: Context, tmp_path: Path) -> None:
-    from compress.quantization import load_quantization, scheme_of
+    from compress.schemes.checkpoint import load_quantization, scheme_of
 
     for scheme in ("w8a8", "w8a8-dynamic"):
         timer = Timer(context, Quantize(scheme=scheme, exclude=("no.such.layer",)), Export())

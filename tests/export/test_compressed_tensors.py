@@ -13,12 +13,12 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import DynamicInt8Linear, DynamicScales, LayerScales, quantize, weight_scale
-from compress.int8_products import ProductScales
-from compress.int8_sites import Sites, save_sites
-from compress.quantization import READERS, Scales, apply_quantization, save_quantization
+from compress.schemes.attention_products import ProductScales
+from compress.schemes.checkpoint import READERS, Scales, apply_quantization, save_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicInt8Linear, DynamicScales, LayerScales, quantize, weight_scale
+from compress.schemes.sites import Sites, save_sites
 from export import compressed_tensors
 
 SCRATCH = TemporaryDirectory(prefix="compressed-tensors-")
@@ -149,7 +149,7 @@ def test_a_checkpoint_in_several_files_stays_in_several(tmp_path: Path) -> None:
 def edited(scheme: str, folder: Path, scales: Scales) -> Path:
     import shutil
 
-    from compress.quantization import load_quantization
+    from compress.schemes.checkpoint import load_quantization
 
     shutil.copytree(quantized(scheme), folder)
     layers, floating = load_quantization(folder)

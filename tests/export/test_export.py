@@ -12,7 +12,7 @@ from compress.core.target import Target
 from compress.engine_process import EngineProcess
 from compress.evaluate import load_predictions, metrics, predict, save_predictions
 from compress.model import load
-from compress.quantization import load_quantization
+from compress.schemes.checkpoint import load_quantization
 from compress.stage import Context
 from compress.standalone.preprocess import Preprocessor
 from export.engine import spec_of

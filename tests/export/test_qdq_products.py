@@ -17,9 +17,9 @@ import transformers
 from onnx import helper, numpy_helper
 from torch import nn
 
-from compress.int8_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
-from compress.int8_sites import Sites, load_sites, placed, save_sites
 from compress.model import forward, load
+from compress.schemes.attention_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
+from compress.schemes.sites import Sites, load_sites, placed, save_sites
 from export import onnxruntime as ort
 from export import openvino, parity_products
 from export.engine import EngineSpec, open_engine

@@ -15,11 +15,11 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import DynamicScales, weight_scale
 from compress.model import forward
-from compress.quantization import Scales, apply_quantization, load_quantization, save_quantization
+from compress.schemes.checkpoint import Scales, apply_quantization, load_quantization, save_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicScales, weight_scale
 from export.macs import count_macs
 from export.onnx import module_of
 from export.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven

@@ -17,11 +17,11 @@ from onnx import numpy_helper
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data import preprocessor
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import DynamicScales, weight_scale
 from compress.model import forward, load, save
-from compress.quantization import save_quantization
+from compress.schemes.checkpoint import save_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicScales, weight_scale
 from compress.standalone.preprocess import Preprocessor
 from export import openvino
 from export.engine import EngineSpec, open_engine

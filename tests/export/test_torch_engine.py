@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from compress.int8 import Int8Linear
 from compress.model import load
+from compress.schemes.int8 import Int8Linear
 from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec
 from export.torch_engine import Torch, can_compile, load_float

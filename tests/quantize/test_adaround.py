@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.int4 import expand, group_scale
-from compress.int8 import quantize, weight_scale
+from compress.schemes.int4 import expand, group_scale
+from compress.schemes.int8 import quantize, weight_scale
 from quantize import adaround as module
 from quantize.adaround import BETA_END, BETA_START, PUSH, WARM_UP, adaround, push, rectified_sigmoid
 from quantize.moments import output_errors

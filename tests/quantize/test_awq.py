@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_scale
 from quantize.awq import ALPHAS, activation_factor, awq, choose, describe
 from quantize.calibration import Observed
 from quantize.folding import find_folds, groups

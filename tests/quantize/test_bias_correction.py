@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
-from compress.int8 import LayerScales, int8_linear, levels, weight_scale
+from compress.schemes.int8 import LayerScales, int8_linear, levels, weight_scale
 from compress.stage import Context
 from quantize import steps
 from quantize.bias_correction import correct_biases

@@ -10,9 +10,9 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.int8 import Int8Linear
 from compress.model import load
-from compress.quantization import load_quantization
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.int8 import Int8Linear
 from compress.stage import Context
 from quantize import escalation
 from quantize.escalation import escalate, ladder

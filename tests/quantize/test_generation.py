@@ -17,7 +17,7 @@ from compress.core.target import Target
 from compress.distilled import Distilled
 from compress.evaluate import metrics, predict
 from compress.model import forward, load
-from compress.quantization import load_quantization
+from compress.schemes.checkpoint import load_quantization
 from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch

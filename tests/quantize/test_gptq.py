@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.int8 import quantize, weight_scale
+from compress.schemes.int8 import quantize, weight_scale
 from quantize.gptq import BLOCK, DAMPING, gptq
 from quantize.moments import output_errors
 from quantize.rounding import better_rows

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.int4 import Int4Scales, group_scale, num_groups
+from compress.schemes.int4 import Int4Scales, group_scale, num_groups
 from quantize.group_scales import CLIPS, best_scale, clipped_scale, diagonal_blocks
 from quantize.moments import output_errors
 

@@ -19,9 +19,9 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.evaluate import finely, predict
-from compress.int8_products import PROBABILITY_SCALE, attention_modules
-from compress.int8_sites import load_sites, placed
 from compress.model import forward, linears, load, save
+from compress.schemes.attention_products import PROBABILITY_SCALE, attention_modules
+from compress.schemes.sites import load_sites, placed
 from compress.stage import Context
 from compress.trial import distance
 from quantize.calibration import threshold

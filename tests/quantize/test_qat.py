@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.int8 import levels, quantize
+from compress.schemes.int8 import levels, quantize
 from quantize.qat import Int8Function, codes_and_slope, only_inside
 
 LOW, HIGH = -128, 127

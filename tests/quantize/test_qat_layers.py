@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.int8 import SMALLEST_SCALE, Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
+from compress.schemes.int8 import SMALLEST_SCALE, Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
 from compress.train import parameter_groups
 from quantize.qat import Qat, QatLinear, Scale, codes_and_slope, extract, insert
 

@@ -16,9 +16,9 @@ from compress.artifacts.artifact import Artifact
 from compress.data import preprocessor
 from compress.distilled import Distilled
 from compress.evaluate import predict
-from compress.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.model import forward, linears, load, save
-from compress.quantization import apply_quantization, save_quantization
+from compress.schemes.checkpoint import apply_quantization, save_quantization
+from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch, TrainConfig, train

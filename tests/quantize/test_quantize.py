@@ -19,9 +19,9 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data import preprocessor
 from compress.evaluate import finely, predict
-from compress.int8 import Int8Linear, weight_bits
 from compress.model import load, save
-from compress.quantization import load_quantization
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.int8 import Int8Linear, weight_bits
 from compress.splits import Data, Split
 from compress.stage import Context
 from compress.trial import distance

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from quantize.rounding import IntegerScales, round_layers, round_weight, with_weight
 
 INPUT = torch.tensor(0.05)

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 from compress.artifacts.artifact import Artifact
 from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.fp8 import Fp8Linear
-from compress.int4 import Int4Linear
-from compress.int8 import DynamicInt8Linear, Int8Linear
 from compress.model import load
-from compress.quantization import load_quantization, scheme_of
+from compress.schemes.checkpoint import load_quantization, scheme_of
+from compress.schemes.fp8 import Fp8Linear
+from compress.schemes.int4 import Int4Linear
+from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
 from compress.stage import Context
 from compress.trial import distance
 from quantize.adaround import adaround

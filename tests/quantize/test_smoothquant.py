@@ -19,9 +19,9 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.int8 import Int8Linear
 from compress.model import forward, linears, load
-from compress.quantization import load_quantization
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.int8 import Int8Linear
 from compress.stage import Context
 from compress.trial import distance
 from quantize.calibration import Observed, collect

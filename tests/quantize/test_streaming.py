@@ -24,12 +24,12 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data import preprocessor
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales, group_scale
-from compress.int8 import DynamicScales, LayerScales, weight_scale
 from compress.model import forward, load
 from compress.model_config import read_config
-from compress.quantization import load_quantization
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from compress.stage import Context
 from quantize.gptq import gptq
 from quantize.quantize import Quantize

@@ -16,8 +16,8 @@ from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data import preprocessor
 from compress.evaluate import finely, predict
-from compress.int8 import Int8Linear, LayerScales, weight_scale
 from compress.model import forward, linears, load
+from compress.schemes.int8 import Int8Linear, LayerScales, weight_scale
 from compress.splits import Split
 from compress.stage import Context
 from compress.trial import TRIAL_ROWS, distance, spread

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from compress.int8 import LayerScales, levels, weight_scale
+from compress.schemes.int8 import LayerScales, levels, weight_scale
 from quantize.adaround import adaround
 from quantize.gptq import gptq
 from quantize.moments import output_errors

@@ -31,7 +31,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, EXACT_CHUNK, check_finite, quantize
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, EXACT_CHUNK, check_finite, quantize
 
 IMPLEMENTATION = "compress_int8"
 """Name of the attention in Transformers' registry."""
@@ -57,7 +57,7 @@ def int8_bmm(a: Tensor, b: Tensor) -> Tensor:
     """Returns `a @ b^T` in exact integers, int32 [..., M, N]; for K below 2^17, where int32 itself ends.
 
     torch multiplies no batches of int8 matrices (`torch._int_mm` takes one pair), so the codes are multiplied as float32 in chunks of
-    1024 along K, which is exact for the reason given in `compress.int8.int8_matmul`.
+    1024 along K, which is exact for the reason given in `compress.schemes.int8.int8_matmul`.
 
     Args:
         a: int8 [..., M, K].

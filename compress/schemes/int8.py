@@ -15,7 +15,7 @@ codes of W * s, so that y means the same. Layers that read one tensor share one 
 Seven bits are for processors without VNNI or AMX: their int8 kernels multiply with vpmaddubsw, which adds two products of a uint8 and an
 int8 in 16 bits with saturation. 255 * 127 * 2 = 64770 does not fit into 32767; 255 * 63 * 2 = 32130 does, so every sum is exact.
 
-A quantized checkpoint (`compress.quantization`) keeps its float weights rounded to the grid: s_w * q_w / s, from which
+A quantized checkpoint (`compress.schemes.checkpoint`) keeps its float weights rounded to the grid: s_w * q_w / s, from which
 rint(w * s / s_w) gives q_w back; s = 1 without smoothing.
 
 Tensor names carry their shapes: N rows, I inputs, O outputs.
@@ -59,7 +59,7 @@ class LayerScales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> LayerScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.quantization.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
         bits, smooth_I = _bits(entry), tensors.get(f"{name}.input_smooth")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], bits, smooth_I)
 
@@ -101,7 +101,7 @@ class DynamicScales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> DynamicScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.quantization.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
         return cls(tensors[f"{name}.weight_scale"], _bits(entry), tensors.get(f"{name}.input_smooth"))
 
     def tensors(self) -> dict[str, Tensor]:

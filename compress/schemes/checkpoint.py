@@ -2,10 +2,10 @@
 
 A scheme says in which numbers a linear layer multiplies. Each has a file of its own, with the scales of a layer and the layer itself:
 
-    w8a8           int8 weights, int8 activations with one scale from calibration       `compress.int8`
-    w8a8-dynamic   int8 weights, int8 activations with a scale for each token           `compress.int8`
-    w4a16          int4 weights with a scale for each group of inputs, the rest float   `compress.int4`
-    fp8            E4M3 weights, E4M3 activations with one scale from calibration       `compress.fp8`
+    w8a8           int8 weights, int8 activations with one scale from calibration       `compress.schemes.int8`
+    w8a8-dynamic   int8 weights, int8 activations with a scale for each token           `compress.schemes.int8`
+    w4a16          int4 weights with a scale for each group of inputs, the rest float   `compress.schemes.int4`
+    fp8            E4M3 weights, E4M3 activations with one scale from calibration       `compress.schemes.fp8`
 
 A quantized checkpoint keeps its weights in float32, or in the 16 bits of the model that it was made of, rounded to the grid of the scheme
 (scale times code, from which the code comes back exactly), in model.safetensors, so that stock Transformers loads it in float; the scales
@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
-from compress.fp8 import Fp8Scales
-from compress.int4 import Int4Scales
-from compress.int8 import DynamicScales, LayerScales
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import DynamicScales, LayerScales
 
 QUANTIZATION_JSON, QUANTIZATION_TENSORS = "quantization.json", "quantization.safetensors"
 SHORT_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}

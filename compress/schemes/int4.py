@@ -8,7 +8,7 @@ Symmetric, float32 scales, one for each group of g inputs of an output channel, 
 The module keeps two codes in a byte, the even input in the low half, as ONNX does, and makes the float weights anew in every call. The
 range is that of the hardware formats, so that -8 has no counterpart: a scale of max |w| / 7 never needs it, smaller ones do.
 
-A quantized checkpoint (`compress.quantization`) keeps s q in float, from which rint(w / s) gives q back.
+A quantized checkpoint (`compress.schemes.checkpoint`) keeps s q in float, from which rint(w / s) gives q back.
 
 Left out: zero-points; kernels that multiply packed weights, which engines have.
 
@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import OFF_GRID, SMALLEST_SCALE, positive, quantize
+from compress.schemes.int8 import OFF_GRID, SMALLEST_SCALE, positive, quantize
 
 LOW, HIGH = -8, 7
 WRONG_SCALES = "its scales are no positive numbers, one for each group of inputs of each output"
@@ -43,7 +43,7 @@ class Int4Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Int4Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.quantization.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
         if entry["weight_bits"] != 4 or not (isinstance(entry["group_size"], int) and entry["group_size"] > 0):
             raise ValueError("weight_bits other than 4, or a group_size that is no positive integer")
         return cls(tensors[f"{name}.weight_scale"], entry["group_size"])

@@ -10,7 +10,7 @@ float32 scales, per output channel for weights, per tensor from calibration for 
 Its steps are relative, 1/16 at most, where those of int8 are all alike: a few large values cost the others nothing, so that ranges need
 no clipping. On CUDA with compute capability 8.9 or more this is `torch._scaled_mm`; elsewhere the same numbers are multiplied in float32.
 
-A quantized checkpoint (`compress.quantization`) keeps s_w e_w in float, from which E4M3(w / s_w) gives e_w back.
+A quantized checkpoint (`compress.schemes.checkpoint`) keeps s_w e_w in float, from which E4M3(w / s_w) gives e_w back.
 
 Left out: E5M2, which is for gradients; scales for each token.
 
@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite, positive
+from compress.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite, positive
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn
@@ -47,7 +47,7 @@ class Fp8Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Fp8Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.quantization.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
         if entry["weight_bits"] != 8:
             raise ValueError("weight_bits other than 8")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"])

@@ -1,8 +1,8 @@
 """Sites: what is int8 beside the linear layers of a w8a8 model, how it gets into the model, and how a checkpoint keeps it.
 
-    <attention module>/qk    scores = Q K^T                        scales of Q and K          `compress.int8_products`
-    <attention module>/pv    output = P V                          scales of P and V          `compress.int8_products`
-    <layer>/residual         output of the layer + residual        scale of the residual      `compress.int8_residuals`
+    <attention module>/qk    scores = Q K^T                        scales of Q and K          `compress.schemes.attention_products`
+    <attention module>/pv    output = P V                          scales of P and V          `compress.schemes.attention_products`
+    <layer>/residual         output of the layer + residual        scale of the residual      `compress.schemes.residual`
 
 Each is computed by a child that the attention module or the layer is given. Children take and return plain tensors, so that calibration
 puts observers in the very places where integers will be. Their scales are buffers that are not saved with the model.
@@ -28,10 +28,10 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
-from compress.int8 import positive
-from compress.int8_products import ATTENTION, Int8Attention, ProductScales, attention_modules, configs, use
-from compress.int8_residuals import RESIDUAL, Int8Residual, mark
-from compress.quantization import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, unusable
+from compress.schemes.attention_products import ATTENTION, Int8Attention, ProductScales, attention_modules, configs, use
+from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, unusable
+from compress.schemes.int8 import positive
+from compress.schemes.residual import RESIDUAL, Int8Residual, mark
 
 KINDS = {"products": ("/qk", "/pv"), "residuals": ("/residual",)}
 """How the names of sites end, by their key in quantization.json."""
@@ -73,8 +73,9 @@ def put(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping
 
     Args:
         model: The model.
-        attention: By attention module: takes query, key, value, mask and scaling, and returns what `compress.int8_products.attend` does.
-        residuals: By layer: takes the tensor that is added to the output of the layer, and returns what is added instead.
+        attention: By attention module: takes query, key, value, mask and scaling, and returns what
+        `compress.schemes.attention_products.attend` does. residuals: By layer: takes the tensor that is added to the output of the layer,
+        and returns what is added instead.
 
     Returns:
         The handles of the hooks.
@@ -105,7 +106,7 @@ def placed(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapp
 
 
 def save_sites(folder: Path, sites: Sites) -> None:
-    """Adds sites to the files that `compress.quantization.save_quantization` wrote."""
+    """Adds sites to the files that `compress.schemes.checkpoint.save_quantization` wrote."""
     document = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
     tensors = load_file(folder / QUANTIZATION_TENSORS)
     for name, scales in sites.products.items():

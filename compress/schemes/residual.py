@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, check_finite, quantize
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, check_finite, quantize
 
 RESIDUAL = "int8_residual"
 """Name of the child of a layer that residuals go through."""
