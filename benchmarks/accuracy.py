@@ -31,7 +31,7 @@ from compress.core.progress import ConsoleProgress
 from compress.data import load_data
 from compress.evaluate import PRIMARY, load_predictions, metrics
 from compress.machine.environment import fingerprint
-from compress.model_config import label_names
+from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.splits import Data

@@ -72,7 +72,7 @@ def write_model(folder: Path, sizes: dict[str, int], vocabulary: int = VOCABULAR
     from transformers import LlamaConfig
 
     from compress.artifacts.shards import ShardWriter
-    from compress.streaming import meta_model
+    from compress.models.streaming import meta_model
 
     config = LlamaConfig(**sizes, vocab_size=vocabulary, tie_word_embeddings=False, architectures=["LlamaForCausalLM"], use_cache=False)
     model, _ = meta_model(config)

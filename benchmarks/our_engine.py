@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import writing
-from compress.data import preprocessor
 from compress.engine_process import EngineProcess
+from compress.models.preprocessor import preprocessor
 from compress.recipe import Recipe
 from compress.splits import Data
 from export.engine import EngineSpec, spec_of

@@ -26,7 +26,7 @@ from compress.evaluate import metrics
 from compress.latency import measure
 from compress.ledger import builds
 from compress.machine.environment import fingerprint
-from compress.model_config import label_names
+from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.statistics import wilson

@@ -99,7 +99,8 @@ def stepper(arguments: argparse.Namespace) -> Callable[[], None]:
     from torch import nn
     from transformers import AutoModelForSequenceClassification, BertConfig
 
-    from compress.model import forward, load
+    from compress.models.checkpoint import load
+    from compress.models.forward import forward
     from compress.train import autocast_dtype, parameter_groups
 
     torch.manual_seed(0)
@@ -128,7 +129,7 @@ def prepare(model: Any, features: dict[str, Any], kind: str) -> None:
     """Calibrates the linear layers of the encoder by the largest input of the batch, and replaces them by those of `kind`."""
     import torch
 
-    from compress.model import forward, linears
+    from compress.models.forward import forward, linears
     from compress.schemes.int8 import LayerScales, weight_scale
     from quantize.qat import insert
 

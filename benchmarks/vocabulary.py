@@ -20,11 +20,12 @@ import numpy as np
 
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
-from compress.data import load_data, preprocessor
+from compress.data import load_data
 from compress.evaluate import PRIMARY, differences, metrics, predict
 from compress.machine.environment import fingerprint
-from compress.model import load
-from compress.model_config import label_names
+from compress.models.checkpoint import load
+from compress.models.config import label_names
+from compress.models.preprocessor import preprocessor
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.standalone.preprocess import Preprocessor

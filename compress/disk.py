@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from compress.conv1d import with_linears
 from compress.core.tasks import TASKS, Task
 from compress.implicit import Evaluate, Latency
-from compress.model import linears
-from compress.model_config import auto_class, quiet, with_class
+from compress.models.conv1d import with_linears
+from compress.models.forward import linears
+from compress.models.library import quiet, with_class
+from compress.models.shapes import auto_class
 from compress.stage import Context, Stage
 from export.export import Export, ends, floating_of
 from quantize.ptq import choose_layers

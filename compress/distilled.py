@@ -25,8 +25,8 @@ from torch.nn import functional
 
 from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
-from compress.model import forward
-from compress.origin import Origin
+from compress.models.forward import forward
+from compress.models.origin import Origin
 from compress.stage import Asked, Context
 from compress.token_losses import token_divergence, token_losses
 from compress.train import Batch

@@ -21,12 +21,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from compress.core import next_token
 from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.core.tasks import TASKS, Task, facts
+from compress.machine.process import freed_memory_returned
+from compress.models.config import read_config
+from compress.models.streaming import StreamedModel, is_large, meta_model, structure_problem
+from compress.schemes.checkpoint import QUANTIZATION_JSON
+from compress.schemes.sites import load_sites
+from compress.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,9 +42,7 @@ if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
-
 STEP = 16
-
 PRIMARY: dict[Task, str] = {task: row.metric for task, row in TASKS.items()}
 """The metric that goals and the report are about."""
 
@@ -142,7 +148,7 @@ def logits_of(
     import torch
 
     from compress.machine.parallel import without_gradients
-    from compress.model import device_of, forward
+    from compress.models.forward import device_of, forward
 
     device, was_training = device_of(model), model.training
     model.eval()
@@ -230,3 +236,29 @@ def _f1_of(answered: Array, true: Array) -> float:
 
 def _ratio(numerator: float, denominator: float) -> float:
     return numerator / denominator if denominator else 0.0
+
+
+def predicts_streamed(folder: Path, task: Task) -> bool:
+    """Whether `predict` takes the place of a model in memory: for a language model that is large and can be streamed."""
+    if TASKS[task].answer != "tokens" or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
+        return False
+    return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
+
+
+def predict_streamed(
+    folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
+) -> NDArray[Any]:
+    """Does what `compress.evaluate.predict` does, for a checkpoint in its files; see there."""
+
+    model = StreamedModel(folder)
+    with freed_memory_returned(), torch.inference_mode():
+        batches, _ = model.batches(preprocessor, rows, scratch, batch_size)
+        order = range(len(model))
+        for index in progress.track(order, "predict", len(model)) if progress else order:
+            with model.layer(index) as layer:
+                for batch in batches:
+                    batch.hidden.copy_(model.run(index, layer, batch.inputs))
+        answers = (
+            (batch.indices, kept(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy())) for batch in batches
+        )
+        return gathered(answers, len(rows))

@@ -72,9 +72,9 @@ class Finetune(Stage):
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
         from compress.core.errors import InputError
-        from compress.data import preprocessor
         from compress.evaluate import PRIMARY
-        from compress.model import load, save
+        from compress.models.checkpoint import load, save
+        from compress.models.preprocessor import preprocessor
         from compress.train import TrainConfig, autocast_dtype, train, training_device
 
         if self.label_smoothing and context.task == "text-regression":
@@ -121,7 +121,7 @@ def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
     """Returns the objective of learning from labels: cross entropy, of every next token for generation, or squared error for regression."""
     from torch.nn import functional
 
-    from compress.model import forward
+    from compress.models.forward import forward
     from compress.token_losses import token_losses
     from compress.train import Batch
 

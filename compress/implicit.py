@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
-from compress.data import preprocessor
 from compress.evaluate import PRIMARY, metrics, num_predictions, predict, save_predictions
-from compress.model import import_model, source_digest
-from compress.model_config import ModelConfig, read_config
+from compress.models.config import ModelConfig, read_config
+from compress.models.importing import import_model, source_digest
+from compress.models.preprocessor import preprocessor
+from compress.models.tokenizer import TrainTokenizer, settled
 from compress.stage import Context, Stage
-from compress.tokenizer import TrainTokenizer, settled
 
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
@@ -51,14 +51,15 @@ class Evaluate(Stage):
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes logits and labels to `torch.safetensors` and returns the metrics and their n."""
-        from compress import streaming
-        from compress.model import count, load
+        from compress import evaluate
+        from compress.models.checkpoint import load
+        from compress.models.size import count
 
         split = context.data.evaluation
         processor = preprocessor(parent.path, context.task, context.max_length, context.target)
-        if streaming.predicts_streamed(parent.path, context.task):
+        if evaluate.predicts_streamed(parent.path, context.task):
             model = read_config(parent.path, "checkpoint")
-            logits = streaming.predict(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
+            logits = evaluate.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
         else:
             model = load(parent.path)
             logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)

@@ -16,9 +16,12 @@ import numpy as np
 from compress.core.errors import InputError, nearest
 
 UNLABELLED = "-1"
+
+
 SHOWN_PROBLEMS = 3
+
+
 LARGEST = float(np.finfo(np.float32).max)
-SCORE: tuple[str, ...] = ("score",)
 
 
 class Labelled(Protocol):

@@ -33,14 +33,16 @@ from compress.implicit import Evaluate, Latency, Source
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
-from compress.model import check_model, count, source_digest
-from compress.model_config import ModelConfig, label_names, some
-from compress.model_files import find
+from compress.models.config import ModelConfig, label_names
+from compress.models.files import find
+from compress.models.importing import check_model, source_digest
+from compress.models.library import some
+from compress.models.size import count
+from compress.models.tokenizer import settled
 from compress.recipe import Recipe, check, dump
 from compress.splits import Data
 from compress.stage import Context, Stage, input_named, is_model, teachers_named
 from compress.timing import Timer
-from compress.tokenizer import settled
 from distill.injected import Injected
 from distill.teacher import FITTING, about
 from export.export import Export

@@ -17,11 +17,12 @@ from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS, num_classes
 from compress.disk import Variant, predicted_bytes
 from compress.implicit import Evaluate
-from compress.model import Counts, check_model, count
+from compress.models.importing import check_model
+from compress.models.size import Counts, count
+from compress.models.tokenizer import settled
 from compress.pipeline import cache_key, checkpoint_named, is_variant, plan_steps, prepare, teachers_of
 from compress.recipe import Recipe
 from compress.stage import Context, Stage, input_named, lines
-from compress.tokenizer import settled
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from compress.core.errors import InputError
 from compress.standalone.preprocess import Row
 
 if TYPE_CHECKING:
-    from compress.tokenizer import TrainedTokenizer
+    from compress.models.tokenizer import TrainedTokenizer
 
 SELECTION_SHARE = 0.05
 SELECTION_ROWS = (200, 2000)

@@ -23,10 +23,9 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.next_token import Block, labels_of
-from compress.model_config import load_tokenizer
+from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
 from compress.sources import DataConfig, Sources, read_sources
 from compress.splits import Data, Split, divide
-from compress.tokenizer import TrainedTokenizer, TrainTokenizer, pieces, train_bpe
 
 TEST_SHARE = 0.1
 Log = Callable[[str], None]

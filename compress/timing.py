@@ -106,7 +106,7 @@ class Timer:
 
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
         """Builds one engine in `folder`; returns how to open it, in the mode that is recommended."""
-        from compress.data import preprocessor
+        from compress.models.preprocessor import preprocessor
         from export.engine import spec_of, torch_spec
         from export.schemes import DYNAMIC, precision_of, refusal, runtime_options, write_graphs
 

@@ -28,12 +28,12 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from compress.blocks import repeated_blocks
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.machine.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
-from compress.model import device_of
+from compress.models.blocks import repeated_blocks
+from compress.models.forward import device_of
 from compress.training_rows import Rows, plan_epoch
 from compress.training_state import State, read_state, seeded, weights_digest, write_state
 from compress.zeros import NOTE, zeros_held

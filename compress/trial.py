@@ -80,8 +80,8 @@ class Trial:
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
         """Asks the model as it is; calibration rows stand in where there is no selection row, which the log says."""
-        from compress.data import preprocessor
         from compress.evaluate import finely
+        from compress.models.preprocessor import preprocessor
 
         split = context.data.selection
         rows, count = split.rows, TRIAL_ROWS

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.blocks import between_blocks, repeated_blocks
 from compress.core.errors import InputError
-from compress.origin import Origin
+from compress.models.blocks import between_blocks, repeated_blocks
+from compress.models.origin import Origin
 
 CAPTURING = "capturing_sdpa"
 

@@ -134,8 +134,8 @@ class Distill(ModelStage):
 
     def depends(self, context: Context) -> Any:
         """The contents of another checkpoint that is the student, and of further text."""
-        from compress.model import source_digest
-        from compress.model_config import ModelConfig
+        from compress.models.config import ModelConfig
+        from compress.models.importing import source_digest
         from distill.plain_text import digest, read_plain
 
         found: dict[str, str] = {}
@@ -191,7 +191,7 @@ class Distill(ModelStage):
         Raises:
             InputError: They do not.
         """
-        from compress.model_config import check_length
+        from compress.models.config import check_length
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -273,11 +273,11 @@ class Distill(ModelStage):
         Raises:
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
-        from compress.blocks import repeated_blocks
-        from compress.data import preprocessor
         from compress.evaluate import PRIMARY
         from compress.machine.parallel import shard
-        from compress.model import load, save
+        from compress.models.blocks import repeated_blocks
+        from compress.models.checkpoint import load, save
+        from compress.models.preprocessor import preprocessor
         from compress.train import TrainConfig, autocast_dtype, train, training_device
         from distill.steps import Steps
         from distill.student import build

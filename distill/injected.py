@@ -2,8 +2,8 @@
 
 Those stages do not know this package: the pipeline hands `Injected` over to them (`compress.stage.Losses`), and they say what they want
 by name (`compress.distilled.Taught`). What becomes of it is what the stage `distill` would make of the same keys, with one thing more: of
-a teacher whose parts the student is made of only those parts are seen (`compress.origin`), so that every layer, channel and head learns
-from the one that it was. There layers are counted among those that are left. Left out: rows of their own (`extra_text`, `augment`,
+a teacher whose parts the student is made of only those parts are seen (`compress.models.origin`), so that every layer, channel and head
+learns from the one that it was. There layers are counted among those that are left. Left out: rows of their own (`extra_text`, `augment`,
 `corpus`), several teachers.
 """
 

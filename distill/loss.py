@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.model_files import SHAPE_KEY
+from compress.models.own_shape import SHAPE_KEY
 from compress.train import Batch
 from distill.capture import Captured, Wanted
 from distill.schedules import Ramp, always_zero, smallest

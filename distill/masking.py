@@ -23,7 +23,7 @@ from torch import Tensor
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.model_config import load_tokenizer
+from compress.models.tokenizer import load_tokenizer
 
 
 class Augment(Config):

@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.model import device_of
+from compress.models.forward import device_of
 from compress.training_rows import ByLength, Rows
 from distill.capture import Capture, Wanted
 from distill.hard_target import hard_target

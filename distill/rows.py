@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from compress.model_config import load_tokenizer
+from compress.models.tokenizer import load_tokenizer
 from compress.splits import Data, Split, hold_out
 from distill.plain_text import PlainText, new_rows, packed, read_plain
 

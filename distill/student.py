@@ -29,26 +29,20 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from compress.attention_layers import probe
-from compress.blocks import repeated_blocks, states_of, with_layers
-from compress.conv1d import with_linears
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import Task
-from compress.model import device_of, import_model, load
-from compress.model_config import (
-    OWN_KEYS,
-    REFUSED,
-    ModelConfig,
-    auto_class,
-    check_task,
-    one_line,
-    quiet,
-    read_config,
-    task_classes,
-    with_class,
-)
-from compress.model_files import SHAPE_KEY, find
+from compress.models.attention import probe
+from compress.models.blocks import repeated_blocks, states_of, with_layers
+from compress.models.checkpoint import load
+from compress.models.config import OWN_KEYS, ModelConfig, check_task, read_config
+from compress.models.conv1d import with_linears
+from compress.models.files import find
+from compress.models.forward import device_of
+from compress.models.importing import import_model
+from compress.models.library import REFUSED, one_line, quiet, task_classes, with_class
+from compress.models.own_shape import SHAPE_KEY
+from compress.models.shapes import auto_class
 from compress.stage import Context
 from distill.width import narrow, with_widths
 

@@ -24,8 +24,8 @@ from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.distilled import tokens_of
 from compress.machine.parallel import ALONE, Team, without_gradients
-from compress.model import device_of, forward
-from compress.origin import Origin
+from compress.models.forward import device_of, forward
+from compress.models.origin import Origin
 from compress.standalone.preprocess import GENERATION
 from compress.train import Batch, autocast_dtype
 from compress.training_rows import CHUNK, Rows

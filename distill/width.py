@@ -23,13 +23,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.attention_layers import Attention, find_attentions, out_axis
-from compress.axes import Axes, axes_of, key_of, size_of
-from compress.blocks import repeated_blocks
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
-from compress.model_files import SHAPE_KEY
-from compress.structure import head_axes
+from compress.models.attention import Attention, find_attentions, out_axis
+from compress.models.axes import Axes, axes_of, key_of, size_of
+from compress.models.blocks import repeated_blocks
+from compress.models.conv1d import with_linears
+from compress.models.own_shape import SHAPE_KEY
+from compress.models.structure import head_axes
 
 
 def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | None, key: str) -> Any:

@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from compress.artifacts.artifact import write_json
-from compress.model_config import quiet
-from compress.model_files import SHAPE_KEY
+from compress.models.library import quiet
+from compress.models.own_shape import SHAPE_KEY
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, Scales, load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import HIGH, LOW, Int4Scales
@@ -53,7 +53,7 @@ def obstacle(checkpoint: Path) -> str | None:
     if document.get("products") or document.get("residuals"):
         return "it has no word for int8 attention and residuals; quantize with attention: false and residual: false"
     if SHAPE_KEY in json.loads((checkpoint / "config.json").read_text(encoding="utf-8")):
-        return "its layers differ in size, as pruning left them, and only compress.model.load builds such a shape"
+        return "its layers differ in size, as pruning left them, and only compress.models.checkpoint.load builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
         if not isinstance(modules.get(name), nn.Linear):

@@ -195,7 +195,7 @@ class _Exporter:
             rest: The setting `float_precision`.
             answers: What OpenVINO's static engines answered to the trial rows so far; added to.
         """
-        from compress.data import preprocessor
+        from compress.models.preprocessor import preprocessor
 
         self.build, self.context, self.out, self.answers = build, context, out, answers
         self.rest: FloatPrecision | Literal["auto"] = rest if _has_bf16(context) else "fp32"

@@ -13,7 +13,8 @@ layers again:
 
 Batch is dynamic, for text the sequence too. For quantized checkpoints this is the float model on grid weights; `export.qdq` makes it int8.
 
-A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear (`compress.conv1d`).
+A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear
+(`compress.models.conv1d`).
 
 Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
 exporter refuses those itself.
@@ -36,9 +37,11 @@ from onnx import helper
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from compress.conv1d import with_linears
 from compress.core.tasks import Task
-from compress.model_config import auto_class, quiet, read_config
+from compress.models.config import read_config
+from compress.models.conv1d import with_linears
+from compress.models.library import quiet
+from compress.models.shapes import auto_class
 from compress.standalone.preprocess import GENERATION, Preprocessor
 from export.experts import make_exportable
 

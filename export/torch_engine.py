@@ -1,6 +1,6 @@
 """torch as an engine: the baseline that speed-ups are measured against, and the reference that other engines have to agree with.
 
-    eager      the checkpoint as `compress.model.load` gives it
+    eager      the checkpoint as `compress.models.checkpoint.load` gives it
     compiled   the same through torch.compile, once for each shape; it needs a C++ compiler
 
 A quantized checkpoint asked for in fp32 or bf16 runs as the float model on its grid weights: its int8 layers are not put in place.
@@ -18,10 +18,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
-from compress.model import forward, load
-from compress.model_config import auto_class, quiet, read_config
+from compress.models.checkpoint import load
+from compress.models.config import read_config
+from compress.models.conv1d import with_linears
+from compress.models.forward import forward
+from compress.models.library import quiet
+from compress.models.shapes import auto_class
 from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec, Features, Logits
 

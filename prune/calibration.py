@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from compress.data import preprocessor
-from compress.model import device_of
+from compress.models.forward import device_of
+from compress.models.preprocessor import preprocessor
 from compress.stage import Context
 from compress.train import Batch
 from compress.training_rows import Rows

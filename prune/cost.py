@@ -17,8 +17,8 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor, nn
 
-from compress.axes import Axis
-from compress.structure import Sizes, Structure
+from compress.models.axes import Axis
+from compress.models.structure import Sizes, Structure
 
 Measure = Literal["macs", "parameters", "latency"]
 Component = Literal["heads", "ffn", "experts"]

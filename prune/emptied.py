@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from prune.places import Places
 
 

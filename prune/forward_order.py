@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.blocks import repeated_blocks
 from compress.core.errors import InputError
-from compress.padding import real_rows
+from compress.models.blocks import repeated_blocks
+from compress.models.padding import real_rows
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from prune.cost import Component
 from prune.places import Places
 

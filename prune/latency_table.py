@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from compress.structure import Sizes
+from compress.models.structure import Sizes
 
 DEPTHS = (2, 6)
 POINTS = 6

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from torch import nn
 
 from compress.distilled import Taught
-from compress.origin import Origin
+from compress.models.origin import Origin
 from compress.stage import Asked, Context
 from compress.train import Objective, steps_in, training_device
 from prune.cost import Costs

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from compress.blocks import states_given, states_of
-from compress.structure import Structure
+from compress.models.blocks import states_given, states_of
+from compress.models.structure import Structure
 from prune.gates import Where
 from prune.places import Places
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.attention_layers import is_layer
-from compress.structure import Structure
+from compress.models.attention import is_layer
+from compress.models.structure import Structure
 
 
 @dataclass(frozen=True)

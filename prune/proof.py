@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.model import device_of, forward
-from compress.structure import Structure
+from compress.models.forward import device_of, forward
+from compress.models.structure import Structure
 from compress.train import Batch
 from prune.masks import Gate, masked
 from prune.places import Places

@@ -21,12 +21,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from compress.artifacts.artifact import Artifact, writing
-from compress.blocks import with_layers
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.origin import Origin
+from compress.models.blocks import with_layers
+from compress.models.origin import Origin
+from compress.models.structure import Sizes, Structure
 from compress.stage import Asked, Context, ModelStage, TimedPrecision, is_model
-from compress.structure import Sizes, Structure
 from prune.allocation import uniform
 from prune.cost import Cost, Costs, Measure, count_of
 from prune.cubic import cubic
@@ -200,7 +200,7 @@ class Prune(ModelStage):
         Of an allocation that depends on data it is that of a uniform one. Milliseconds count as multiply-accumulates, and of a time that is
         asked for it is not known which share it is: half, or as much as can go.
         """
-        from compress.architecture import with_sizes
+        from compress.models.shapes import with_sizes
 
         kept, sizes = self.planned(config)
         return with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key)
@@ -209,7 +209,7 @@ class Prune(ModelStage):
         """Returns what a uniform allocation keeps, by number rather than by importance, and the sizes before."""
         import torch
 
-        from compress.architecture import on_meta
+        from compress.models.shapes import on_meta
 
         model = on_meta(config)
         structure = Structure.of(model, self.key)
@@ -259,7 +259,7 @@ class Prune(ModelStage):
         Raises:
             InputError: Not so much can be taken away, the tokenizer cannot be cut, or training failed.
         """
-        from compress.model import load, save
+        from compress.models.checkpoint import load, save
 
         source, cut = self._cut_vocabulary(parent, context)
         model = load(source)
@@ -305,7 +305,7 @@ class Prune(ModelStage):
         Raises:
             InputError: Something in it does not follow what is taken away.
         """
-        from compress.architecture import on_meta, with_sizes
+        from compress.models.shapes import on_meta, with_sizes
 
         kept, sizes = self.planned(config)
         large = on_meta(config)
@@ -344,8 +344,8 @@ class Prune(ModelStage):
         """
         if "vocabulary" not in self.granularity:
             return parent.path, {}
-        from compress.data import preprocessor
-        from compress.model import load, save
+        from compress.models.checkpoint import load, save
+        from compress.models.preprocessor import preprocessor
         from prune.vocabulary import cut_vocabulary, write_tokenizer
 
         model, data = load(parent.path), context.data

@@ -23,13 +23,13 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from compress.blocks import between_blocks, repeated_blocks
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.distilled import Distilled, Learner, Taught, attention_as_before, check_taught, taught
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
-from compress.model_config import read_config
-from compress.origin import Origin, same_shape
+from compress.models.blocks import between_blocks, repeated_blocks
+from compress.models.config import read_config
+from compress.models.origin import Origin, same_shape
 from compress.stage import Asked, Context
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 
@@ -166,8 +166,8 @@ def recover(
     Raises:
         InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
     """
-    from compress.data import preprocessor
-    from compress.model import load
+    from compress.models.checkpoint import load
+    from compress.models.preprocessor import preprocessor
 
     assert context.teacher is not None, "the pipeline hands over the teacher"
     device, folder = training_device(), context.teacher.path

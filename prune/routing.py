@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from compress.train import Batch
 from prune.places import Places, token_mask
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from compress.train import Batch, Objective
 from prune.activation import activation, turning
 from prune.cost import Component, count_of

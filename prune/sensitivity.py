@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from prune.allocation import Part, top
 from prune.cost import Component, count_of
 from prune.places import Places

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from compress.axes import Axis
-from compress.structure import Structure
+from compress.models.axes import Axis
+from compress.models.structure import Structure
 from prune.cost import Component, count_of
 
 

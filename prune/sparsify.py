@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from compress.artifacts.artifact import Artifact, write_json, writing
-from compress.blocks import repeated_blocks
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
-from compress.origin import Origin
+from compress.models.blocks import repeated_blocks
+from compress.models.origin import Origin
+from compress.models.structure import Structure
 from compress.stage import Asked, Context, ModelStage, is_model
-from compress.structure import Structure
 from compress.train import History, Objective
 from compress.zeros import block_linears, keep_zeros
 from prune.calibration import calibration_batches
@@ -207,7 +207,7 @@ class Sparsify(ModelStage):
             InputError: It is no stack of blocks, a pattern of names matches nothing, blocks cannot make so many zeros, or the teacher does
                 not fit.
         """
-        from compress.architecture import on_meta
+        from compress.models.shapes import on_meta
 
         self._check_share(self.layers_of(on_meta(config)))
         for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):
@@ -281,7 +281,7 @@ class Sparsify(ModelStage):
         Raises:
             InputError: The model is no stack of blocks, blocks cannot make so many zeros, its input is not finite, or training failed.
         """
-        from compress.model import save
+        from compress.models.checkpoint import save
 
         model, figures = self._zeroed(parent.path, context)
         layers = self.layers_of(model)
@@ -310,7 +310,7 @@ class Sparsify(ModelStage):
 
     def _zeroed(self, source: Path, context: Context) -> tuple[nn.Module, dict[str, Any]]:
         """Returns the model with its zeros, before it is trained again, and the figures of that; a finished one from the scratch folder."""
-        from compress.model import load, save
+        from compress.models.checkpoint import load, save
 
         folder = context.scratch / ZEROED
         if (folder / FIGURES).is_file():

@@ -22,10 +22,10 @@ from torch import nn
 from compress.artifacts.artifact import write_json, writing
 from compress.evaluate import PRIMARY
 from compress.finetune import supervised
-from compress.model import load, save
-from compress.origin import Origin
+from compress.models.checkpoint import load, save
+from compress.models.origin import Origin
+from compress.models.structure import Structure
 from compress.stage import Context
-from compress.structure import Structure
 from compress.train import training_device
 from compress.trial import Trial
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform

@@ -10,8 +10,8 @@
 All but `hidden` are exact: the small model computes what the large one does with zeros in the columns that read what is gone. Norms average
 over the channels that are left, so a narrower model is that of norms which do so too. What is kept stays in its order.
 
-The axes come from `compress.structure`, the config from `compress.architecture`. Left out: single numbers of heads, whole attentions or
-FFNs of a block, neurons of single experts.
+The axes come from `compress.models.structure`, the config from `compress.models.shapes`. Left out: single numbers of heads, whole
+attentions or FFNs of a block, neurons of single experts.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from compress.architecture import remade, with_sizes
-from compress.axes import Axis
-from compress.blocks import with_layers
 from compress.core.errors import InputError
-from compress.structure import Sizes, Structure
+from compress.models.axes import Axis
+from compress.models.blocks import with_layers
+from compress.models.shapes import remade, with_sizes
+from compress.models.structure import Sizes, Structure
 from prune.vocabulary import with_vocabulary
 
 
@@ -73,7 +73,7 @@ def shrink(model: nn.Module, structure: Structure, kept: Kept, key: str) -> nn.M
     """Returns the small model, in evaluation mode on the CPU; the large one is left as it is.
 
     Args:
-        model: A Transformers model as `compress.model.load` gives it.
+        model: A Transformers model as `compress.models.checkpoint.load` gives it.
         structure: Its structure.
         kept: What is kept of it.
         key: Key path in the recipe, for messages.

@@ -24,14 +24,14 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import digest, write_json, writing
-from compress.blocks import with_layers
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.latency import Shape
 from compress.machine.environment import cache_folder
+from compress.models.blocks import with_layers
+from compress.models.structure import Sizes, Structure
 from compress.stage import Context, TimedPrecision
-from compress.structure import Sizes, Structure
 from prune.cost import Component, count_of
 from prune.latency_table import LatencyTable, grid, points
 from prune.surgery import Kept
@@ -163,7 +163,7 @@ class Timing:
 
     def _config(self, sizes: Sizes, depth: int, heads: int, ffn: int, key: str) -> Any:
         """Returns the config of a model of equal blocks."""
-        from compress.architecture import with_sizes
+        from compress.models.shapes import with_sizes
 
         group = sizes.heads[0] // sizes.key_value_heads[0]
         block = min(range(len(sizes.heads)), key=lambda number: -sizes.key_value_heads[number])
@@ -176,8 +176,8 @@ class Timing:
         return with_sizes(with_layers(self.model.config, [block] * depth), equal, key)
 
     def _write(self, config: Any, folder: Path) -> Path:
-        from compress.architecture import remade
-        from compress.model import save
+        from compress.models.checkpoint import save
+        from compress.models.shapes import remade
 
         with writing(folder) as temporary:
             save(remade(self.model, config), self.source, temporary, "Random weights, to be timed")
@@ -259,7 +259,7 @@ class Ruler:
             sizes: Those of the model.
             key: Key path of the stage, for messages.
         """
-        from compress.architecture import with_sizes
+        from compress.models.shapes import with_sizes
 
         small = with_sizes(with_layers(model.config, kept.layers), kept.sizes(sizes), key)
         whole, measured = self.timing.of([self.whole, small])

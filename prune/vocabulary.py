@@ -27,10 +27,10 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from compress.architecture import on_meta
 from compress.artifacts.artifact import write_json
-from compress.axes import axes_of
 from compress.core.errors import InputError
+from compress.models.axes import axes_of
+from compress.models.shapes import on_meta
 from compress.standalone.preprocess import Preprocessor, Row
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")

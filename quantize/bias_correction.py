@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from compress.padding import real_rows
+from compress.models.padding import real_rows
 from compress.schemes.checkpoint import Scales
 from compress.trial import place
 

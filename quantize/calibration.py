@@ -42,7 +42,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.padding import real_rows
+from compress.models.padding import real_rows
 from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
 
 BINS = 8192

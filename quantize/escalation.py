@@ -75,7 +75,7 @@ def ladder(stage: Quantize, max_drop: float) -> dict[str, Quantize]:
 
 def escalate(stage: Quantize, parent: Artifact, context: Context) -> Quantized:
     """Takes the steps of the ladder until one keeps within the goal; returns it, or the one that loses least."""
-    from compress.model import load
+    from compress.models.checkpoint import load
 
     limit = budget_of(context)
     rows = context.data.calibration(stage.calibration.rows, context.seed).rows

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.attention_layers import tensors_in
-from compress.stored_linear import StoredLinear
+from compress.models.attention import tensors_in
+from compress.models.stored_linear import StoredLinear
 from quantize.calibration import Observed
 
 RESHAPING = frozenset(

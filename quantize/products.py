@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.progress import Progress
-from compress.padding import real_rows
+from compress.models.padding import real_rows
 from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
 from compress.schemes.checkpoint import Scales
 from compress.schemes.sites import Sites, placed

@@ -82,7 +82,7 @@ def divide(layers: Mapping[str, nn.Linear], observed: Observed[Histogram], key: 
 
 def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
     """Yields rows batch by batch as the model takes them, and shows a bar of that label; none for an empty one."""
-    from compress.data import preprocessor
+    from compress.models.preprocessor import preprocessor
 
     processor = preprocessor(checkpoint, context.task, context.max_length, context.target)
     with context.progress.bar(label, len(rows)) if label else nullcontext(lambda steps: None) as advance:
@@ -150,9 +150,11 @@ def write_checkpoint(
     model: nn.Module, source: Path, out: Path, scales: Mapping[str, Scales], kept: Mapping[str, str], what: str = "int8 (w8a8)"
 ) -> None:
     """Writes a quantized checkpoint: grid weights in a stock Transformers folder, scales beside them."""
-    from compress.model import save
+    from compress.models.checkpoint import save
 
-    save(model, source, out, f"Quantized to {what} after training: {len(scales)} linear layers; load it with compress.model.load")
+    save(
+        model, source, out, f"Quantized to {what} after training: {len(scales)} linear layers; load it with compress.models.checkpoint.load"
+    )
     save_quantization(out, scales, kept)
 
 

@@ -46,7 +46,7 @@ from compress.core.tasks import TASKS
 from compress.distilled import Learner, Taught, attention_as_before, taught
 from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
-from compress.origin import Origin, same_shape
+from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.stage import Asked, Context
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
@@ -319,8 +319,8 @@ def learn(
     Raises:
         InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
     """
-    from compress.data import preprocessor
-    from compress.model import load
+    from compress.models.checkpoint import load
+    from compress.models.preprocessor import preprocessor
 
     model.to(training_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint

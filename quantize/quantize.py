@@ -20,7 +20,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from compress.artifacts.artifact import Artifact
 from compress.core.config import Config
 from compress.distilled import check_taught
-from compress.origin import same_shape
+from compress.models.origin import same_shape
 from compress.schemes.checkpoint import Scheme
 from compress.schemes.int8 import LayerScales, weight_bits
 from compress.schemes.sites import save_sites
@@ -248,7 +248,8 @@ class Quantize(ModelStage):
 
     def quantize(self, parent: Artifact, context: Context) -> Quantized:
         """Quantizes the model of `parent` in memory, by the mode ptq or qat; see `run`."""
-        from compress.model import forward, linears, load
+        from compress.models.checkpoint import load
+        from compress.models.forward import forward, linears
 
         name, model = self.id or self.NAME, load(parent.path)
         layers, kept = choose_layers(model, linears(model), self.exclude, f"stages.{name}.exclude")

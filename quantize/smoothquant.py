@@ -28,8 +28,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from compress.models.stored_linear import WeightParts
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, levels, on_grid, quantize, token_scale, weight_scale
-from compress.stored_linear import WeightParts
 from quantize.calibration import Observed, input_scale
 from quantize.folding import Fold, Group, groups, rescale
 

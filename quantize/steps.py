@@ -71,7 +71,7 @@ class Steps:
 
     def shift(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Equalizes and smooths the float model; returns what inputs have to be divided by, and the figures of both."""
-        from compress.model import forward
+        from compress.models.forward import forward
 
         smoothing = self.stage.smoothing
         if not self.stage.equalization and smoothing is None:
@@ -93,7 +93,7 @@ class Steps:
         self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns the scales of the weights, and the figures of AWQ, which folds factors into the float model."""
-        from compress.model import forward
+        from compress.models.forward import forward
 
         if not self.stage.awq:
             return weight_scales(self.stage.scheme, layers, self.bits, self.stage.group_size, smoothed), {}
@@ -118,7 +118,7 @@ class Steps:
 
     def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
         """Returns the layers with their weights rounded, or as they are where the nearest integer will do; and the figures."""
-        from compress.model import forward
+        from compress.models.forward import forward
 
         method = self.stage.rounding
         if method == "nearest":
@@ -133,7 +133,7 @@ class Steps:
 
     def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, Any]:
         """Corrects the biases where asked to, and undoes it where that was no good; returns the figures."""
-        from compress.model import forward
+        from compress.models.forward import forward
 
         if not self.stage.bias_correction:
             return {}
@@ -201,7 +201,7 @@ class Steps:
 
     def sites(self, scales: Mapping[str, Scales], calibrator: Method | None, scan: Mapping[str, Any]) -> tuple[Sites, dict[str, Any]]:
         """Returns what is int8 beside the linear layers, and the figures; a scan of the layers gets the sites among its rows."""
-        from compress.model import forward
+        from compress.models.forward import forward
 
         if not (self.stage.attention or self.stage.residual):
             return Sites(), {}
@@ -227,6 +227,6 @@ class Steps:
         return sites, figures
 
     def _folds(self) -> list[Fold]:
-        from compress.model import forward
+        from compress.models.forward import forward
 
         return find_folds(self.model, {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}, forward)

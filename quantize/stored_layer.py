@@ -31,11 +31,11 @@ from torch import Tensor, nn
 
 from compress.artifacts.shards import ShardWriter
 from compress.machine.process import trim_memory
+from compress.models.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
+from compress.models.streaming import HIDDEN, Batch, StreamedModel
 from compress.schemes.checkpoint import Scheme
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int8 import quantize
-from compress.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
-from compress.streaming import HIDDEN, Batch, StreamedModel
 from quantize.adaround import adaround
 from quantize.awq import awq
 from quantize.calibration import Histogram, Method, Observed, collect

@@ -3,10 +3,10 @@
     embeddings, last norm, head       copied as they are stored
     each decoder layer                `stored_layer`: observe, shift, round, write, move the hidden states on
 
-Memory beside the hidden states of the calibration rows does not grow with the model (`compress.streaming`), so that a model may be larger
-than memory. What comes out has the form that quantizing in memory gives; to the nearest without ranges the bytes are the same, but for the
-type of the weights, which is that in which they were stored. Rounding to nearest without ranges or smoothing needs no rows at all, and
-then the figures have no largest inputs.
+Memory beside the hidden states of the calibration rows does not grow with the model (`compress.models.streaming`), so that a model may be
+larger than memory. What comes out has the form that quantizing in memory gives; to the nearest without ranges the bytes are the same, but
+for the type of the weights, which is that in which they were stored. Rounding to nearest without ranges or smoothing needs no rows at all,
+and then the figures have no largest inputs.
 
 Left out: training, equalization, bias correction, int8 attention and residuals, sensitivity and what is chosen by it, calibration by trial,
 ranges on selection rows: they go through the whole model many times.
@@ -22,11 +22,11 @@ from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.process import freed_memory_returned
-from compress.model_config import read_config
-from compress.model_files import TEXT_FILES, copy_files
+from compress.models.config import read_config
+from compress.models.files import TEXT_FILES, copy_files
+from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
 from compress.stage import Context
-from compress.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from quantize.awq import describe as describe_awq
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.schemes import NUMBERS
@@ -86,8 +86,8 @@ def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context
     Raises:
         InputError: The model cannot be streamed, `exclude` matches nothing, no layer is left, or an input holds NaN or infinity.
     """
-    from compress.data import preprocessor
-    from compress.model import linears
+    from compress.models.forward import linears
+    from compress.models.preprocessor import preprocessor
 
     name, settings = stage.id or stage.NAME, settings_of(stage, context)
     with freed_memory_returned():
@@ -155,4 +155,4 @@ def _copy_rest(source: Path, out: Path, summary: str) -> None:
     """Copies config and tokenizer, and writes the model card."""
     copy_files(source, out, FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
-    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with compress.model.load\n", encoding="utf-8")
+    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with compress.models.checkpoint.load\n", encoding="utf-8")

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 from compress.core.next_token import labels_of
-from compress.model_config import quiet
+from compress.models.library import quiet
 from compress.splits import Data, Split
 
 LENGTH, VOCABULARY = 12, 64

@@ -15,14 +15,10 @@ from typing import Any
 from compress.core.errors import InputError
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "tf_model.h5", "flax_model.msgpack")
-
-
 CONVERT = (
     'python -c "from transformers import AutoModelForSequenceClassification as M, AutoTokenizer as T; '
     "M.from_pretrained('{0}').save_pretrained('{0}-safetensors'); T.from_pretrained('{0}').save_pretrained('{0}-safetensors')\""
 )
-
-
 FLOATS = {"F64", "F32", "F16", "BF16"}
 
 

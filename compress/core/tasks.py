@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
+SCORE: tuple[str, ...] = ("score",)
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,8 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grey 8 x 8 ViT of 2 layers with 3 labels; never written to."""
-    from compress.model import import_model
-    from compress.model_config import ModelConfig
+    from compress.models.config import ModelConfig
+    from compress.models.importing import import_model
 
     folder = tmp_path_factory.mktemp("tiny_vit")
     import_model(ModelConfig(config=VIT, init="random", task="image-classification"), ("a", "b", "c"), 0, folder)

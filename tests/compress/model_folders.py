@@ -10,8 +10,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from compress.core.errors import InputError
-from compress.model import import_model
-from compress.model_config import ModelConfig
+from compress.models.config import ModelConfig
+from compress.models.importing import import_model
 
 LABELS = ("negative", "positive")
 

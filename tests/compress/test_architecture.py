@@ -14,12 +14,15 @@ import transformers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compress.architecture import read_own, remade, sizes_of, with_sizes
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.model import count, load, save
-from compress.model_config import auto_class, read_config, with_class
+from compress.models.checkpoint import load, save
+from compress.models.config import read_config
+from compress.models.conv1d import with_linears
+from compress.models.library import with_class
+from compress.models.own_shape import read_own
+from compress.models.shapes import auto_class, remade, sizes_of, with_sizes
+from compress.models.size import count
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
@@ -121,7 +124,9 @@ def test_transformers_alone_says_what_to_call(kind: str, tmp_path: Path) -> None
         "model_type": kind, "head_dim": 4, "heads": [1, 4], "key_value_heads": [1, 4], "scaling": [0.5, 0.5], "ffn": [24, 24]
     }  # fmt: skip
     for auto in (transformers.AutoModel, transformers.AutoConfig):
-        with pytest.raises(ValueError, match=rf"model type `{kind}, in a shape of its own: load it with compress.model.load\(folder\)`"):
+        with pytest.raises(
+            ValueError, match=rf"model type `{kind}, in a shape of its own: load it with compress.models.checkpoint.load\(folder\)`"
+        ):
             auto.from_pretrained(folder)
     with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
         getattr(transformers, type(load(folder)).__name__).from_pretrained(folder)

@@ -11,8 +11,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.pytorch_utils import Conv1D
 
-from compress.conv1d import stock_state, with_linears
-from compress.model import forward, linears, load, save
+from compress.models.checkpoint import load, save
+from compress.models.conv1d import stock_state, with_linears
+from compress.models.forward import forward, linears
 from tests.compress import tiny_gpt
 
 IDS = torch.arange(12).reshape(2, 6)

@@ -16,8 +16,9 @@ from compress import evaluate
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS
-from compress.data import preprocessor
-from compress.model import forward, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward
+from compress.models.preprocessor import preprocessor
 
 
 def rows_of_classes(num_classes: int) -> st.SearchStrategy[tuple[np.ndarray, np.ndarray]]:

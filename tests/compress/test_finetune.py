@@ -16,7 +16,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.evaluate import metrics, predict
 from compress.finetune import Finetune, supervised
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.splits import Data, Split
 from compress.stage import Context
 from compress.train import Batch, _rows_digest

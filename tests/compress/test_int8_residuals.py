@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
+from compress.models.conv1d import with_linears
 from compress.schemes.residual import RESIDUAL, Int8Residual, LayerOutput, mark
 from compress.schemes.sites import placed
 from tests.compress import tiny_transformers as tiny

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.schemes.attention_products import ATTENTION, IMPLEMENTATION, ProductScales
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import LayerScales, on_grid, weight_scale

@@ -12,10 +12,13 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from compress import language_models
 from compress.core.errors import InputError
-from compress.model import forward, import_model, load
-from compress.model_config import ModelConfig, quiet
+from compress.models import causal
+from compress.models.checkpoint import load
+from compress.models.config import ModelConfig
+from compress.models.forward import forward
+from compress.models.importing import import_model
+from compress.models.library import quiet
 from tests import tiny_language_models as tiny
 
 IDS = {"input_ids": torch.from_numpy(np.stack(tiny.blocks(2, 5).rows)).long()}
@@ -35,7 +38,7 @@ def logits(folder: Path) -> torch.Tensor:
 @pytest.mark.parametrize("kind", tiny.CONFIGS)
 def test_files_are_linked(kind: str, shard: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tiny.write(tmp_path / "model", kind, torch.bfloat16, shard)
-    monkeypatch.setattr("compress.model._load_weights", lambda *_: pytest.fail("the model was loaded"))
+    monkeypatch.setattr("compress.models.checkpoint.load_weights", lambda *_: pytest.fail("the model was loaded"))
     figures = imported(source, tmp_path / "out")
     monkeypatch.undo()
     weights = sorted(file.name for file in source.glob("*.safetensors*"))
@@ -131,11 +134,11 @@ def test_a_model_that_looks_ahead_is_refused(tmp_path: Path) -> None:
 
 def test_the_probe_sees_a_single_token_ahead() -> None:
     config = transformers.LlamaConfig(vocab_size=9)
-    causal = torch.eye(9)[:, None]
+    attends = torch.eye(9)[:, None]
 
     def answer(features: dict[str, torch.Tensor]) -> torch.Tensor:
-        return causal[features["input_ids"]][:, :, 0]
+        return attends[features["input_ids"]][:, :, 0]
 
-    language_models.check_causal(config, answer)
+    causal.check_causal(config, answer)
     with pytest.raises(InputError, match="reads the tokens"):
-        language_models.check_causal(config, lambda features: answer({"input_ids": features["input_ids"].roll(-1, 1)}))
+        causal.check_causal(config, lambda features: answer({"input_ids": features["input_ids"].roll(-1, 1)}))

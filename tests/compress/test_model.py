@@ -13,8 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from compress.core.errors import InputError
-from compress.model import check_model, forward, import_model, load
-from compress.model_config import ModelConfig, label_names
+from compress.models.checkpoint import load
+from compress.models.config import ModelConfig, label_names
+from compress.models.forward import forward
+from compress.models.importing import check_model, import_model
 from tests.compress.model_folders import LABELS, edit, named, refused, rewrite
 
 

@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from compress.core.errors import InputError
-from compress.model import check_model, count, import_model, source_digest
-from compress.model_config import ModelConfig
-from compress.tokenizer import train_bpe
+from compress.models.config import ModelConfig
+from compress.models.importing import check_model, import_model, source_digest
+from compress.models.size import count
+from compress.models.tokenizer import train_bpe
 from tests.compress import tiny_gpt
 from tests.compress.model_folders import rewrite
 

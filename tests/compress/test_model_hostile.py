@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from compress.core.errors import InputError
-from compress.model import check_model
-from compress.model_config import ModelConfig
+from compress.models.config import ModelConfig
+from compress.models.importing import check_model
 from tests.compress.model_folders import edit, named, refused, rewrite
 
 

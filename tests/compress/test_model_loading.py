@@ -12,7 +12,10 @@ from safetensors.torch import load_file
 from transformers import AutoConfig
 
 from compress.core.errors import InputError
-from compress.model import check_model, count, import_model, linears, load, save, source_digest
+from compress.models.checkpoint import load, save
+from compress.models.forward import linears
+from compress.models.importing import check_model, import_model, source_digest
+from compress.models.size import count
 from tests.compress.model_folders import named, rewrite
 
 
@@ -84,8 +87,8 @@ def test_the_digest_of_a_source_follows_its_contents(folder: Path) -> None:
 @pytest.mark.slow
 def test_minilm_reaches_its_published_accuracy(out: Path) -> None:
     from compress.core.target import Target
-    from compress.data import preprocessor
     from compress.evaluate import metrics, predict
+    from compress.models.preprocessor import preprocessor
 
     shared = Path(os.environ["COMPRESS_TEST_DATA"])
     import_model(named(shared / "models" / "minilm-sst2"), ("negative", "positive"), 0, out)

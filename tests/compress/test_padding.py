@@ -2,7 +2,7 @@
 
 import torch
 
-from compress.padding import real_rows
+from compress.models.padding import real_rows
 
 
 def test_rows_of_padding_are_left_out_in_the_order_of_the_rest() -> None:

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress import stored_linear
+from compress.models import stored_linear
+from compress.models.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import LayerScales, weight_scale
-from compress.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 

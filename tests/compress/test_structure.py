@@ -10,12 +10,12 @@ import torch
 import transformers
 from torch import nn
 
-from compress.attention_layers import find_attentions
-from compress.axes import axes_of
-from compress.blocks import repeated_blocks, with_layers
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
-from compress.structure import Structure
+from compress.models.attention import find_attentions
+from compress.models.axes import axes_of
+from compress.models.blocks import repeated_blocks, with_layers
+from compress.models.conv1d import with_linears
+from compress.models.structure import Structure
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0}

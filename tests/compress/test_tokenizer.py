@@ -13,15 +13,17 @@ from transformers import AutoTokenizer
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import load_data, preprocessor
-from compress.model import import_model, load
-from compress.model_config import ModelConfig
+from compress.data import load_data
+from compress.models.checkpoint import load
+from compress.models.config import ModelConfig
+from compress.models.importing import import_model
+from compress.models.preprocessor import preprocessor
+from compress.models.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, settled, train_bpe
 from compress.sources import DataConfig
-from compress.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, settled, train_bpe
 from tests.compress import tiny_gpt
 
 SCRIPT = """
-from compress.tokenizer import train_bpe
+from compress.models.tokenizer import train_bpe
 from tests.compress import tiny_gpt
 print(train_bpe([tiny_gpt.text(400)], 300, pads=False).digest)
 """

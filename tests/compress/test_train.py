@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
 from compress.finetune import supervised
 from compress.machine.parallel import Team
-from compress.model import load
+from compress.models.checkpoint import load
+from compress.models.preprocessor import preprocessor
 from compress.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
 from compress.training_rows import Rows, plan_epoch
 

@@ -8,13 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from compress.core.target import Target
-from compress.data import load_data, preprocessor
-from compress.model import import_model
-from compress.model_config import ModelConfig
+from compress.data import load_data
+from compress.models.config import ModelConfig
+from compress.models.importing import import_model
+from compress.models.preprocessor import preprocessor
+from compress.models.tokenizer import TrainTokenizer
 from compress.sources import DataConfig
 from compress.splits import Data
 from compress.standalone.preprocess import Preprocessor
-from compress.tokenizer import TrainTokenizer
 
 LENGTH, VOCABULARY = 16, 300
 CONFIGS = {

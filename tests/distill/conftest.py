@@ -14,9 +14,9 @@ import transformers
 from torch import nn
 
 from compress.artifacts.artifact import Artifact
-from compress.conv1d import with_linears
 from compress.core.target import Target
 from compress.core.tasks import Task
+from compress.models.conv1d import with_linears
 from compress.splits import Data, Split
 from compress.stage import Context
 from tests.told import Told
@@ -60,7 +60,7 @@ def _model(kind: str, changes: tuple[tuple[str, Any], ...]) -> nn.Module:
         with torch.no_grad():  # larger than drawn, so that logits, hidden states and attention differ from row to row
             for parameter in model.parameters():
                 parameter.add_(torch.randn(parameter.shape) * (0.8 if parameter.ndim > 1 else 0.3))
-    return with_linears(model)  # as `compress.model.load` gives it
+    return with_linears(model)  # as `compress.models.checkpoint.load` gives it
 
 
 @pytest.fixture(scope="session")
@@ -104,7 +104,7 @@ def write_tokenizer(folder: Path, words: list[str]) -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., nn.Module]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
     from compress.artifacts.artifact import write_json
-    from compress.model import image_settings
+    from compress.models.importing import image_settings
 
     @cache
     def write(kind: str, words: tuple[str, ...] = tuple(WORDS), **changes: Any) -> Path:

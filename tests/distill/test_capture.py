@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from compress.blocks import repeated_blocks
 from compress.core.errors import InputError
+from compress.models.blocks import repeated_blocks
 from distill.capture import Capture, Wanted
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
-from compress.model import load
+from compress.models.checkpoint import load
+from compress.models.preprocessor import preprocessor
 from compress.stage import Context
 from compress.train import Batch
 from distill import objective
@@ -389,8 +389,8 @@ def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatc
 @pytest.fixture(scope="module")
 def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of digits with three labels."""
-    from compress.model import import_model
-    from compress.model_config import ModelConfig
+    from compress.models.config import ModelConfig
+    from compress.models.importing import import_model
 
     folder = tmp_path_factory.mktemp("three")
     import_model(ModelConfig(config=RECIPE["model"]["config"], init="random", task="image-classification"), ("0", "1", "2"), 0, folder)

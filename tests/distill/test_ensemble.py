@@ -16,7 +16,8 @@ from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.model import forward, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward
 from compress.stage import Context
 from compress.train import Batch
 from compress.training_rows import Rows
@@ -63,7 +64,7 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
     assert (figures["teacher"], figures["teacher_logits"]) == ("baseline + other", "cached")
     assert len(list((tmp_path / "scratch").glob("teacher-*"))) == 2
     student, answers = load(tmp_path / "out"), []
-    from compress.data import preprocessor
+    from compress.models.preprocessor import preprocessor
 
     rows = context.data.train.rows
     for folder in (context.baseline.path, other):
@@ -78,7 +79,7 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
 
 def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     """The answers to the rows of a batch are the weighted mean, and so is what the weights kept are chosen by."""
-    from compress.data import preprocessor
+    from compress.models.preprocessor import preprocessor
     from distill.steps import Steps
     from distill.teacher import freeze
 

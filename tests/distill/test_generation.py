@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.model import forward, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward
 from compress.stage import Context
 from compress.train import Batch
 from compress.training_rows import Rows

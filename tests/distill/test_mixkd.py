@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
+from compress.models.preprocessor import preprocessor
 from compress.train import Batch
 from compress.training_rows import ByLength, Rows
 from distill.capture import Capture

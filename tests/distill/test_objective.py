@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import Task
-from compress.data import preprocessor
+from compress.models.preprocessor import preprocessor
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.capture import Capture

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from compress.model import load
+from compress.models.checkpoint import load
 from tests.distill import processes
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from compress.architecture import remade, sizes_of, with_sizes
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.model import load, save
+from compress.models.checkpoint import load, save
+from compress.models.shapes import remade, sizes_of, with_sizes
 from compress.stage import Context
 from distill.distill import Distill
 from distill.loss import Shape

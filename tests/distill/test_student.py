@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.model import count, load
+from compress.models.checkpoint import load
+from compress.models.size import count
 from compress.stage import Context
 from distill.student import Student, build, chosen_layers, student_config, take_layers
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.blocks import repeated_blocks
+from compress.models.blocks import repeated_blocks
 from distill.capture import Capture
 from distill.hidden import distance
 from distill.loss import Seen, Setting, Shape

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.attention_layers import find_attentions
-from compress.axes import axes_of
 from compress.core.errors import InputError
-from compress.model import count
-from compress.model_config import read_config
+from compress.models.attention import find_attentions
+from compress.models.axes import axes_of
+from compress.models.config import read_config
+from compress.models.size import count
 from compress.stage import Context
 from distill.student import Student, build, student_config
 from distill.width import narrow, top, with_widths

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from compress.data import preprocessor
+from compress.models.preprocessor import preprocessor
 from compress.standalone.preprocess import Preprocessor
 from export import onnxruntime, openvino
 from export.onnx import export_float

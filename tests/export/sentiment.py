@@ -90,7 +90,7 @@ def checkpoint() -> Path:
 @functools.cache
 def quantized(bits: int = 7) -> Path:
     """Writes the checkpoint with the linear layers of its encoder in int8."""
-    from compress.model import load, save
+    from compress.models.checkpoint import load, save
 
     folder = Path(_SCRATCH.name) / f"int{bits}"
     folder.mkdir()

@@ -11,7 +11,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.engine_process import EngineProcess
 from compress.evaluate import load_predictions, metrics, predict, save_predictions
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.schemes.checkpoint import load_quantization
 from compress.stage import Context
 from compress.standalone.preprocess import Preprocessor

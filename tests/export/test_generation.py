@@ -15,7 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from compress.engine_process import EngineProcess
 from compress.evaluate import predict
-from compress.model import count, load
+from compress.models.checkpoint import load
+from compress.models.size import count
 from export.engine import EngineSpec, torch_spec
 from export.macs import count_macs
 from export.onnx import export_float, module_of

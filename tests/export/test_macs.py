@@ -2,7 +2,7 @@ import onnx
 import pytest
 
 import export.onnx
-from compress.model import count
+from compress.models.size import count
 from export.macs import count_macs
 from export.onnx import export_float
 from export.qdq import insert_qdq

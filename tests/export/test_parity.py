@@ -115,7 +115,7 @@ def test_the_engines_agree_with_torch_layer_by_layer(name: str, mode: str, int8_
 
 
 def test_gemms_are_read_with_their_constants(int8_build: Path) -> None:
-    from compress.model import load
+    from compress.models.checkpoint import load
 
     model = load(sentiment.quantized())
     for gemm in quantized_gemms(int8_build / "model.onnx"):

@@ -12,7 +12,8 @@ from onnx import helper, numpy_helper
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from compress.model import forward, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward
 from export import onnxruntime as ort
 from export import openvino
 from export.engine import EngineSpec, open_engine

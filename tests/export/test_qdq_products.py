@@ -17,7 +17,8 @@ import transformers
 from onnx import helper, numpy_helper
 from torch import nn
 
-from compress.model import forward, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward
 from compress.schemes.attention_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
 from compress.schemes.sites import Sites, load_sites, placed, save_sites
 from export import onnxruntime as ort

@@ -15,7 +15,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 from torch import nn
 
-from compress.model import forward
+from compress.models.forward import forward
 from compress.schemes.checkpoint import Scales, apply_quantization, load_quantization, save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale

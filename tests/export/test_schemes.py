@@ -16,8 +16,9 @@ from onnx import numpy_helper
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
-from compress.model import forward, load, save
+from compress.models.checkpoint import load, save
+from compress.models.forward import forward
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale

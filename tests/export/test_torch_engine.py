@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.schemes.int8 import Int8Linear
 from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec

@@ -12,7 +12,7 @@ import torch
 from compress.engine_process import EngineError, EngineProcess
 from compress.evaluate import predict
 from compress.machine.process import environment
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec, torch_spec
 from export.worker import synthetic

@@ -15,10 +15,11 @@ import transformers
 from torch import nn
 
 from compress.artifacts.artifact import Artifact
-from compress.conv1d import with_linears
 from compress.core.target import Target
 from compress.core.tasks import Task
-from compress.model_config import auto_class, with_class
+from compress.models.conv1d import with_linears
+from compress.models.library import with_class
+from compress.models.shapes import auto_class
 from compress.splits import Data, Split
 from compress.stage import Context
 from tests.told import Told
@@ -111,7 +112,8 @@ def write_tokenizer(folder: Path, words: list[str] = WORDS) -> None:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory, make_model: Callable[..., Any]) -> Callable[..., Path]:
     """Gives the folder of a checkpoint with a tokenizer or an image processor; never written to."""
     from compress.artifacts.artifact import write_json
-    from compress.model import image_settings, save
+    from compress.models.checkpoint import save
+    from compress.models.importing import image_settings
 
     @cache
     def write(kind: str, **changes: Any) -> Path:

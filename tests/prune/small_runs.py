@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import Artifact
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.recipe import Recipe, check
 from compress.stage import Context
 from prune.prune import Prune

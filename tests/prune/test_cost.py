@@ -9,8 +9,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from compress.model import count
-from compress.structure import Structure
+from compress.models.size import count
+from compress.models.structure import Structure
 from prune.cost import Cost, count_of, with_count
 from prune.surgery import Kept, shrink
 

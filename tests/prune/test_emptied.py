@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from prune.emptied import emptied, unread
 from prune.lasso import layer_mask, pieces
 from prune.one_shot import zero_gone

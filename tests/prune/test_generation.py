@@ -14,9 +14,9 @@ import torch
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.model import load
+from compress.models.checkpoint import load
+from compress.models.structure import Structure
 from compress.stage import Context
-from compress.structure import Structure
 from export.compressed_tensors import obstacle
 from export.onnx import export_float
 from prune.prune import Prune
@@ -68,7 +68,7 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
     model = load(pruned)
     assert model.config.compress_architecture["model_type"] == "mistral"  # type: ignore[union-attr]
     Quantize(calibration={"rows": 32}, weight_bits=8, smoothquant=False).run(Artifact(pruned, {"id": "prune"}), context, quantized)  # type: ignore[arg-type]
-    assert "only compress.model.load builds such a shape" in str(obstacle(quantized))
+    assert "only compress.models.checkpoint.load builds such a shape" in str(obstacle(quantized))
     graph = export_float(pruned, tiny_gpt.prepared("mistral"), tmp_path / "model.onnx")
     ids = np.stack(context.data.evaluation.rows[:2]).astype(np.int64)  # type: ignore[arg-type]
     (logits,) = onnxruntime.InferenceSession(str(graph)).run(None, {"input_ids": ids})

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from compress.train import Batch
 from prune.cost import Cost
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present

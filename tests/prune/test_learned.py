@@ -13,9 +13,9 @@ from pydantic import ValidationError
 
 from compress import train as training
 from compress.artifacts.artifact import Artifact
-from compress.model import load
+from compress.models.checkpoint import load
+from compress.models.structure import Structure
 from compress.stage import Context
-from compress.structure import Structure
 from prune.cost import Cost
 from prune.prune import Prune
 from prune.sparsify import Sparsify

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from compress.train import Batch
 from compress.zeros import keep_zeros
 from prune.least_squares import gram_matrices, surviving, update

@@ -12,9 +12,9 @@ import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.model import forward
-from compress.model_config import with_class
-from compress.structure import Structure
+from compress.models.forward import forward
+from compress.models.library import with_class
+from compress.models.structure import Structure
 from prune.masks import fold, masked
 from prune.surgery import Kept, shrink
 

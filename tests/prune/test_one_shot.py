@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.blocks import repeated_blocks
 from compress.core.errors import InputError
+from compress.models.blocks import repeated_blocks
 from compress.zeros import block_linears
 from prune.forward_order import in_forward_order, products, squares
 from prune.one_shot import zero_weights

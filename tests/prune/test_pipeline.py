@@ -12,7 +12,8 @@ import transformers
 from compress.artifacts.run_folder import open_run
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
-from compress.model import count, load
+from compress.models.checkpoint import load
+from compress.models.size import count
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
 from compress.recipe import Recipe, check
@@ -83,7 +84,9 @@ def test_figures_are_those_of_the_checkpoint(finished: Outcome) -> None:
 def test_transformers_alone_says_what_to_call(finished: Outcome) -> None:
     folder = open_run(finished.folder).artifacts["prune"].path
     assert "compress_architecture" in json.loads((folder / "config.json").read_text())
-    with pytest.raises(ValueError, match=r"model type `bert, in a shape of its own: load it with compress.model.load\(folder\)`"):
+    with pytest.raises(
+        ValueError, match=r"model type `bert, in a shape of its own: load it with compress.models.checkpoint.load\(folder\)`"
+    ):
         transformers.AutoModel.from_pretrained(folder)
 
 

@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.model import load
-from compress.model_config import with_class
+from compress.models.checkpoint import load
+from compress.models.library import with_class
+from compress.models.structure import Structure
 from compress.splits import Split
 from compress.stage import Context
-from compress.structure import Structure
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
 
@@ -84,7 +84,7 @@ def test_equal_heads_go_from_the_end(checkpoint: Callable[..., Path], make_conte
             parameter.fill_(0.1)
     folder = tmp_path / "equal"
     folder.mkdir()
-    from compress.model import save
+    from compress.models.checkpoint import save
 
     save(model, checkpoint("bert"), folder, "all alike")
     stage = Prune(**{**QUICK, "method": "magnitude", "least_squares": False, "allocation": "uniform"})

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.finetune import supervised
-from compress.structure import Structure
+from compress.models.structure import Structure
 from compress.train import Batch
 from prune.activation import activation, turning
 from prune.fisher import fisher

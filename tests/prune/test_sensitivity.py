@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from compress.structure import Structure
+from compress.models.structure import Structure
 from prune.allocation import Part, top
 from prune.places import Places
 from prune.sensitivity import SHARES, Sensitivity, scan, silenced, silenced_all

@@ -20,7 +20,7 @@ from compress.core.errors import InputError
 from compress.core.problems import explain
 from compress.core.target import Target
 from compress.finetune import Finetune
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.stage import Context
 from compress.train import Batch
 from compress.zeros import NOTE
@@ -214,7 +214,7 @@ def test_a_kill_costs_no_bit(
 
 
 def test_whole_heads_and_neurons_are_found(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:
-    from compress.model import save
+    from compress.models.checkpoint import save
 
     model: Any = load(checkpoint("bert"))
     layer = model.bert.encoder.layer[1]

@@ -15,7 +15,7 @@ from compress.artifacts.run_folder import open_run
 from compress.catalogue import catalogue
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
-from compress.model import load
+from compress.models.checkpoint import load
 from compress.pipeline import run
 from compress.plan import describe
 from compress.recipe import Recipe, check, dump

@@ -11,8 +11,9 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.model import import_model, load
-from compress.model_config import ModelConfig
+from compress.models.checkpoint import load
+from compress.models.config import ModelConfig
+from compress.models.importing import import_model
 from compress.splits import Data
 from compress.stage import Context
 from distill.injected import Injected

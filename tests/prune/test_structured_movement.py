@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compress.model import forward
-from compress.structure import Structure
+from compress.models.forward import forward
+from compress.models.structure import Structure
 from compress.train import Batch
 from prune.cost import Cost
 from prune.masks import masked

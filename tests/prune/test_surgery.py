@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress import blocks
 from compress.core.errors import InputError
-from compress.model import load, save
-from compress.model_config import with_class
-from compress.structure import Structure
+from compress.models import blocks
+from compress.models.checkpoint import load, save
+from compress.models.library import with_class
+from compress.models.structure import Structure
 from compress.train import Batch
 from prune.proof import prove
 from prune.surgery import Kept, head_numbers, indices, shrink

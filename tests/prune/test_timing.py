@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from compress.architecture import sizes_of
 from compress.core.errors import InputError
-from compress.model_config import read_config
+from compress.models.config import read_config
+from compress.models.shapes import sizes_of
 from compress.stage import Context
 from prune.latency_table import Curve, LatencyTable
 from prune.prune import Prune

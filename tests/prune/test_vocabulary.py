@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
-from compress.model import load
-from compress.model_config import with_class
-from compress.structure import Structure
+from compress.models.checkpoint import load
+from compress.models.conv1d import with_linears
+from compress.models.library import with_class
+from compress.models.preprocessor import preprocessor
+from compress.models.structure import Structure
 from prune.surgery import Kept, shrink
 from prune.vocabulary import (
     closure,
@@ -177,7 +177,7 @@ def test_a_pad_token_at_the_end_holds_no_other(checkpoint: Callable[..., Path], 
 
 
 def preprocessor_of(model: Any, folder: Path) -> Any:
-    from compress.model import save
+    from compress.models.checkpoint import save
 
     tokenizer = folder / "with-weights"
     tokenizer.mkdir()

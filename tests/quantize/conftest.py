@@ -72,8 +72,9 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A grey ViT of 2 layers for images of 8 x 8 with 2 labels, weights large enough to give logits of size; never written to."""
-    from compress.model import import_model, load, save
-    from compress.model_config import ModelConfig
+    from compress.models.checkpoint import load, save
+    from compress.models.config import ModelConfig
+    from compress.models.importing import import_model
 
     config = {**SIZES, "model_type": "vit", "image_size": 8, "patch_size": 2, "num_channels": 1}
     drawn, folder = tmp_path_factory.mktemp("drawn_vit"), tmp_path_factory.mktemp("tiny_vit")

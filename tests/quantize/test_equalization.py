@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.model import forward, linears, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward, linears
 from compress.stage import Context
 from quantize.equalization import LARGEST, SMALLEST, equalization_factor, equalize
 from quantize.folding import find_folds

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from compress.artifacts.artifact import Artifact
-from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.model import load
+from compress.models.checkpoint import load
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear
 from compress.stage import Context

@@ -16,7 +16,8 @@ from compress.core.next_token import labels_of
 from compress.core.target import Target
 from compress.distilled import Distilled
 from compress.evaluate import metrics, predict
-from compress.model import forward, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward
 from compress.schemes.checkpoint import load_quantization
 from compress.splits import Split
 from compress.stage import Context

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.data import preprocessor
 from compress.evaluate import finely, predict
-from compress.model import forward, linears, load, save
+from compress.models.checkpoint import load, save
+from compress.models.forward import forward, linears
+from compress.models.preprocessor import preprocessor
 from compress.schemes.attention_products import PROBABILITY_SCALE, attention_modules
 from compress.schemes.sites import load_sites, placed
 from compress.stage import Context

@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from compress.model import linears
+from compress.models.forward import linears
 from compress.schemes.int8 import levels, on_grid, weight_scale
 from quantize.ptq import HEAD, choose_layers, mse_weight_scale
 

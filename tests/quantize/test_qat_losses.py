@@ -14,11 +14,13 @@ import torch
 
 from compress.artifacts.artifact import Artifact, write_json
 from compress.core.errors import InputError
-from compress.data import preprocessor
 from compress.distilled import Learner, LossName, taught
-from compress.model import forward, import_model, load, save
-from compress.model_config import ModelConfig
-from compress.origin import Origin, same_shape
+from compress.models.checkpoint import load, save
+from compress.models.config import ModelConfig
+from compress.models.forward import forward
+from compress.models.importing import import_model
+from compress.models.origin import Origin, same_shape
+from compress.models.preprocessor import preprocessor
 from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
-from compress.data import preprocessor
 from compress.distilled import Distilled
 from compress.evaluate import predict
-from compress.model import forward, linears, load, save
+from compress.models.checkpoint import load, save
+from compress.models.forward import forward, linears
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.splits import Split

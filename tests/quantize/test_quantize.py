@@ -17,9 +17,9 @@ from torch import nn
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
 from compress.evaluate import finely, predict
-from compress.model import load, save
+from compress.models.checkpoint import load, save
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear, weight_bits
 from compress.splits import Data, Split
@@ -184,7 +184,7 @@ def test_a_layer_that_no_row_reaches_stays_float(bert: Artifact, context: Contex
         model.bert.encoder.layer[0].idle = nn.Linear(3, 3)
         return model
 
-    monkeypatch.setattr("compress.model.load", with_idle_layer)
+    monkeypatch.setattr("compress.models.checkpoint.load", with_idle_layer)
     figures = figures_of(bert, context, tmp_path / "out")
     assert figures["float_layers"]["bert.encoder.layer.0.idle"] == "not reached by the calibration rows"
     assert "idle" in told.warnings[0]

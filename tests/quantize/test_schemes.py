@@ -13,9 +13,9 @@ import torch
 from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
-from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.model import load
+from compress.models.checkpoint import load
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Linear
 from compress.schemes.int4 import Int4Linear

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.data import preprocessor
 from compress.evaluate import predict
-from compress.model import forward, linears, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward, linears
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear
 from compress.stage import Context

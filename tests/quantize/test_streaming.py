@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from compress import evaluate, streaming
+from compress import evaluate
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import preprocessor
-from compress.model import forward, load
-from compress.model_config import read_config
+from compress.models import streaming
+from compress.models.checkpoint import load
+from compress.models.config import read_config
+from compress.models.forward import forward
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
@@ -204,7 +206,7 @@ def test_a_layer_is_divided_into_parts(tmp_path: Path, blocks_context: Context, 
     for name, value in (("ROUND_BYTES", 4 * 32 * 5), ("GPTQ_BYTES", 4 * 32 * 9)):
         monkeypatch.setattr(f"quantize.stored_layer.{name}", value)
     monkeypatch.setattr("compress.artifacts.shards.ShardWriter.__init__.__defaults__", ("model", 5000))
-    monkeypatch.setattr("compress.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
     out, _ = quantized(folder, blocks_context, **settings)
     assert len(list(out.glob("model-*.safetensors"))) > 3
     assert (out / "model.safetensors.index.json").exists()
@@ -218,7 +220,7 @@ def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, 
     out, _ = quantized(folder, blocks_context, stream=True, **settings)
     processor, rows = preprocessor(out, "text-generation", tiny.LENGTH, blocks_context.target), blocks_context.data.evaluation.rows
     whole = evaluate.predict(load(out), processor, rows, 4)
-    found = streaming.predict(out, processor, rows, 4, tmp_path / "scratch")
+    found = evaluate.predict_streamed(out, processor, rows, 4, tmp_path / "scratch")
     np.testing.assert_allclose(found[..., 0], whole[..., 0], rtol=1e-5, atol=1e-5)
     assert (found[..., 1] == whole[..., 1]).all()
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
-from compress.data import preprocessor
 from compress.evaluate import finely, predict
-from compress.model import forward, linears, load
+from compress.models.checkpoint import load
+from compress.models.forward import forward, linears
+from compress.models.preprocessor import preprocessor
 from compress.schemes.int8 import Int8Linear, LayerScales, weight_scale
 from compress.splits import Split
 from compress.stage import Context

@@ -1,16 +1,11 @@
-"""Models: how a source becomes a checkpoint of ours, and how a checkpoint is loaded, run, saved and counted.
+"""Importing: how the model that a recipe names becomes a checkpoint of ours.
 
-A checkpoint is a plain Transformers folder: config.json (with the names of the labels), model.safetensors, tokenizer.json or
-preprocessor_config.json, and a README.md. Attention goes through `scaled_dot_product_attention` wherever the model has it. A loaded model
-has linear layers in the place of GPT-2's `Conv1D` (`compress.conv1d`); what is saved has stock shapes.
-
-Multiply-accumulates (MACs) of one row are counted by running the shape on the meta device: each GEMM of [m, k] by [k, n] costs m k n,
-the products Q K^T and P V of attention included; FLOPs = 2 MACs. Left out: models that bring Python code of their own.
+Everything is checked that can be checked before a weight is read; then the weights are loaded, or drawn, and written as a clean checkpoint
+(`compress.models.checkpoint`). Left out: models that bring Python code of their own.
 """
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -19,52 +14,31 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
 
-from compress.architecture import mark
 from compress.artifacts.artifact import digest, file_digest, write_json
 from compress.artifacts.safetensors import check_finite, headers, read_json, weight_files
-from compress.conv1d import stock_state, with_linears
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
-from compress.language_models import check_causal, link_model
-from compress.model_config import (
-    REFUSED,
+from compress.models.causal import check_causal, link_model
+from compress.models.checkpoint import load_weights
+from compress.models.config import (
     ModelConfig,
-    auto_class,
     build_config,
     check_length,
     check_task,
     label_list,
     label_names,
-    one_line,
     own_names,
-    quiet,
     read_config,
     set_labels,
-    some,
-    task_of,
-    with_class,
 )
-from compress.model_files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
-from compress.tokenizer import TrainedTokenizer
-
-QUANTIZATION = "quantization.json"
-
-
-@dataclass(frozen=True)
-class Counts:
-    """Size of a model."""
-
-    parameters: int
-    """Number of parameters; shared ones count once."""
-    macs: int
-    """Multiply-accumulates of all GEMMs for one row."""
-
-    @property
-    def flops(self) -> int:
-        """Floating-point operations of all GEMMs for one row."""
-        return 2 * self.macs
+from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
+from compress.models.forward import forward
+from compress.models.library import REFUSED, one_line, quiet, some, with_class
+from compress.models.shapes import auto_class, mark
+from compress.models.size import count
+from compress.models.tokenizer import TrainedTokenizer
+from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 
 @dataclass(frozen=True)
@@ -164,135 +138,6 @@ def import_model(
     return {"source": origin, "model_type": built.model_type, "parameters": parameters, "labels": labels, "new_weights": new}
 
 
-def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads a checkpoint, in evaluation mode; a quantized one gets its `Int8Linear` layers.
-
-    Raises:
-        InputError: The folder is no whole checkpoint.
-    """
-    config = read_config(folder, "checkpoint")
-    headers(folder, "checkpoint")
-    model, info = _load_weights(auto_class(task_of(config), config), folder, config, dtype)
-    if info["missing"] or info["mismatched"]:
-        raise InputError(
-            f"checkpoint: {folder} lacks weights: {some(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
-        )
-    with_linears(model)
-    if (folder / QUANTIZATION).exists():
-        from compress.schemes.checkpoint import apply_quantization
-        from compress.schemes.sites import apply_sites
-
-        apply_quantization(model, folder)
-        apply_sites(model, folder)
-    placed: nn.Module = model.to(device).eval()
-    return placed
-
-
-def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
-    """Writes a float model as a checkpoint; tokenizer and processor files are taken from `source`.
-
-    Args:
-        model: A Transformers model.
-        source: The checkpoint it came from.
-        out: Existing folder.
-        summary: One sentence for the model card: what was done.
-    """
-    with quiet():
-        model.save_pretrained(out, state_dict=stock_state(model))  # type: ignore[operator]
-    mark(out)
-    copy_files(source, out, TEXT_FILES + IMAGE_FILES)
-    card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
-    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")
-
-
-def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
-    """Returns the logits, float32 `[n, C]`; of a causal language model `[n, L, V]`.
-
-    Args:
-        model: A loaded checkpoint.
-        features: `input_ids`, `attention_mask`, ... int64 `[n, L]`, or `pixel_values` float32 `[n, channels, H, W]`.
-    """
-    logits: Tensor = model(**features).logits
-    return logits.float()
-
-
-def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Returns every float linear layer by module name, in the order of the modules: encoder, pooler, head."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-
-
-def device_of(model: nn.Module) -> torch.device:
-    """Returns the device of the first parameter."""
-    return next(model.parameters()).device
-
-
-def count(model: Any, task: Task, length: int) -> Counts:
-    """Returns parameters and MACs of the shape that a config describes; allocates and loads no weights.
-
-    Args:
-        model: A model (float or int8: its config decides) or a Transformers config.
-        task: The task.
-        length: Tokens of the row; ignored for images, which have the model's image size.
-
-    Raises:
-        InputError: Transformers cannot run this shape.
-    """
-    from torch.utils.flop_counter import FlopCounterMode
-
-    config: Any = model.config if isinstance(model, nn.Module) else model
-    try:
-        with torch.device("meta"), quiet():
-            config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
-            made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
-            inputs = _meta_inputs(config, task, length)
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                made(**inputs)
-    except REFUSED as error:
-        raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
-    return Counts(sum(parameter.numel() for parameter in made.parameters()), counter.get_total_flops() // 2)
-
-
-def _countable(config: Any) -> Any:
-    """Returns a copy of a config whose experts, where it has any, run without a look at values and multiply float32 on the meta device."""
-    changed = copy.deepcopy(config)
-    changed._experts_implementation = "batched_mm"
-    return changed
-
-
-def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
-    if task == "image-classification":
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}
-    # No attention mask: most models look at its values, and a meta tensor has none. The GEMMs are the same.
-    ids = torch.zeros(1, length, dtype=torch.long)
-    if TASKS[task].answer == "tokens":  # one that is additive already is taken as it is
-        return {"input_ids": ids, "attention_mask": torch.zeros(1, 1, length, length)}
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if config.model_type.startswith("deberta") else {"input_ids": ids}
-
-
-def _load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
-    """Loads the weights that fit; names the others: `missing`, `mismatched`, `unexpected`."""
-    try:
-        with quiet():
-            model, info = auto.from_pretrained(
-                folder,
-                config=config,
-                dtype=dtype,
-                use_safetensors=True,
-                local_files_only=True,
-                trust_remote_code=False,
-                ignore_mismatched_sizes=True,
-                output_loading_info=True,
-            )
-    except (OSError, *REFUSED) as error:
-        raise InputError(
-            f"model: {folder} cannot be loaded ({one_line(error)}); check that config.json and the weights belong together"
-        ) from error
-    mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]}
-    return model, {"missing": set(info["missing_keys"]), "mismatched": mismatched, "unexpected": set(info["unexpected_keys"])}
-
-
 def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ...], seed: int) -> tuple[Any, list[str]]:
     """Loads a model folder with the head that the recipe asks for; returns the names of the weights that were drawn."""
     found = _checked_config(config, source, len(data_labels))
@@ -305,7 +150,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     set_labels(found, config.task, labels or data_labels)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, info = _load_weights(auto_class(config.task, found), source, found, torch.float32)
+        model, info = load_weights(auto_class(config.task, found), source, found, torch.float32)
         head = {name for name in model.state_dict() if _is_head(name, model.base_model_prefix)}
         _check_weights(source, config, model.base_model_prefix, head, info)
         drawn = info["missing"] | info["mismatched"]
@@ -316,7 +161,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
 
 
 def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
-    if (source / QUANTIZATION).exists():
+    if (source / QUANTIZATION_JSON).exists():
         raise InputError(f"model.path: {source} is quantized already; give the float model it was made from")
     found = read_config(source, "model.path")
     check_task(config, found, num_labels)
@@ -459,20 +304,3 @@ def _write_card(out: Path, origin: str, task: Task, labels: list[str]) -> None:
         f"- Labels: {', '.join(labels) or 'none'}",
     ]
     (out / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-
-
-__all__ = [
-    "Checked",
-    "Counts",
-    "ModelConfig",
-    "check_model",
-    "count",
-    "device_of",
-    "forward",
-    "import_model",
-    "label_names",
-    "linears",
-    "load",
-    "save",
-    "source_digest",
-]

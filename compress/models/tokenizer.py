@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -24,6 +24,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from compress.artifacts.artifact import digest, write_json
 from compress.core.config import Config
 from compress.core.errors import InputError
+from compress.models.files import check_tokenizer, find
+from compress.models.library import REFUSED, one_line, quiet
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 BYTES = 256
@@ -128,3 +130,23 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
         start = cut
     if start < len(text):
         yield text[start:]
+
+
+def load_tokenizer(tokenizer: str) -> Any:
+    """Returns the fast tokenizer of Transformers that a Hub id or folder holds.
+
+    Raises:
+        InputError: There is none that can be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    folder = find(tokenizer, "tokenizer", weights=False)
+    check_tokenizer(folder, "tokenizer")
+    try:
+        with quiet():
+            loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except (OSError, ImportError, *REFUSED) as error:
+        raise InputError(f"tokenizer: {folder} is no tokenizer ({one_line(error)}); a folder with tokenizer.json is allowed") from error
+    if not loaded.is_fast:
+        raise InputError(f"tokenizer: {folder} has no fast form; a folder with tokenizer.json is allowed")
+    return loaded

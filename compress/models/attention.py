@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.blocks import Kind, repeated_blocks
 from compress.core.errors import InputError
-from compress.model_config import REFUSED
+from compress.models.blocks import Kind, repeated_blocks
+from compress.models.library import REFUSED
 
 TRACING = "tracing"
 TOKENS = 8

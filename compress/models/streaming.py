@@ -4,8 +4,8 @@
     hidden      float32 [b, L, H] for each batch: what the rows are between two units, kept for all rows
 
 Each unit sees all rows before the next one is looked at, so that what is needed of the weights at a time is one unit. Even that is not
-loaded: a linear layer is a view of its file, of which a few megabytes at a time become float32 (`compress.stored_linear`). Beside the
-hidden states and what one batch takes on its way through a layer, memory of the process does not grow with the model; the pages of the
+loaded: a linear layer is a view of its file, of which a few megabytes at a time become float32 (`compress.models.stored_linear`). Beside
+the hidden states and what one batch takes on its way through a layer, memory of the process does not grow with the model; the pages of the
 files are the kernel's, which drops them as it needs room.
 
 A model is taken apart by its structure: the one `nn.ModuleList` that is in no other one holds the decoder layers, everything else stands
@@ -34,30 +34,41 @@ from typing import Any, cast
 
 import psutil
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.artifacts.shards import StoredWeights, allocate, mapped
-from compress.conv1d import is_conv1d, with_linears
 from compress.core.errors import InputError
-from compress.core.progress import Progress
-from compress.core.tasks import TASKS, Task
-from compress.machine.process import freed_memory_returned, trim_memory
-from compress.model_config import auto_class, quiet, read_config, some, with_class
+from compress.core.tasks import Task
+from compress.machine.process import trim_memory
+from compress.models.config import read_config
+from compress.models.conv1d import is_conv1d, with_linears
+from compress.models.library import quiet, some, with_class
+from compress.models.shapes import auto_class
+from compress.models.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
-from compress.schemes.sites import load_sites
 from compress.standalone.preprocess import Preprocessor
-from compress.stored_linear import StoredEmbedding, StoredLinear, rows_of
 
 BATCH_TOKENS = 256
 """Tokens of a batch, unless a single row has more."""
+
+
 BATCH_SIZE = 32
+
+
 HIDDEN_SHARE = 0.25
 """Of the available memory: hidden states that need more are kept in a mapped file."""
+
+
 MODEL_SHARE = 0.5
 """Of the available memory: a model whose float32 weights need more is streamed."""
+
+
 LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+
+
 TASK: Task = "text-generation"
+
+
 HIDDEN = "hidden_states"
 
 
@@ -415,13 +426,6 @@ def is_large(folder: Path) -> bool:
     return 4 * sum(prod(weights.shape(name)) for name in weights.names) > MODEL_SHARE * available_bytes()
 
 
-def predicts_streamed(folder: Path, task: Task) -> bool:
-    """Whether `predict` takes the place of a model in memory: for a language model that is large and can be streamed."""
-    if TASKS[task].answer != "tokens" or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
-        return False
-    return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
-
-
 def _copied(stored: Tensor) -> Tensor:
     """Returns a small tensor in float32, in memory."""
     return stored.to(torch.float32, copy=True)
@@ -430,23 +434,3 @@ def _copied(stored: Tensor) -> Tensor:
 def _place(module: nn.Module, name: str, child: nn.Module) -> None:
     owner, _, key = name.rpartition(".")
     setattr(module.get_submodule(owner), key, child)
-
-
-def predict(
-    folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
-) -> NDArray[Any]:
-    """Does what `compress.evaluate.predict` does, for a checkpoint in its files; see there."""
-    from compress.evaluate import gathered, kept
-
-    model = StreamedModel(folder)
-    with freed_memory_returned(), torch.inference_mode():
-        batches, _ = model.batches(preprocessor, rows, scratch, batch_size)
-        order = range(len(model))
-        for index in progress.track(order, "predict", len(model)) if progress else order:
-            with model.layer(index) as layer:
-                for batch in batches:
-                    batch.hidden.copy_(model.run(index, layer, batch.inputs))
-        answers = (
-            (batch.indices, kept(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy())) for batch in batches
-        )
-        return gathered(answers, len(rows))

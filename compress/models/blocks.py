@@ -2,7 +2,7 @@
 
 Nothing is looked up by the name of a model. Depth is written through `num_hidden_layers`, the name under which every Transformers
 config answers; whatever a config says for each layer is cut along with it: lists of as many entries as layers (layer types, which layers
-turn positions, the sizes of `compress.architecture`) and, of `INDEX_LISTS`, lists of numbers of layers.
+turn positions, the sizes of `compress.models.shapes`) and, of `INDEX_LISTS`, lists of numbers of layers.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.conv1d import with_linears
 from compress.core.errors import InputError
-from compress.model_config import quiet
-from compress.model_files import SHAPE_KEY
+from compress.models.conv1d import with_linears
+from compress.models.library import quiet
+from compress.models.own_shape import SHAPE_KEY
 
 INDEX_LISTS = (
     "attn_layer_indices",

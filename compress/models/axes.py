@@ -18,10 +18,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from compress.blocks import Kind
 from compress.core.errors import InputError
-from compress.model_config import REFUSED, one_line
-from compress.model_files import SHAPE_KEY
+from compress.models.blocks import Kind
+from compress.models.library import REFUSED, one_line
+from compress.models.own_shape import SHAPE_KEY
 
 Size = Literal["hidden", "ffn", "vocabulary", "experts"]
 SIZES: Mapping[Size, tuple[str, ...]] = {

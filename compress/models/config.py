@@ -7,8 +7,7 @@ labels the trained head has, and how many tokens it reads; all of that is checke
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,15 +17,15 @@ from compress.artifacts.safetensors import read_json
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import TASKS, Task
-from compress.model_files import SHAPE_KEY, check_tokenizer, find, stock_type
-from compress.tokenizer import TrainedTokenizer
+from compress.models.files import find
+from compress.models.library import REFUSED, one_line, quiet, task_classes
+from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
+from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
 OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type", "dtype", "transformers_version"} | {
     "_name_or_path"
 }
-REFUSED = (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError, AssertionError, AttributeError, IndexError)
-"""What Transformers raises for values that make no model."""
 
 
 class ModelConfig(Config):
@@ -102,8 +101,6 @@ def read_config(folder: Path, key: str) -> Any:
     except (StrictDataclassError, OSError, *REFUSED) as error:
         raise InputError(f"{key}: {folder / 'config.json'} is no usable config ({one_line(error)})") from error
     if raw.get(SHAPE_KEY):
-        from compress.architecture import read_own
-
         read_own(raw[SHAPE_KEY], found.num_hidden_layers, f"{key}: {folder}")
     return found
 
@@ -182,26 +179,6 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     return built
 
 
-def load_tokenizer(tokenizer: str) -> Any:
-    """Returns the fast tokenizer of Transformers that a Hub id or folder holds.
-
-    Raises:
-        InputError: There is none that can be loaded.
-    """
-    from transformers import AutoTokenizer
-
-    folder = find(tokenizer, "tokenizer", weights=False)
-    check_tokenizer(folder, "tokenizer")
-    try:
-        with quiet():
-            loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ImportError, *REFUSED) as error:
-        raise InputError(f"tokenizer: {folder} is no tokenizer ({one_line(error)}); a folder with tokenizer.json is allowed") from error
-    if not loaded.is_fast:
-        raise InputError(f"tokenizer: {folder} has no fast form; a folder with tokenizer.json is allowed")
-    return loaded
-
-
 def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:
     """Sizes and ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
@@ -240,70 +217,3 @@ def own_names(config: Any) -> tuple[str, ...] | None:
 
 def _own(names: tuple[str, ...]) -> tuple[str, ...] | None:
     return None if all(re.fullmatch(r"LABEL_\d+", name) for name in names) else names
-
-
-def auto_class(task: Task, config: Any = None) -> Any:
-    """Returns the class of Transformers that picks the model class for a task.
-
-    Args:
-        task: The task.
-        config: Where it is given and describes a shape of its own: the class that makes such models is returned instead.
-    """
-    import transformers
-
-    auto = getattr(transformers, TASKS[task].auto_class)
-    if not getattr(config, SHAPE_KEY, None):
-        return auto
-    from compress.architecture import own_class
-
-    classes = auto._model_mapping[type(config)]
-    named = (config.architectures or [""])[0]
-    stock = classes if not isinstance(classes, tuple) else next((c for c in classes if c.__name__ == named), classes[0])
-    return own_class(stock)
-
-
-def task_of(config: Any) -> Task:
-    """Returns a task that a checkpoint can be loaded for, by the model class that its config names."""
-    named = (config.architectures or [""])[0]
-    return next((task for task in TASKS if named in task_classes(config, task)), "text-classification")
-
-
-def task_classes(config: Any, task: Task) -> list[str]:
-    """Returns the names of the model classes for this kind of config and this task, best first; empty where there is none."""
-    mapping = auto_class(task)._model_mapping
-    found = mapping.get(type(config), ())
-    return [c.__name__ for c in (found if isinstance(found, tuple) else (found,))]
-
-
-def with_class(config: Any, task: Task) -> Any:
-    """Names the model class in a config that names none, and returns it: `from_config` needs that where there are several."""
-    config.architectures = config.architectures or task_classes(config, task)[:1]
-    return config
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keeps Transformers from drawing bars and printing load reports: what matters of them is raised or logged here."""
-    from transformers.utils import logging
-
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def some(names: Iterable[str], limit: int = 3) -> str:
-    """Returns the first of some names, and how many more there are; sets are sorted first."""
-    names = sorted(names) if isinstance(names, set) else list(names)
-    return ", ".join(map(str, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
-
-
-def one_line(error: BaseException) -> str:
-    """Returns the message of an exception of a library as one short line."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."

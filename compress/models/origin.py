@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from compress.model_files import SHAPE_KEY
+from compress.models.own_shape import SHAPE_KEY
 
 
 @dataclass(frozen=True)

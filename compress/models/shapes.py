@@ -7,12 +7,12 @@ with `AutoModel`. Otherwise config.json gets
                               "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
 
 with one entry a layer, and the stock keys hold the nearest shape that the class can build. A model of such a config is the stock class,
-built from those keys, whose layers are then given their sizes; where they are is found by structure (`compress.structure`), so there is one
-mechanism for all architectures and no code comes with a checkpoint. Attention needs nothing else but its counts: it divides what its layers
-give into heads of `head_dim`.
+built from those keys, whose layers are then given their sizes; where they are is found by structure (`compress.models.structure`), so there
+is one mechanism for all architectures and no code comes with a checkpoint. Attention needs nothing else but its counts: it divides what its
+layers give into heads of `head_dim`.
 
-`model_type` is written as a sentence: Transformers does not know it and says so in an error that names `compress.model.load`. Left out: a
-layer without attention or without FFN, sizes of a head that differ.
+`model_type` is written as a sentence: Transformers does not know it and says so in an error that names `compress.models.checkpoint.load`.
+Left out: a layer without attention or without FFN, sizes of a head that differ.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import ValidationError
 from torch import nn
 
 from compress.artifacts.artifact import write_json
-from compress.attention_layers import Attention, find_attentions, is_layer, out_axis
-from compress.axes import Axis, axes_of, key_of
-from compress.blocks import repeated_blocks
-from compress.conv1d import is_conv1d, with_linears
-from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.model_config import REFUSED, auto_class, one_line, quiet, task_of, with_class
-from compress.model_files import SHAPE_KEY
-from compress.structure import Sizes, Structure, head_axes
+from compress.core.tasks import Task
+from compress.models.attention import Attention, find_attentions, is_layer, out_axis
+from compress.models.axes import Axis, axes_of, key_of
+from compress.models.blocks import repeated_blocks
+from compress.models.conv1d import is_conv1d, with_linears
+from compress.models.library import REFUSED, one_line, quiet, stock_auto, task_of, with_class
+from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
+from compress.models.structure import Sizes, Structure, head_axes
 
 COUNTS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "num_heads", "n_heads"),
@@ -50,26 +50,23 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
 """Names under which modules of attention keep their counts."""
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")
 FFN_COUNTS = ("intermediate_dim", "intermediate_size")
-MARKED = "{}, in a shape of its own: load it with compress.model.load(folder)"
+MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.load(folder)"
 
 
-class OwnShape(Config):
-    """What a config says of a shape of its own."""
+def auto_class(task: Task, config: Any = None) -> Any:
+    """Returns the class of Transformers that picks the model class for a task.
 
-    model_type: str
-    """That of the stock class."""
-    head_dim: PositiveInt
-    """Numbers of a head."""
-    heads: tuple[PositiveInt, ...]
-    """Query heads of each layer."""
-    key_value_heads: tuple[PositiveInt, ...]
-    """Heads of keys and values of each layer."""
-    scaling: tuple[PositiveFloat, ...]
-    """Factor of the scores Q K^T in each layer."""
-    ffn: tuple[PositiveInt, ...]
-    """Neurons of the FFN of each layer, of each expert where there are several."""
-    experts: tuple[PositiveInt, ...] = ()
-    """Experts of each layer; absent where it has one FFN."""
+    Args:
+        task: The task.
+        config: Where it is given and describes a shape of its own: the class that makes such models is returned instead.
+    """
+    auto = stock_auto(task)
+    if not getattr(config, SHAPE_KEY, None):
+        return auto
+    classes = auto._model_mapping[type(config)]
+    named = (config.architectures or [""])[0]
+    stock = classes if not isinstance(classes, tuple) else next((c for c in classes if c.__name__ == named), classes[0])
+    return own_class(stock)
 
 
 def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
@@ -179,28 +176,6 @@ def mark(folder: Path) -> None:
     raw = json.loads(file.read_text(encoding="utf-8"))
     if raw.get(SHAPE_KEY):
         write_json(file, {**raw, "model_type": MARKED.format(raw[SHAPE_KEY]["model_type"])})
-
-
-def read_own(own: Any, depth: int, key: str) -> OwnShape:
-    """Reads what a config says of a shape of its own.
-
-    Args:
-        own: What stands in the config.
-        depth: Its number of layers.
-        key: What the message is about.
-
-    Raises:
-        InputError: It is damaged.
-    """
-    try:
-        shape = OwnShape.model_validate(own)
-        lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), len(shape.ffn), len(shape.experts) or depth}
-        if lengths == {depth}:
-            return shape
-        problem = f"lists of {depth} entries, one a layer, are needed"
-    except ValidationError as error:
-        problem = "; ".join(f"{'.'.join(map(str, entry['loc']))}: {entry['msg']}" for entry in error.errors()[:3])
-    raise InputError(f"{key}: {SHAPE_KEY} in config.json is damaged ({problem}); write the checkpoint again")
 
 
 def _dividing(width: int, most: int) -> int:

@@ -8,16 +8,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 from compress.core.errors import InputError
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
-
-
 WEIGHT_FILES = ("*.safetensors",)
-
-
 TEXT_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -28,16 +23,8 @@ TEXT_FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-
-
 VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json")
-
-
 IMAGE_FILES = ("preprocessor_config.json",)
-
-
-SHAPE_KEY = "compress_architecture"
-"""Key of config.json where a model has a shape that a stock config cannot express; see `compress.architecture`."""
 
 
 def is_local(path: str) -> bool:
@@ -64,12 +51,6 @@ def find(path: str, key: str, *, weights: bool = True) -> Path:
     if folder.exists():
         raise InputError(f"{key}: {path} is a file; a folder with config.json and model.safetensors, or a Hub id, is allowed")
     raise InputError(f"{key}: there is no folder {path}; give an existing folder or a Hub id")
-
-
-def stock_type(raw: dict[str, Any]) -> dict[str, Any]:
-    """Returns the contents of a config.json with the model type that Transformers knows: a shape of its own has another one written."""
-    own = raw.get(SHAPE_KEY)
-    return {**raw, "model_type": own.get("model_type")} if isinstance(own, dict) else raw
 
 
 def check_tokenizer(folder: Path, key: str) -> None:

@@ -3,10 +3,10 @@
 A language model whose weights need no change has every tensor that its config asks for, by name and shape, in safetensors files. Then its
 files are linked (copied where the file system does not link). Tensors that Transformers leaves aside when it loads, such as the inverse
 frequencies that older checkpoints kept, are dropped: then the others are copied, tensor by tensor. All other folders, whose names have to
-be changed for example, are loaded and saved (`compress.model`).
+be changed for example, are loaded and saved (`compress.models.importing`).
 
 A link is the same file: who writes into the source afterwards, instead of replacing it, changes the checkpoint too, which its manifest
-then tells. Left out: models that are not recognized by `compress.streaming`.
+then tells. Left out: models that are not recognized by `compress.models.streaming`.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from torch import Tensor
 from compress.artifacts.safetensors import check_finite, weight_files
 from compress.artifacts.shards import ShardWriter, StoredWeights
 from compress.core.errors import InputError
-from compress.model_config import quiet, set_labels
-from compress.model_files import copy_files
-from compress.streaming import TASK, StreamedModel, meta_model, stored_names, structure_problem
+from compress.models.config import set_labels
+from compress.models.files import copy_files
+from compress.models.library import quiet
+from compress.models.streaming import TASK, StreamedModel, meta_model, stored_names, structure_problem
 
 PROBED_TOKENS = 4
 INDEX = "model.safetensors.index.json"

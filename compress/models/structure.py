@@ -6,8 +6,8 @@
     experts    experts of one block of a MoE
     vocabulary rows of the embedding, and of the head of a language model
 
-This is what surgery works on (`prune.surgery`, `distill.width`), and what `compress.architecture` writes into a config. All of it is found
-by structure, on the meta device (`compress.attention_layers`, `compress.axes`).
+This is what surgery works on (`prune.surgery`, `distill.width`), and what `compress.models.shapes` writes into a config. All of it is found
+by structure, on the meta device (`compress.models.attention`, `compress.models.axes`).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from compress.attention_layers import Attention, find_attentions, out_axis
-from compress.axes import Axes, Axis, axes_of, size_of
-from compress.blocks import repeated_blocks
 from compress.core.errors import InputError
+from compress.models.attention import Attention, find_attentions, out_axis
+from compress.models.axes import Axes, Axis, axes_of, size_of
+from compress.models.blocks import repeated_blocks
 
 T = TypeVar("T")
 

@@ -1,0 +1,1 @@
+"""Models: imported, loaded, measured, and understood by their structure alone."""

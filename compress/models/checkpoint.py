@@ -1,0 +1,86 @@
+"""Checkpoints: how one is loaded, and how a model is saved as one.
+
+A checkpoint is a plain Transformers folder: config.json (with the names of the labels), model.safetensors, tokenizer.json or
+preprocessor_config.json, and a README.md. Attention goes through `scaled_dot_product_attention` wherever the model has it. A loaded model
+has linear layers in the place of GPT-2's `Conv1D` (`compress.models.conv1d`); what is saved has stock shapes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from compress.artifacts.safetensors import headers
+from compress.core.errors import InputError
+from compress.models.config import (
+    read_config,
+)
+from compress.models.conv1d import stock_state, with_linears
+from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
+from compress.models.library import REFUSED, one_line, quiet, some, task_of
+from compress.models.shapes import auto_class, mark
+from compress.schemes.checkpoint import QUANTIZATION_JSON, apply_quantization
+from compress.schemes.sites import apply_sites
+
+
+def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Loads a checkpoint, in evaluation mode; a quantized one gets its `Int8Linear` layers.
+
+    Raises:
+        InputError: The folder is no whole checkpoint.
+    """
+    config = read_config(folder, "checkpoint")
+    headers(folder, "checkpoint")
+    model, info = load_weights(auto_class(task_of(config), config), folder, config, dtype)
+    if info["missing"] or info["mismatched"]:
+        raise InputError(
+            f"checkpoint: {folder} lacks weights: {some(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
+        )
+    with_linears(model)
+    if (folder / QUANTIZATION_JSON).exists():
+        apply_quantization(model, folder)
+        apply_sites(model, folder)
+    placed: nn.Module = model.to(device).eval()
+    return placed
+
+
+def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
+    """Writes a float model as a checkpoint; tokenizer and processor files are taken from `source`.
+
+    Args:
+        model: A Transformers model.
+        source: The checkpoint it came from.
+        out: Existing folder.
+        summary: One sentence for the model card: what was done.
+    """
+    with quiet():
+        model.save_pretrained(out, state_dict=stock_state(model))  # type: ignore[operator]
+    mark(out)
+    copy_files(source, out, TEXT_FILES + IMAGE_FILES)
+    card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
+    (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")
+
+
+def load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
+    """Loads the weights that fit; names the others: `missing`, `mismatched`, `unexpected`."""
+    try:
+        with quiet():
+            model, info = auto.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+    except (OSError, *REFUSED) as error:
+        raise InputError(
+            f"model: {folder} cannot be loaded ({one_line(error)}); check that config.json and the weights belong together"
+        ) from error
+    mismatched = {entry[0] if isinstance(entry, tuple) else entry for entry in info["mismatched_keys"]}
+    return model, {"missing": set(info["missing_keys"]), "mismatched": mismatched, "unexpected": set(info["unexpected_keys"])}
