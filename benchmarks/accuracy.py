@@ -28,13 +28,13 @@ from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static
 
 from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
-from compress.data import load_data
+from compress.data.load import load_data
+from compress.data.splits import Data
 from compress.evaluate import PRIMARY, load_predictions, metrics
 from compress.machine.environment import fingerprint
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.splits import Data
 from compress.statistics import paired_bootstrap
 from export.engine import EngineSpec
 from export.openvino import computes_bf16

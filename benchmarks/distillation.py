@@ -35,7 +35,7 @@ from accuracy import ROOT, TASKS, mean_metric
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
-from compress.data import load_data
+from compress.data.load import load_data
 from compress.evaluate import PRIMARY, load_predictions
 from compress.machine.environment import fingerprint
 from compress.models.config import label_names

@@ -101,7 +101,7 @@ def quantize_here(folder: Path, out: Path, method: str, rows: int, tokens: int, 
     from compress.core.next_token import labels_of
     from compress.core.progress import ConsoleProgress
     from compress.core.target import Target
-    from compress.splits import Data, Split
+    from compress.data.splits import Data, Split
     from compress.stage import Context
     from quantize.quantize import Quantize
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import writing
+from compress.data.splits import Data
 from compress.engine_process import EngineProcess
 from compress.models.preprocessor import preprocessor
 from compress.recipe import Recipe
-from compress.splits import Data
 from export.engine import EngineSpec, spec_of
 from export.openvino import build, files
 from export.schemes import precision_of, write_graphs

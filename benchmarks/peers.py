@@ -21,7 +21,7 @@ from peer_engines import nncf_int8, onnxruntime_dynamic_int8
 
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
-from compress.data import load_data
+from compress.data.load import load_data
 from compress.evaluate import metrics
 from compress.latency import measure
 from compress.ledger import builds

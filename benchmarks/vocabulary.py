@@ -20,7 +20,7 @@ import numpy as np
 
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
-from compress.data import load_data
+from compress.data.load import load_data
 from compress.evaluate import PRIMARY, differences, metrics, predict
 from compress.machine.environment import fingerprint
 from compress.models.checkpoint import load

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor, nn
 
-    from compress.splits import Data
+    from compress.data.splits import Data
     from compress.standalone.preprocess import Preprocessor
     from compress.train import Objective
 
@@ -169,7 +169,7 @@ def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> C
 
 def answered(context: Context, logits: NDArray[Any]) -> Context:
     """Returns the context with the answers of some logits, float32 `[n, C]`, in place of the labels of the selection split."""
-    from compress.splits import Split
+    from compress.data.splits import Split
 
     answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
     return replace(context, data=replace(context.data, selection=Split(context.data.selection.rows, answers)))

@@ -19,9 +19,9 @@ from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.next_token import choices
 from compress.core.tasks import facts
+from compress.data.splits import Data
 from compress.engine_process import read_rows, write_rows
 from compress.evaluate import load_predictions
-from compress.splits import Data
 from compress.standalone.preprocess import Row
 
 GOLDEN_ROWS = 64

@@ -27,7 +27,8 @@ from compress.artifacts.run_folder import link_repository, locked, open_run, swe
 from compress.core.errors import InputError, nearest
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import num_classes
-from compress.data import load_data
+from compress.data.load import load_data
+from compress.data.splits import Data
 from compress.finetune import Finetune
 from compress.implicit import Evaluate, Latency, Source
 from compress.machine import environment
@@ -40,7 +41,6 @@ from compress.models.library import some
 from compress.models.size import count
 from compress.models.tokenizer import settled
 from compress.recipe import Recipe, check, dump
-from compress.splits import Data
 from compress.stage import Context, Stage, input_named, is_model, teachers_named
 from compress.timing import Timer
 from distill.injected import Injected

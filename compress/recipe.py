@@ -18,10 +18,10 @@ from compress.core.problems import explain
 from compress.core.target import Parallel, Target
 from compress.core.tasks import TASKS
 from compress.core.yaml_file import parse_yaml
+from compress.data.config import DataConfig
 from compress.finetune import Finetune
 from compress.models.config import ModelConfig
 from compress.models.tokenizer import TrainTokenizer
-from compress.sources import DataConfig
 from compress.stage import Stage, input_named, is_model, lines, teachers_named
 from distill.distill import Distill
 from export.export import Export

@@ -23,8 +23,8 @@ from compress.machine.parallel import ALONE, Team
 if TYPE_CHECKING:  # types only: these modules stand above this one
     from torch import nn
 
+    from compress.data.splits import Data
     from compress.distilled import Learner, Taught
-    from compress.splits import Data
 
 
 TimedPrecision = Literal["int8", "fp32"]

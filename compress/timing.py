@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.data.splits import Split
 from compress.latency import Shape, measure
-from compress.splits import Split
 from compress.stage import Context, TimedPrecision
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@
     kl_t  = T^2 KL(softmax(y_t / T) || softmax(z_t / T))        y_t: logits of the other model
     loss_b = mean over the predicted tokens of block b
 
-Blocks that are trained on are all of one length (`compress.text_blocks`), so the mean of their means is the mean over all tokens of a
+Blocks that are trained on are all of one length (`compress.data.text_blocks`), so the mean of their means is the mean over all tokens of a
 batch, however it is split.
 
 Tensor names carry their shapes: b blocks, L positions, T = L - 1 predicted tokens, V vocabulary.

@@ -33,7 +33,7 @@ from distill.schedules import Ramp, always_zero, smallest
 from distill.student import Student
 
 if TYPE_CHECKING:
-    from compress.splits import Data
+    from compress.data.splits import Data
 
 TeacherName = Annotated[str, Field(min_length=1)]
 

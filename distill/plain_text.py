@@ -23,11 +23,11 @@ from typing import Annotated, Any
 from pydantic import Field
 from tokenizers import Encoding, Tokenizer
 
-from compress import readers
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.sources import ColumnName
-from compress.splits import content_key
+from compress.data import tables
+from compress.data.config import ColumnName
+from compress.data.splits import content_key
 from compress.standalone.preprocess import Row
 
 CHUNK = 1024
@@ -63,11 +63,11 @@ def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda 
     """
     where = Path(config.path).expanduser()
     if where.is_dir():
-        files = [path for path in sorted(where.iterdir()) if path.is_file() and readers.suffix(path) in readers.TABLES]
+        files = [path for path in sorted(where.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
     else:
         files = [where] if where.exists() else []
     if not files and (where.exists() or config.path.count("/") != 1 or config.path.startswith((".", "/", "~"))):
-        raise InputError(f"{key}.path: {config.path} given; a file ({' '.join(readers.TABLES)}), a folder of them or a Hub id is allowed")
+        raise InputError(f"{key}.path: {config.path} given; a file ({' '.join(tables.TABLES)}), a folder of them or a Hub id is allowed")
     try:
         if not files:
             log(f"{key}: reading {config.path} from the Hub or its cache")
@@ -88,24 +88,24 @@ def _read(config: PlainText, files: tuple[tuple[str, int, int], ...]) -> tuple[R
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
         raise InputError(f"data.path {config.path}: column {positions[0]} given; a data set of the Hub names its columns")
-    found = readers.read_hub(config.path, config.subset, [str(column) for column in columns], lambda message: None)
+    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], lambda message: None)
     if config.split not in found:
         raise InputError(f"data.path {config.path}: no split {config.split!r}; it has {', '.join(found)}")
     return tuple(_texts(enumerate(found[config.split][0], 1), f"{config.path} split {config.split} row"))
 
 
 def _rows_of(path: Path, config: PlainText) -> Iterator[Row]:
-    if readers.suffix(path) == ".txt":
-        return _texts(((number, (line,)) for number, line in enumerate(readers.read_document(path).split("\n"), 1)), f"{path} line")
-    table = readers.Table(path, _columns(config), config.header)
-    return _texts(readers.read_table(table), f"{path} {table.unit}")
+    if tables.suffix(path) == ".txt":
+        return _texts(((number, (line,)) for number, line in enumerate(tables.read_document(path).split("\n"), 1)), f"{path} line")
+    table = tables.Table(path, _columns(config), config.header)
+    return _texts(tables.read_table(table), f"{path} {table.unit}")
 
 
 def _columns(config: PlainText) -> tuple[ColumnName, ...]:
     return (config.text,) if config.text_pair is None else (config.text, config.text_pair)
 
 
-def _texts(cells: Iterable[tuple[int, readers.Cells]], where: str) -> Iterator[Row]:
+def _texts(cells: Iterable[tuple[int, tables.Cells]], where: str) -> Iterator[Row]:
     for number, found in cells:
         for text in found:
             if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):

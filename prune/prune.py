@@ -43,7 +43,7 @@ from prune.timing import LatencyCost, LatencyTarget, Ruler, Timing, target_shape
 if TYPE_CHECKING:
     from torch import nn
 
-    from compress.splits import Data
+    from compress.data.splits import Data
 
 SPARSITY = 0.5
 

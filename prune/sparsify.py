@@ -49,7 +49,7 @@ from prune.sparsegpt import reachable_by_strips
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from compress.splits import Data
+    from compress.data.splits import Data
 
 ZEROED, FIGURES = "zeroed", "zeroed.json"
 LEARNING, RECOVERY = "learning", "recovery"  # folders of training checkpoints

@@ -59,7 +59,7 @@ from quantize.streaming import check_streamed, quantize_streamed, worth_streamin
 from quantize.trial import Trial
 
 if TYPE_CHECKING:
-    from compress.splits import Data
+    from compress.data.splits import Data
 
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
 PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals

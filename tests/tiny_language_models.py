@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from compress.core.next_token import labels_of
+from compress.data.splits import Data, Split
 from compress.models.library import quiet
-from compress.splits import Data, Split
 
 LENGTH, VOCABULARY = 12, 64
 SIZES: dict[str, Any] = {"num_hidden_layers": 3, "hidden_size": 32, "num_attention_heads": 4, "vocab_size": VOCABULARY}

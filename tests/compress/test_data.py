@@ -18,9 +18,9 @@ from PIL import Image
 from pydantic import ValidationError
 
 from compress.core.errors import InputError
-from compress.data import load_data
-from compress.sources import DataConfig
-from compress.splits import Data, Split, content_key, divide, hold_out
+from compress.data.config import DataConfig
+from compress.data.load import load_data
+from compress.data.splits import Data, Split, content_key, divide, hold_out
 
 Rows = list[tuple[Any, ...]]
 

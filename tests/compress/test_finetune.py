@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.data.splits import Data, Split
 from compress.evaluate import metrics, predict
 from compress.finetune import Finetune, supervised
 from compress.models.checkpoint import load
-from compress.splits import Data, Split
 from compress.stage import Context
 from compress.train import Batch, _rows_digest
 from tests.compress import tiny_gpt

@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from compress.core.errors import InputError
-from compress.data import load_data
-from compress.readers import Column, Table, read_table
-from compress.sources import DataConfig
+from compress.data.config import DataConfig
+from compress.data.load import load_data
+from compress.data.tables import Column, Table, read_table
 
 ROWS = [("plain", "0"), ('quotes " and , commas', "1"), ("", "0"), ("caf\u00e9 \u2028 \x0b \x85 \U0001f600", "1")]
 

@@ -14,13 +14,14 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.core.next_token import IGNORED
-from compress.data import load_data
+from compress.data.config import DataConfig
+from compress.data.load import load_data
+from compress.data.sources import Source
+from compress.data.splits import Data, Split, content_key
+from compress.data.text_blocks import cut, documents, tail
 from compress.engine_process import read_rows, write_rows
 from compress.models.tokenizer import TrainTokenizer
-from compress.sources import DataConfig, Source
-from compress.splits import Data, Split, content_key
 from compress.standalone.preprocess import BadRow
-from compress.text_blocks import cut, documents, tail
 from tests.compress import tiny_gpt
 
 TRAIN = TrainTokenizer(train="bpe", vocab_size=300)

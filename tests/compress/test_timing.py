@@ -12,7 +12,7 @@ import pytest
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.splits import Data, Split
+from compress.data.splits import Data, Split
 from compress.stage import Context
 from compress.timing import Timer
 from export.export import Export

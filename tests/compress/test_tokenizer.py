@@ -13,13 +13,13 @@ from transformers import AutoTokenizer
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.data import load_data
+from compress.data.config import DataConfig
+from compress.data.load import load_data
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
 from compress.models.preprocessor import preprocessor
 from compress.models.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, settled, train_bpe
-from compress.sources import DataConfig
 from tests.compress import tiny_gpt
 
 SCRIPT = """

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 
 from compress.core.target import Target
-from compress.data import load_data
+from compress.data.config import DataConfig
+from compress.data.load import load_data
+from compress.data.splits import Data
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
 from compress.models.preprocessor import preprocessor
 from compress.models.tokenizer import TrainTokenizer
-from compress.sources import DataConfig
-from compress.splits import Data
 from compress.standalone.preprocess import Preprocessor
 
 LENGTH, VOCABULARY = 16, 300

@@ -16,8 +16,8 @@ from torch import nn
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.core.tasks import Task
+from compress.data.splits import Data, Split
 from compress.models.conv1d import with_linears
-from compress.splits import Data, Split
 from compress.stage import Context
 from tests.told import Told
 

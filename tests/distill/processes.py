@@ -15,9 +15,9 @@ import torch
 from compress import train
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
+from compress.data.splits import Data
 from compress.finetune import Finetune
 from compress.machine.parallel import ALONE, Strategy, Team, joined, leave
-from compress.splits import Data
 from compress.stage import Context, Stage
 from distill import teacher
 from distill.distill import Distill

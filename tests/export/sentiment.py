@@ -17,9 +17,9 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
+from compress.data.splits import Data, Split
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
-from compress.splits import Data, Split
 from compress.stage import Context
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]

@@ -11,10 +11,10 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.data.splits import Data
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
-from compress.splits import Data
 from compress.stage import Context
 from distill.injected import Injected
 from prune.sparsify import Sparsify

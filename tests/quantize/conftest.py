@@ -12,7 +12,7 @@ from PIL import Image
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
-from compress.splits import Data, Split
+from compress.data.splits import Data, Split
 from compress.stage import Context
 from tests.told import Told
 

@@ -14,12 +14,12 @@ from compress import trial as trials
 from compress.artifacts.artifact import Artifact
 from compress.core.next_token import labels_of
 from compress.core.target import Target
+from compress.data.splits import Split
 from compress.distilled import Distilled
 from compress.evaluate import metrics, predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.schemes.checkpoint import load_quantization
-from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch
 from quantize.budget import Budget

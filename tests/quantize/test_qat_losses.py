@@ -14,6 +14,7 @@ import torch
 
 from compress.artifacts.artifact import Artifact, write_json
 from compress.core.errors import InputError
+from compress.data.splits import Split
 from compress.distilled import Learner, LossName, taught
 from compress.models.checkpoint import load, save
 from compress.models.config import ModelConfig
@@ -21,7 +22,6 @@ from compress.models.forward import forward
 from compress.models.importing import import_model
 from compress.models.origin import Origin, same_shape
 from compress.models.preprocessor import preprocessor
-from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch
 from distill.injected import Injected

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
+from compress.data.splits import Split
 from compress.distilled import Distilled
 from compress.evaluate import predict
 from compress.models.checkpoint import load, save
@@ -20,7 +21,6 @@ from compress.models.forward import forward, linears
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
-from compress.splits import Split
 from compress.stage import Context
 from compress.train import Batch, TrainConfig, train
 from quantize.qat import Qat, QatLinear, Scale, extract, insert, learn

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
+from compress.data.splits import Split
 from compress.evaluate import finely, predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
 from compress.models.preprocessor import preprocessor
 from compress.schemes.int8 import Int8Linear, LayerScales, weight_scale
-from compress.splits import Split
 from compress.stage import Context
 from compress.trial import TRIAL_ROWS, distance, spread
 from quantize.trial import Trial, in_int8

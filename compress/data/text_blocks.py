@@ -8,7 +8,7 @@ line. The last, shorter block is dropped from training, where all blocks have on
 
 Where there is one text and no test or validation split, its last tenth, from the start of a line on, is the test split: neighbouring lines
 know each other, so that a random choice would test on what stands beside the training text. A trained tokenizer sees the train split
-alone. Choices are made on 5 % of the train blocks, by hash of their tokens, or on validation (`compress.splits`).
+alone. Choices are made on 5 % of the train blocks, by hash of their tokens, or on validation (`compress.data.splits`).
 
 Left out: a start-of-text token at the head of every block, and attention that stops at the end of a document inside of a block.
 """
@@ -23,9 +23,10 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.next_token import Block, labels_of
+from compress.data.config import DataConfig
+from compress.data.sources import Sources, read_sources
+from compress.data.splits import Data, Split, divide
 from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
-from compress.sources import DataConfig, Sources, read_sources
-from compress.splits import Data, Split, divide
 
 TEST_SHARE = 0.1
 Log = Callable[[str], None]

@@ -1,7 +1,7 @@
-"""The data section of a recipe, and the files, archives and data sets that it leads to.
+"""Sources: the files, archives and data sets that the data section of a recipe leads to.
 
 `read_sources` finds what every split is made of and reads it: rows, their labels as the files hold them, and the place of each row, so
-that every later complaint can name file and line. Formats are in `readers` (tables) and `images`.
+that every later complaint can name file and line. Formats are in `tables` and `images`.
 
 Left out: tables that hold several splits, and downloads other than from the Hub.
 """
@@ -12,15 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import BeforeValidator, Field
-
-from compress import images, readers
-from compress.core.config import Config
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import TASKS, Task
-from compress.readers import Cells, Column, Table
+from compress.core.tasks import Task
+from compress.data import images, tables
+from compress.data.config import Columns, DataConfig, FileConfig, is_labelled
+from compress.data.tables import Cells, Table
 from compress.standalone.preprocess import BadRow, Row, decode_image
 
 DIGITS = "sklearn:digits"
@@ -28,89 +26,6 @@ SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLITS)})(-\d+-of-\d+)?")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 Log = Callable[[str], None]
-
-
-def is_labelled(task: Task) -> bool:
-    """Whether the rows of a task have labels of their own; text to generate is its own label."""
-    return TASKS[task].answer != "tokens"
-
-
-ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
-
-
-class Columns(Config):
-    """Which columns hold what: names, or positions counted from 0 where a file has no header."""
-
-    text: ColumnName | None = None
-    """The text, or the first of a pair; `text` where absent."""
-    text_pair: ColumnName | None = None
-    """The second text of a pair; absent for single texts."""
-    image: ColumnName | None = None
-    """The image: encoded bytes, or a path beside the table; `image` where absent. Folders and archives of images have no columns."""
-    label: ColumnName | None = None
-    """The label; `label` where absent. A split whose labels are all -1 counts as unlabelled. None for text-generation."""
-
-    def over(self, base: Columns) -> Columns:
-        """Returns these columns, completed by those of `base`."""
-        return base.model_copy(update=self.model_dump(exclude_none=True))
-
-    def wanted(self, task: Task) -> tuple[Column, ...]:
-        """Returns the columns that a task reads, the label last where it has one."""
-        label = "label" if self.label is None else self.label
-        if task == "image-classification":
-            return ("image" if self.image is None else self.image, label)
-        text = "text" if self.text is None else self.text
-        if not is_labelled(task):
-            return (text,)
-        return (text, label) if self.text_pair is None else (text, self.text_pair, label)
-
-
-class FileConfig(Config):
-    """One file of a split that differs from the others."""
-
-    file: Annotated[str, Field(min_length=1)]
-    """The file, relative to `data.path`."""
-    header: bool = True
-    """Whether its first line names the columns (tsv and csv)."""
-    columns: Columns = Columns()
-    """Its columns; those not given are the ones of `data.columns`."""
-
-
-def _as_files(value: Any) -> Any:
-    entries = value if isinstance(value, list | tuple) else [value]
-    return [{"file": entry} if isinstance(entry, str) else entry for entry in entries]
-
-
-Files = Annotated[tuple[FileConfig, ...], BeforeValidator(_as_files)]
-
-
-class FilesConfig(Config):
-    """The files of each split; a file, or a list of files that are read one after the other."""
-
-    train: Annotated[Files, Field(min_length=1)]
-    """Rows to learn from."""
-    test: Files = ()
-    """Rows for the final figures."""
-    validation: Files = ()
-    """Rows for choices; for the final figures too where there is no labelled test split."""
-
-
-class DataConfig(Config):
-    """Training and evaluation data."""
-
-    path: Annotated[str, Field(min_length=1)]
-    """A Hub id, a folder or a file of csv tsv json jsonl parquet (.gz too), for text-generation txt as well, a folder or tar archive of
-    images, or `sklearn:digits`."""
-    subset: str | None = None
-    """Configuration of a Hub data set; ignored for local data."""
-    columns: Columns = Columns()
-    """Which columns hold text, pair, image and label."""
-    files: FilesConfig | None = None
-    """The files of each split, relative to `path`; found by their names (train.*, test.*, dev.* or validation.*) where absent. Text for
-    text-generation that comes as one file alone gives its last tenth as the test split."""
-    max_length: Annotated[int, Field(ge=8, le=65536)] = 128
-    """Tokens kept of a row, special tokens included; longer rows are truncated. For text-generation the tokens of a block, which the text
-    is cut into. Ignored for images."""
 
 
 @dataclass(frozen=True)
@@ -159,7 +74,7 @@ def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
         if config.subset is not None:
             log(f"data: subset {config.subset!r} is ignored; it is for data sets of the Hub, and {config.path} is local")
         return _read_digits(task) if config.path == DIGITS else _read_local(where, config, task, log)
-    if config.files is not None or not _HUB_ID.fullmatch(config.path) or readers.suffix(where) in readers.TABLES:
+    if config.files is not None or not _HUB_ID.fullmatch(config.path) or tables.suffix(where) in tables.TABLES:
         siblings = [child.name for child in where.parent.iterdir()] if where.parent.is_dir() else []
         allowed = f"a file, a folder, a Hub id (owner/name) or {DIGITS} is allowed"
         raise InputError(f"data.path: {config.path}: no such file or folder; {allowed}{nearest(where.name, siblings)}")
@@ -208,9 +123,9 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
         images_too = task == "image-classification" and (path.is_dir() or images.is_archive(path))
-        if match and (images_too or (path.is_file() and readers.suffix(path) in readers.TABLES)):
+        if match and (images_too or (path.is_file() and tables.suffix(path) in tables.TABLES)):
             found.setdefault(SPLITS[match[1]], []).append(path)
-    alone = [path for path in sorted(folder.iterdir()) if path.is_file() and readers.suffix(path) in readers.TABLES]
+    alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
     if not found and not is_labelled(task) and len(alone) == 1:  # its last part becomes the test split
         return {"train": alone}
     problems = [
@@ -219,7 +134,7 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
     if "train" not in found:
-        endings = " ".join((*readers.TABLES, *images.ARCHIVES) if task == "image-classification" else readers.TABLES)
+        endings = " ".join((*tables.TABLES, *images.ARCHIVES) if task == "image-classification" else tables.TABLES)
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
         folders = ", or a folder train/CLASS/FILE" if task == "image-classification" else ""
         problems.append(f"{folder}: no train split in it, but {names}; train.* ({endings}, .gz too){folders} is allowed, or data.files")
@@ -235,10 +150,10 @@ def _read_file(path: Path, entry: FileConfig, base: Columns, task: Task, split: 
     if path.is_dir() or images.is_archive(path):
         _check_task(str(path), task)
         return _one_split(_by_split(images.read_images(path), str(path)), path, split)
-    if not is_labelled(task) and readers.suffix(path) == ".txt":
-        return Source(str(path), [readers.read_document(path)], [None], [1])
+    if not is_labelled(task) and tables.suffix(path) == ".txt":
+        return Source(str(path), [tables.read_document(path)], [None], [1])
     table = Table(path, entry.columns.over(base).wanted(task), entry.header)
-    return _read_rows(str(path), readers.read_table(table), task, path.parent, table.unit)
+    return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
 
 
 def _one_split(found: Sources, path: Path, split: str) -> Source:
@@ -270,7 +185,7 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
         raise InputError(f"data.columns: {positions[0]} given; a data set of the Hub names its columns")
-    found = readers.read_hub(config.path, config.subset, [str(column) for column in columns], log)
+    found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log)
     sources: Sources = {}
     for name, (rows, features) in found.items():
         if name not in SPLITS:

@@ -1,8 +1,8 @@
-"""The data of a run: read, checked, labelled and divided; and the preprocessor that fits a checkpoint.
+"""The data of a run: read, checked, labelled and divided.
 
 `load_data` is the way from the data section of a recipe to a `Data`: find and read the files (`sources`), turn their labels into class
 ids or values (`labels`), and decide which rows are for training, choosing and final figures (`splits`). Text to generate is cut into
-blocks of tokens instead (`text_blocks`). `preprocessor` reads from a checkpoint folder how its rows have to be prepared.
+blocks of tokens instead (`text_blocks`).
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from pathlib import Path
 
 import numpy as np
 
-from compress import labels
 from compress.core.errors import InputError
 from compress.core.tasks import SCORE, TASKS, Task
+from compress.data import labels
+from compress.data.config import DataConfig
+from compress.data.sources import Source, read_sources
+from compress.data.splits import Data, Split, divide, hold_out
+from compress.data.text_blocks import load_blocks
 from compress.models.config import NO_TOKENIZER
 from compress.models.tokenizer import TrainTokenizer, train_bpe
-from compress.sources import DataConfig, Source, read_sources
-from compress.splits import Data, Split, divide, hold_out
-from compress.text_blocks import load_blocks
 
 HOLD_OUT_SHARE = 0.2
 
