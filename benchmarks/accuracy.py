@@ -30,8 +30,9 @@ from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
 from compress.data.load import load_data
 from compress.data.splits import Data
-from compress.evaluate import PRIMARY, load_predictions, metrics
 from compress.machine.environment import fingerprint
+from compress.measure.answers import load_predictions
+from compress.measure.metrics import PRIMARY, metrics
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read

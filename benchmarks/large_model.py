@@ -102,7 +102,7 @@ def quantize_here(folder: Path, out: Path, method: str, rows: int, tokens: int, 
     from compress.core.progress import ConsoleProgress
     from compress.core.target import Target
     from compress.data.splits import Data, Split
-    from compress.stage import Context
+    from compress.stage.context import Context
     from quantize.quantize import Quantize
 
     torch.set_num_threads(threads)

@@ -7,7 +7,7 @@ from typing import Any
 
 from compress.artifacts.artifact import writing
 from compress.data.splits import Data
-from compress.engine_process import EngineProcess
+from compress.measure.engine_process import EngineProcess
 from compress.models.preprocessor import preprocessor
 from compress.recipe import Recipe
 from export.engine import EngineSpec, spec_of

@@ -21,8 +21,9 @@ import numpy as np
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.data.load import load_data
-from compress.evaluate import PRIMARY, differences, metrics, predict
 from compress.machine.environment import fingerprint
+from compress.measure.metrics import PRIMARY, differences, metrics
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.config import label_names
 from compress.models.preprocessor import preprocessor

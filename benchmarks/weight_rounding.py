@@ -19,8 +19,9 @@ from pathlib import Path
 from compress.artifacts.run_folder import open_run
 from compress.core.next_token import perplexity
 from compress.core.progress import ConsoleProgress
-from compress.evaluate import differences, load_predictions
 from compress.machine.environment import fingerprint
+from compress.measure.answers import load_predictions
+from compress.measure.metrics import differences
 from compress.pipeline import run
 from compress.recipe import read
 from compress.statistics import paired_bootstrap

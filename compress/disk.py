@@ -19,7 +19,8 @@ from compress.models.conv1d import with_linears
 from compress.models.forward import linears
 from compress.models.library import quiet, with_class
 from compress.models.shapes import auto_class
-from compress.stage import Context, Stage
+from compress.stage.context import Context
+from compress.stage.stage import Stage
 from export.export import Export, ends, floating_of
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize

@@ -14,20 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import Field, JsonValue, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
 from compress.models.forward import forward
-from compress.models.origin import Origin
-from compress.stage import Asked, Context
+from compress.stage.context import Context
+from compress.stage.taught import Asked, Learner, Taught
 from compress.token_losses import token_divergence, token_losses
 from compress.train import Batch
 from compress.training_rows import Rows
@@ -35,52 +31,16 @@ from compress.training_rows import Rows
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
 
-LossName = Literal["soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational"]
-"""Published combinations of losses: `distill.presets`."""
 
 TEMPERATURE = 2.0
+
+
 CACHE_BYTES = 2**26
 """The teacher's logits are kept up to this size, and saved with every checkpoint; beyond it they are computed in every epoch."""
 
 
-class Taught(Config):
-    """What a model learns from."""
-
-    distill: bool = True
-    """Learn from the teacher too, and not from the labels alone."""
-    loss: LossName | None = None
-    """A published combination of losses of the stage `distill`, in place of `soft_weight`; absent: the teacher's answers and the labels."""
-    losses: tuple[dict[str, JsonValue], ...] = ()
-    """Such losses one by one, as in the stage `distill`. Layers of the teacher count among those that are left of it."""
-    temperature: Annotated[float, Field(gt=0, le=100)] | None = None
-    """Softens the answers of both models; unused for regression. Absent: 2, or as published with `loss`."""
-    soft_weight: Annotated[float, Field(ge=0, le=1)] = 0.9
-    """Share of the teacher's answers in the loss; the labels have the rest. Unused with `loss` or `losses`."""
-    hard_weight: Annotated[float, Field(ge=0)] | None = None
-    """With `loss` or `losses`: weight of the labels; absent: as published with `loss`, 0 with `losses`."""
-
-    @model_validator(mode="after")
-    def _one_way(self) -> Self:
-        named = "loss" if self.loss is not None else "losses" if self.losses else ""
-        usual = type(self).model_fields["soft_weight"].default
-        if self.loss is not None and self.losses:
-            raise ValueError("give either loss (a published combination) or losses (a list), not both")
-        if named and not self.distill:
-            raise ValueError(f"{named}: given with distill: false; leave one of them out")
-        if named and self.soft_weight != usual:
-            raise ValueError(f"soft_weight: {self.soft_weight:g} given beside {named}; give hard_weight, or leave it out")
-        if self.hard_weight is not None and not named:
-            raise ValueError(f"hard_weight: {self.hard_weight:g} given; it goes with loss or losses: give soft_weight")
-        return self
-
-    @property
-    def named(self) -> bool:
-        """Whether losses are asked for by name."""
-        return self.loss is not None or bool(self.losses)
-
-
 def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
-    """Finds out before the first stage runs whether losses that are asked for by name fit; see `compress.stage.Losses.check`.
+    """Finds out before the first stage runs whether losses that are asked for by name fit; see `compress.stage.context.Losses.check`.
 
     Raises:
         InputError: They do not.
@@ -88,28 +48,6 @@ def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, par
     if settings.named:
         assert context.losses is not None, "the pipeline hands over the losses"
         context.losses.check(settings, asked, student, teacher, part, context)
-
-
-@dataclass(frozen=True)
-class Learner:
-    """A model that is trained against a teacher."""
-
-    settings: Taught
-    """What it learns from."""
-    asked: Asked
-    """Where that is asked for."""
-    model: nn.Module
-    """On its device."""
-    source: Path
-    """Checkpoint with its tokenizer or image processor."""
-    prepared: Preprocessor
-    """How it takes its rows."""
-    teacher: nn.Module
-    """On the same device."""
-    theirs: Preprocessor
-    """How the teacher takes its rows."""
-    origin: Origin | None
-    """Where the parts of the model come from, if it is made of parts of the teacher."""
 
 
 def taught(learner: Learner, context: Context) -> nn.Module:

@@ -18,7 +18,8 @@ from pydantic import Field
 
 from compress.artifacts.artifact import Artifact
 from compress.core.tasks import TASKS, Task
-from compress.stage import Context, Stage
+from compress.stage.context import Context
+from compress.stage.stage import Stage
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class Finetune(Stage):
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
         from compress.core.errors import InputError
-        from compress.evaluate import PRIMARY
+        from compress.measure.metrics import PRIMARY
         from compress.models.checkpoint import load, save
         from compress.models.preprocessor import preprocessor
         from compress.train import TrainConfig, autocast_dtype, train, training_device
@@ -146,7 +147,8 @@ def trained_here(context: Context) -> bool:
 
 def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
     """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
-    from compress.evaluate import PRIMARY, compared, metrics
+    from compress.measure.metrics import PRIMARY, metrics
+    from compress.measure.predictions import compared
 
     split = context.data.selection
     if not len(split.rows):
@@ -161,7 +163,7 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
 
 def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
     """Returns the context with a teacher's answers in place of the labels of the selection split."""
-    from compress.evaluate import compared
+    from compress.measure.predictions import compared
 
     selection = context.data.selection
     return answered(context, compared(teacher, prepared, selection.rows, EVALUATION_BATCH)) if len(selection) else context

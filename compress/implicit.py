@@ -9,12 +9,15 @@ from typing import Any, ClassVar
 from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
-from compress.evaluate import PRIMARY, metrics, num_predictions, predict, save_predictions
+from compress.measure.answers import save_predictions
+from compress.measure.metrics import PRIMARY, metrics, num_predictions
+from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, read_config
 from compress.models.importing import import_model, source_digest
 from compress.models.preprocessor import preprocessor
 from compress.models.tokenizer import TrainTokenizer, settled
-from compress.stage import Context, Stage
+from compress.stage.context import Context
+from compress.stage.stage import Stage
 
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
@@ -51,15 +54,15 @@ class Evaluate(Stage):
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes logits and labels to `torch.safetensors` and returns the metrics and their n."""
-        from compress import evaluate
+        from compress.measure import predictions
         from compress.models.checkpoint import load
         from compress.models.size import count
 
         split = context.data.evaluation
         processor = preprocessor(parent.path, context.task, context.max_length, context.target)
-        if evaluate.predicts_streamed(parent.path, context.task):
+        if predictions.predicts_streamed(parent.path, context.task):
             model = read_config(parent.path, "checkpoint")
-            logits = evaluate.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
+            logits = predictions.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
         else:
             model = load(parent.path)
             logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
@@ -72,14 +75,14 @@ class Evaluate(Stage):
 
 
 class Latency(Stage):
-    """Measures every engine in its own process, the processes in turn (see `compress.latency`)."""
+    """Measures every engine in its own process, the processes in turn (see `compress.measure.latency`)."""
 
     NAME: ClassVar[str] = "latency"
     PRODUCES: ClassVar[Kind] = "latency"
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report."""
-        from compress.latency import measure
+        from compress.measure.latency import measure
 
         jobs = engine_jobs(parent, context)
         rows = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress)

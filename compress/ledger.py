@@ -20,8 +20,8 @@ from compress.artifacts.run_folder import Run
 from compress.core.next_token import choices
 from compress.core.tasks import facts
 from compress.data.splits import Data
-from compress.engine_process import read_rows, write_rows
-from compress.evaluate import load_predictions
+from compress.measure.answers import load_predictions
+from compress.measure.engine_process import read_rows, write_rows
 from compress.standalone.preprocess import Row
 
 GOLDEN_ROWS = 64

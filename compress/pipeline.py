@@ -41,7 +41,8 @@ from compress.models.library import some
 from compress.models.size import count
 from compress.models.tokenizer import settled
 from compress.recipe import Recipe, check, dump
-from compress.stage import Context, Stage, input_named, is_model, teachers_named
+from compress.stage.context import Context
+from compress.stage.stage import Stage, input_named, is_model, teachers_named
 from compress.timing import Timer
 from distill.injected import Injected
 from distill.teacher import FITTING, about

@@ -22,7 +22,8 @@ from compress.models.size import Counts, count
 from compress.models.tokenizer import settled
 from compress.pipeline import cache_key, checkpoint_named, is_variant, plan_steps, prepare, teachers_of
 from compress.recipe import Recipe
-from compress.stage import Context, Stage, input_named, lines
+from compress.stage.context import Context
+from compress.stage.stage import Stage, input_named, lines
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from compress.data.config import DataConfig
 from compress.finetune import Finetune
 from compress.models.config import ModelConfig
 from compress.models.tokenizer import TrainTokenizer
-from compress.stage import Stage, input_named, is_model, lines, teachers_named
+from compress.stage.stage import Stage, input_named, is_model, lines, teachers_named
 from distill.distill import Distill
 from export.export import Export
 from prune.prune import Prune

@@ -16,8 +16,8 @@ from compress import goals, html, ledger, statistics
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.tasks import TASKS, Task
-from compress.evaluate import PRIMARY
 from compress.ledger import Hop
+from compress.measure.metrics import PRIMARY
 
 SCHEMA = 1
 

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity, perplexity_of
 from compress.core.tasks import Task
-from compress.evaluate import PRIMARY, num_predictions, pearson
+from compress.measure.metrics import PRIMARY, num_predictions, pearson
 
 Array = NDArray[Any]
 Metric = Callable[[Array, Array], float]

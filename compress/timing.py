@@ -2,7 +2,7 @@
 
 A float checkpoint becomes an engine as it does in `export`, without evaluation and parity: ONNX, for int8 quantized as the recipe says but
 with the ranges of a handful of rows and nothing searched or learned (time does not depend on scales), built, opened in a process of its
-own. Processes take turns and throw their warm-up away (`compress.latency`).
+own. Processes take turns and throw their warm-up away (`compress.measure.latency`).
 
     T_i = median over the groups of T_0 * (T_i / T_0 in its own group)        of more than `GROUP` + 1 checkpoints, in groups with the first
 
@@ -24,8 +24,8 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.data.splits import Split
-from compress.latency import Shape, measure
-from compress.stage import Context, TimedPrecision
+from compress.measure.latency import Shape, measure
+from compress.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
     from export.engine import EngineSpec

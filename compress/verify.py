@@ -19,7 +19,7 @@ from compress.artifacts.run_folder import REPOSITORY, Run, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import facts
-from compress.evaluate import differences
+from compress.measure.metrics import differences
 
 Log = Callable[[str], None]
 MEDIAN_ABS = 0.02
@@ -83,7 +83,7 @@ def _files(run: Run, log: Log) -> Iterator[str]:
 
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
-    from compress.engine_process import EngineError, EngineProcess
+    from compress.measure.engine_process import EngineError, EngineProcess
     from export.engine import spec_of
 
     exported = run.of_kind("engine")

@@ -24,7 +24,8 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, num_classes
 from compress.finetune import selection_metric, trained_here
-from compress.stage import Context, ModelStage, teachers_named
+from compress.stage.context import Context
+from compress.stage.stage import ModelStage, teachers_named
 from distill.loss import Setting, Shape
 from distill.masking import Augment
 from distill.plain_text import PlainText
@@ -273,8 +274,8 @@ class Distill(ModelStage):
         Raises:
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
-        from compress.evaluate import PRIMARY
         from compress.machine.parallel import shard
+        from compress.measure.metrics import PRIMARY
         from compress.models.blocks import repeated_blocks
         from compress.models.checkpoint import load, save
         from compress.models.preprocessor import preprocessor

@@ -1,10 +1,10 @@
 """The losses of this package in other stages that train against a teacher: recovery after pruning, sparse and quantization-aware training.
 
-Those stages do not know this package: the pipeline hands `Injected` over to them (`compress.stage.Losses`), and they say what they want
-by name (`compress.distilled.Taught`). What becomes of it is what the stage `distill` would make of the same keys, with one thing more: of
-a teacher whose parts the student is made of only those parts are seen (`compress.models.origin`), so that every layer, channel and head
-learns from the one that it was. There layers are counted among those that are left. Left out: rows of their own (`extra_text`, `augment`,
-`corpus`), several teachers.
+Those stages do not know this package: the pipeline hands `Injected` over to them (`compress.stage.context.Losses`), and they say what they
+want by name (`compress.stage.taught.Taught`). What becomes of it is what the stage `distill` would make of the same keys, with one thing
+more: of a teacher whose parts the student is made of only those parts are seen (`compress.models.origin`), so that every layer, channel and
+head learns from the one that it was. There layers are counted among those that are left. Left out: rows of their own (`extra_text`,
+`augment`, `corpus`), several teachers.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import nn
 
 from compress.core.errors import InputError
 from compress.core.problems import explain
-from compress.distilled import Learner, Taught
 from compress.machine.parallel import ALONE
-from compress.stage import Asked, Context
+from compress.stage.context import Context
+from compress.stage.taught import Asked, Learner, Taught
 from distill.distill import Distill
 from distill.steps import Steps
 from distill.teacher import freeze
@@ -48,7 +48,7 @@ class _Lesson(Distill):
 
 
 class Injected:
-    """Losses by name for stages that are no part of this package; see `compress.stage.Losses`."""
+    """Losses by name for stages that are no part of this package; see `compress.stage.context.Losses`."""
 
     def check(self, settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
         """Finds out before the first stage runs whether losses fit two models and the task.

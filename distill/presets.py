@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compress.distilled import LossName
+from compress.stage.taught import LossName
 from distill.distilbert import Cosine
 from distill.hidden import Hidden
 from distill.logit_standardization import LogitStandardization

@@ -22,12 +22,13 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
-from compress.evaluate import compared
 from compress.finetune import EVALUATION_BATCH, answered, judged_by
+from compress.measure.predictions import compared
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
 from compress.models.origin import Origin
-from compress.stage import Context, is_model, teachers_named
+from compress.stage.context import Context
+from compress.stage.stage import is_model, teachers_named
 from compress.standalone.preprocess import Preprocessor
 from compress.training_rows import Rows
 from distill.capture import Capture, Wanted

@@ -43,7 +43,7 @@ from compress.models.importing import import_model
 from compress.models.library import REFUSED, one_line, quiet, task_classes, with_class
 from compress.models.own_shape import SHAPE_KEY
 from compress.models.shapes import auto_class
-from compress.stage import Context
+from compress.stage.context import Context
 from distill.width import narrow, with_widths
 
 Init = Literal["uniform", "every_second", "first", "last", "random"]

@@ -29,7 +29,8 @@ from numpy.typing import NDArray
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.errors import InputError
 from compress.core.target import EngineName
-from compress.stage import Context, Stage
+from compress.stage.context import Context
+from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.schemes import DYNAMIC, Precision, precision_of, refusal, runtime_options, write_graphs
@@ -318,8 +319,8 @@ class _Exporter:
 
     def _reference(self) -> NDArray[Any]:
         """Returns the logits of torch eager for the evaluation split: what every engine has to agree with."""
-        from compress.engine_process import EngineProcess
-        from compress.evaluate import load_predictions
+        from compress.measure.answers import load_predictions
+        from compress.measure.engine_process import EngineProcess
         from export.engine import torch_spec
 
         if self.build.variant in self.context.predictions:
@@ -335,8 +336,9 @@ class _Exporter:
 
         A mode whose predictions do not pass is not runnable: it is neither timed nor served, and its entry says why.
         """
-        from compress.engine_process import EngineProcess
-        from compress.evaluate import PRIMARY, metrics, save_predictions
+        from compress.measure.answers import save_predictions
+        from compress.measure.engine_process import EngineProcess
+        from compress.measure.metrics import PRIMARY, metrics
         from export.engine import spec_of
         from export.parity import as_rows, check_layers, compare_predictions, shortfall
 

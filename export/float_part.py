@@ -10,7 +10,8 @@ int8 engine with the rest in r,
 
     D      mean KL divergence in nats; mean squared difference for regression, for generation of the nll of the tokens
 
-The rule is that of int8 attention under `auto` (`compress.trial`, which has the floor). Left out: fp16, which few processors compute.
+The rule is that of int8 attention under `auto` (`compress.measure.closeness`, which has the floor). Left out: fp16, which few processors
+compute.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.tasks import TASKS, Task
-from compress.evaluate import differences
-from compress.stage import Context
+from compress.measure.closeness import bound_of, floor_of, spread
+from compress.measure.closeness import distance as divergence
+from compress.measure.metrics import differences
+from compress.stage.context import Context
 from compress.standalone.preprocess import Row
-from compress.trial import bound_of, floor_of, spread
-from compress.trial import distance as divergence
 
 FloatPrecision = Literal["fp32", "bf16"]
 TRIAL_ROWS = 256

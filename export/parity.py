@@ -36,7 +36,7 @@ from onnx import numpy_helper
 from scipy.stats import poisson
 
 from compress.core.tasks import TASKS, Task
-from compress.evaluate import differences
+from compress.measure.metrics import differences
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
 from export.onnx import module_of
 

@@ -1,4 +1,4 @@
-"""The process that an engine runs in: `python -m export.worker`, started by `compress.engine_process`.
+"""The process that an engine runs in: `python -m export.worker`, started by `compress.measure.engine_process`.
 
 It reads one JSON request a line from its input and writes one JSON answer a line; the end of its input ends it. Libraries print to standard
 output as they like, so that the channel is a copy of it, and standard output itself is turned to standard error first.
@@ -28,8 +28,8 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from compress.engine_process import read_rows
-from compress.evaluate import kept
+from compress.measure.answers import kept
+from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Preprocessor
 from export.engine import Engine, EngineSpec, Features, Probed, open_engine
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from compress.models.forward import device_of
 from compress.models.preprocessor import preprocessor
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.train import Batch
 from compress.training_rows import Rows
 

@@ -17,9 +17,9 @@ from typing import Any, Literal
 
 from torch import nn
 
-from compress.distilled import Taught
 from compress.models.origin import Origin
-from compress.stage import Asked, Context
+from compress.stage.context import Context
+from compress.stage.taught import Asked, Taught
 from compress.train import Objective, steps_in, training_device
 from prune.cost import Costs
 from prune.joint import Joint, Learn, mask_rate

@@ -27,8 +27,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.measure.closeness import place
 from compress.train import Batch, Objective
-from compress.trial import place
 from prune.cubic import cubic
 from prune.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, num_zeros, spread
 

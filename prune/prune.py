@@ -26,7 +26,9 @@ from compress.core.tasks import TASKS
 from compress.models.blocks import with_layers
 from compress.models.origin import Origin
 from compress.models.structure import Sizes, Structure
-from compress.stage import Asked, Context, ModelStage, TimedPrecision, is_model
+from compress.stage.context import Context, TimedPrecision
+from compress.stage.stage import ModelStage, is_model
+from compress.stage.taught import Asked
 from prune.allocation import uniform
 from prune.cost import Cost, Costs, Measure, count_of
 from prune.cubic import cubic

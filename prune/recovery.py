@@ -25,12 +25,13 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.distilled import Distilled, Learner, Taught, attention_as_before, check_taught, taught
+from compress.distilled import Distilled, attention_as_before, check_taught, taught
 from compress.finetune import judged_by, selection_metric, supervised, trained_here
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
-from compress.stage import Asked, Context
+from compress.stage.context import Context
+from compress.stage.taught import Asked, Learner, Taught
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
 
 

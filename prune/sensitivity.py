@@ -1,6 +1,6 @@
 """Sensitivity: what becomes of the model when one component of one block loses a share of its units.
 
-With D the distance between the answers of two models (`compress.trial`: KL of the logits, or squared error for regression)
+With D the distance between the answers of two models (`compress.measure.closeness`: KL of the logits, or squared error for regression)
 
     D_i(s)   the units of component i with the lowest scores silenced, a share s of them; everything else whole       s in `SHARES`
 

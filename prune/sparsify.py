@@ -33,7 +33,9 @@ from compress.core.errors import InputError, nearest
 from compress.models.blocks import repeated_blocks
 from compress.models.origin import Origin
 from compress.models.structure import Structure
-from compress.stage import Asked, Context, ModelStage, is_model
+from compress.stage.context import Context
+from compress.stage.stage import ModelStage, is_model
+from compress.stage.taught import Asked
 from compress.train import History, Objective
 from compress.zeros import block_linears, keep_zeros
 from prune.calibration import calibration_batches

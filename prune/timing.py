@@ -27,11 +27,11 @@ from compress.artifacts.artifact import digest, write_json, writing
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.latency import Shape
 from compress.machine.environment import cache_folder
+from compress.measure.latency import Shape
 from compress.models.blocks import with_layers
 from compress.models.structure import Sizes, Structure
-from compress.stage import Context, TimedPrecision
+from compress.stage.context import Context, TimedPrecision
 from prune.cost import Component, count_of
 from prune.latency_table import LatencyTable, grid, points
 from prune.surgery import Kept

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from compress.measure.closeness import place
 from compress.models.padding import real_rows
 from compress.schemes.checkpoint import Scales
-from compress.trial import place
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]

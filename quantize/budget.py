@@ -21,9 +21,11 @@ import numpy as np
 
 from compress.core.next_token import labels_of
 from compress.core.tasks import TASKS, Task, drop
-from compress.evaluate import PRIMARY, Array, compared, metrics, pearson
 from compress.finetune import trained_here
-from compress.stage import Context
+from compress.measure.answers import Array
+from compress.measure.metrics import PRIMARY, metrics, pearson
+from compress.measure.predictions import compared
+from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from compress.artifacts.artifact import Artifact
 from compress.schemes.checkpoint import Scales
 from compress.schemes.sites import Sites, placed
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize.budget import Budget
 from quantize.trial import in_int8
 

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.progress import Progress
+from compress.measure.closeness import floor_of
 from compress.models.padding import real_rows
 from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
 from compress.schemes.checkpoint import Scales
 from compress.schemes.sites import Sites, placed
-from compress.trial import floor_of
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity
 from quantize.site_choice import Choice, distance_with, passes, sensitivities, switch_on

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError, nearest
 from compress.schemes.checkpoint import Scales, save_quantization
 from compress.schemes.int8 import SMALLEST_SCALE, on_grid, weight_scale
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.calibration import Histogram, Observed, clipped_share
 

@@ -43,14 +43,15 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
-from compress.distilled import Learner, Taught, attention_as_before, taught
-from compress.evaluate import compared
+from compress.distilled import attention_as_before, taught
 from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
+from compress.measure.closeness import distance
+from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
-from compress.stage import Asked, Context
+from compress.stage.context import Context
+from compress.stage.taught import Asked, Learner, Taught
 from compress.train import Batch, History, Objective, TrainConfig, train, training_device
-from compress.trial import distance
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -358,8 +359,8 @@ def learn(
 def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocessor, theirs: Preprocessor) -> tuple[Select, bool]:
     """Returns what weights are chosen by on selection rows, and whether more of it is better.
 
-    A model that learns from a teacher is judged by its distance from the answers of that (`compress.trial`), which tells apart on some
-    hundred rows what their labels cannot; one that learns from labels alone, and one that generates, by the primary metric.
+    A model that learns from a teacher is judged by its distance from the answers of that (`compress.measure.closeness`), which tells apart
+    on some hundred rows what their labels cannot; one that learns from labels alone, and one that generates, by the primary metric.
     """
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].answer == "tokens" or not rows:

@@ -5,7 +5,7 @@ the sites that are on in any case:
 
     added(s) = D({s}) - D({})                                                       every site by itself, beside the int8 layers
     S = F; then in the order of added(s), the cheapest first:   S = S + {s}  where  D(S + {s}) - D(F) <= bound
-    bound = max(D({}) / 4, floor)                                                   as `compress.trial` has it
+    bound = max(D({}) / 4, floor)                                                   as `compress.measure.closeness` has it
 
 so that all of them together cost at most a quarter of what int8 linear layers cost, or what nobody could measure.
 
@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from compress.measure.closeness import bound_of
 from compress.schemes.checkpoint import Scales
 from compress.schemes.sites import Sites, placed
-from compress.trial import bound_of
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8
 

@@ -25,7 +25,7 @@ from compress.core.errors import InputError
 from compress.schemes.checkpoint import Scales
 from compress.schemes.int8 import LayerScales
 from compress.schemes.sites import Sites
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize.awq import awq
 from quantize.awq import describe as describe_awq
 from quantize.bias_correction import correct_biases

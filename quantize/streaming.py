@@ -26,7 +26,7 @@ from compress.models.config import read_config
 from compress.models.files import TEXT_FILES, copy_files
 from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.schemes import NUMBERS

@@ -1,4 +1,4 @@
-"""Trials of quantized models: their layers in place of the float ones, in memory, as they will be served; see `compress.trial`."""
+"""Trials of quantized models: their layers in place of the float ones, in memory, as they are served (`compress.measure.closeness`)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from compress import trial
+from compress.measure import closeness
+from compress.measure.closeness import TRIAL_ROWS, distance, place, replaced, spread
 from compress.schemes.checkpoint import Scales
-from compress.trial import TRIAL_ROWS, distance, place, replaced, spread
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]
 
@@ -21,7 +21,7 @@ def in_int8(model: nn.Module, layers: Mapping[str, nn.Linear], scales: Mapping[s
 
 
 @dataclass(frozen=True)
-class Trial(trial.Trial):
+class Trial(closeness.Trial):
     """A float model's answers to the trial rows, to compare those of its quantized forms with."""
 
     def distance(self, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> float:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from compress import latency
 from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
+from compress.measure import latency
 from compress.pipeline import Outcome, prepare, run
 from compress.plan import describe, steps_of
 from compress.recipe import Recipe, check

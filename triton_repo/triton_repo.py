@@ -24,7 +24,8 @@ from pydantic import Field
 from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.stage import Context, Stage
+from compress.stage.context import Context
+from compress.stage.stage import Stage
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 GPU_SPEC = "gpu.json"
@@ -114,7 +115,7 @@ class TritonRepo(Stage):
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
         """Writes the repository for GPUs from the last variant, its int8 where there is one; returns its part of triton.json and layout."""
-        from compress.evaluate import load_predictions
+        from compress.measure.answers import load_predictions
         from compress.standalone.preprocess import Preprocessor
         from triton_repo.config import MIN_BATCH
         from triton_repo.layout import EXPORTED
@@ -146,7 +147,8 @@ class TritonRepo(Stage):
 
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, asks it everything, and returns its part of triton.json."""
-        from compress.evaluate import PRIMARY, metrics, save_predictions
+        from compress.measure.answers import save_predictions
+        from compress.measure.metrics import PRIMARY, metrics
         from triton_repo import client, environment
         from triton_repo.server import TritonServer
 
@@ -183,7 +185,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     Raises:
         ServedWrong: They differ by more than the limits.
     """
-    from compress.evaluate import load_predictions
+    from compress.measure.answers import load_predictions
     from compress.standalone.preprocess import Preprocessor
 
     names = Preprocessor.load(model.folder).labels

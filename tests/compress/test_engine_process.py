@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.engine_process import EngineError, EngineProcess, read_rows, write_rows
+from compress.measure.engine_process import EngineError, EngineProcess, read_rows, write_rows
 from tests.compress.scripted_engine import Scripted
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from compress.core.next_token import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
-from compress.evaluate import differences, load_predictions, metrics, num_predictions, save_predictions
+from compress.measure.answers import load_predictions, save_predictions
+from compress.measure.metrics import differences, metrics, num_predictions
 
 VOCABULARY, WIDTH = 7, 5
 

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress.engine_process import EngineError
-from compress.latency import MAX_SAMPLES, MIN_SAMPLES, TURNS, measure
+from compress.measure.engine_process import EngineError
+from compress.measure.latency import MAX_SAMPLES, MIN_SAMPLES, TURNS, measure
 from tests.compress.scripted_engine import Scripted
 from tests.told import Told
 
@@ -37,7 +37,7 @@ def test_at_least_30_samples_then_200_or_3_seconds(tmp_path: Path, told: Told, m
 
 def test_figures_are_those_of_the_samples(tmp_path: Path, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = np.random.default_rng(0).gamma(2.0, 3.0, 210)
-    monkeypatch.setattr("compress.latency.Cell.take", lambda cell, *_: cell.samples_ms.extend(samples[len(cell.samples_ms) :][:70]))
+    monkeypatch.setattr("compress.measure.latency.Cell.take", lambda cell, *_: cell.samples_ms.extend(samples[len(cell.samples_ms) :][:70]))
     (row,) = measure([Scripted("a", tmp_path / "log")], [(2, 8)], told)
     ordered = sorted(samples)
     for key, share in (("p50_ms", 0.5), ("p90_ms", 0.9), ("p99_ms", 0.99)):

@@ -87,7 +87,8 @@ def test_the_digest_of_a_source_follows_its_contents(folder: Path) -> None:
 @pytest.mark.slow
 def test_minilm_reaches_its_published_accuracy(out: Path) -> None:
     from compress.core.target import Target
-    from compress.evaluate import metrics, predict
+    from compress.measure.metrics import metrics
+    from compress.measure.predictions import predict
     from compress.models.preprocessor import preprocessor
 
     shared = Path(os.environ["COMPRESS_TEST_DATA"])

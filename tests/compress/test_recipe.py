@@ -6,7 +6,7 @@ import yaml
 
 from compress.core.errors import InputError
 from compress.recipe import STAGES, check, dump, read, schema
-from compress.stage import lines
+from compress.stage.stage import lines
 
 GOOD = """
 name: tiny

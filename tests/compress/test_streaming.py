@@ -12,9 +12,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from compress import evaluate
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.measure import metrics, predictions
 from compress.models import streaming
 from compress.models.checkpoint import load
 from compress.models.forward import forward
@@ -50,12 +50,12 @@ def test_rows_in_batches_give_the_same_answers(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(streaming, "BATCH_TOKENS", 2 * tiny.LENGTH)
     monkeypatch.setattr(streaming, "available_bytes", lambda: 0)
     monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (32 * 4 * 7,))
-    whole = evaluate.predict(load(folder), processor_of(folder), rows, 32)
-    found = evaluate.predict_streamed(folder, processor_of(folder), rows, 32, tmp_path / "scratch")
+    whole = predictions.predict(load(folder), processor_of(folder), rows, 32)
+    found = predictions.predict_streamed(folder, processor_of(folder), rows, 32, tmp_path / "scratch")
     np.testing.assert_allclose(found, whole, rtol=1e-5, atol=1e-5)
     assert list((tmp_path / "scratch").iterdir()) == []  # gone with the process
     labels = tiny.data().evaluation.labels
-    perplexity = [evaluate.metrics("text-generation", answers, labels)["perplexity"] for answers in (whole, found)]
+    perplexity = [metrics.metrics("text-generation", answers, labels)["perplexity"] for answers in (whole, found)]
     assert perplexity[1] == pytest.approx(perplexity[0], rel=1e-6)
 
 
@@ -158,8 +158,8 @@ def test_large_is_a_matter_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for available, large in ((8 * parameters - 1, True), (8 * parameters, False)):
         monkeypatch.setattr(streaming, "available_bytes", lambda size=available: size)
         assert streaming.is_large(folder) == large
-        assert evaluate.predicts_streamed(folder, "text-generation") == large
-        assert not evaluate.predicts_streamed(folder, "text-classification")
+        assert predictions.predicts_streamed(folder, "text-generation") == large
+        assert not predictions.predicts_streamed(folder, "text-classification")
 
 
 def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +176,7 @@ def test_a_row_of_nan_is_told(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model", "llama", shard="1GB")
     edited(folder, lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
     with pytest.raises(InputError, match="the answer to 9 of 9 rows is NaN or infinite"):
-        evaluate.predict_streamed(folder, processor_of(folder), tiny.data().evaluation.rows, 4, tmp_path / "scratch")
+        predictions.predict_streamed(folder, processor_of(folder), tiny.data().evaluation.rows, 4, tmp_path / "scratch")
 
 
 def test_the_first_layer_moves_hidden_states_as_the_model_does(tmp_path: Path) -> None:

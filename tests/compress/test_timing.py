@@ -13,7 +13,7 @@ import pytest
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data.splits import Data, Split
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.timing import Timer
 from export.export import Export
 from export.openvino import computes_bf16
@@ -81,7 +81,7 @@ def test_an_engine_that_does_not_run_here_is_said(context: Context, tmp_path: Pa
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])
 def test_real_engines_are_timed(engine: Any, precision: Any, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.latency.MAX_SECONDS", 0.05)
+    monkeypatch.setattr("compress.measure.latency.MAX_SECONDS", 0.05)
     opened: list[str] = []
     build: Callable[..., Any] = Timer._engine
 

@@ -18,7 +18,7 @@ from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.data.splits import Data, Split
 from compress.models.conv1d import with_linears
-from compress.stage import Context
+from compress.stage.context import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]

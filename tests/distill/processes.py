@@ -18,7 +18,8 @@ from compress.core.target import Target
 from compress.data.splits import Data
 from compress.finetune import Finetune
 from compress.machine.parallel import ALONE, Strategy, Team, joined, leave
-from compress.stage import Context, Stage
+from compress.stage.context import Context
+from compress.stage.stage import Stage
 from distill import teacher
 from distill.distill import Distill
 from tests.distill.conftest import LABELS, sentences

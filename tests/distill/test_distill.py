@@ -19,7 +19,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.train import Batch
 from distill import objective
 from distill.distill import Distill

@@ -18,7 +18,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.forward import forward
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.distill import Distill

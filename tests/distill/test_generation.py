@@ -17,7 +17,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load
 from compress.models.forward import forward
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.train import Batch
 from compress.training_rows import Rows
 from distill.capture import Capture

@@ -14,7 +14,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.models.checkpoint import load, save
 from compress.models.shapes import remade, sizes_of, with_sizes
-from compress.stage import Context
+from compress.stage.context import Context
 from distill.distill import Distill
 from distill.loss import Shape
 

@@ -16,7 +16,7 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.size import count
-from compress.stage import Context
+from compress.stage.context import Context
 from distill.student import Student, build, chosen_layers, student_config, take_layers
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")

@@ -15,7 +15,7 @@ from compress.models.attention import find_attentions
 from compress.models.axes import axes_of
 from compress.models.config import read_config
 from compress.models.size import count
-from compress.stage import Context
+from compress.stage.context import Context
 from distill.student import Student, build, student_config
 from distill.width import narrow, top, with_widths
 

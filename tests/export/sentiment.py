@@ -20,7 +20,7 @@ from compress.core.target import Target
 from compress.data.splits import Data, Split
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
-from compress.stage import Context
+from compress.stage.context import Context
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [

@@ -9,11 +9,13 @@ import pytest
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.engine_process import EngineProcess
-from compress.evaluate import load_predictions, metrics, predict, save_predictions
+from compress.measure.answers import load_predictions, save_predictions
+from compress.measure.engine_process import EngineProcess
+from compress.measure.metrics import metrics
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.schemes.checkpoint import load_quantization
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from export.engine import spec_of
 from export.export import Export, planned
@@ -187,8 +189,8 @@ def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]
 @pytest.mark.parametrize(("rest", "first"), [("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
 def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, first: str) -> None:
     monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
-    monkeypatch.setattr("compress.trial.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
-    monkeypatch.setattr("compress.trial.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
+    monkeypatch.setattr("compress.measure.closeness.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
+    monkeypatch.setattr("compress.measure.closeness.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
     *engines, judged = quantized_twice(tmp_path / "scratch", tmp_path / "out", rest)
     assert engines[0]["float_precision"] == first
     assert [engine["float_precision"] for engine in engines].count("bf16") == (rest != "fp32")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.trial import ADDED_FLOOR, ADDED_SHARE
+from compress.measure.closeness import ADDED_FLOOR, ADDED_SHARE
 from export.float_part import judge, recommended_first
 
 

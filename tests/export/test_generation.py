@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from compress.engine_process import EngineProcess
-from compress.evaluate import predict
+from compress.measure.engine_process import EngineProcess
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.size import count
 from export.engine import EngineSpec, torch_spec

@@ -9,9 +9,9 @@ import onnxruntime
 import pytest
 import torch
 
-from compress.engine_process import EngineError, EngineProcess
-from compress.evaluate import predict
 from compress.machine.process import environment
+from compress.measure.engine_process import EngineError, EngineProcess
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.standalone.preprocess import Preprocessor
 from export.engine import EngineSpec, torch_spec
@@ -102,7 +102,7 @@ def test_what_libraries_print_stays_off_the_channel(float_build: Path) -> None:
 
 def test_answers_that_are_not_finite_are_refused(ort: EngineProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = np.float32([[0, 1], [np.nan, 0], [0, np.inf]])
-    monkeypatch.setattr("compress.engine_process.load_file", lambda _: {"logits": logits})
+    monkeypatch.setattr("compress.measure.engine_process.load_file", lambda _: {"logits": logits})
     with pytest.raises(EngineError, match="the answer to 2 of 3 rows is NaN or infinite, first to row 1"):
         ort.predict(["a"] * 3, 4)
 

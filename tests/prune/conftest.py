@@ -21,7 +21,7 @@ from compress.data.splits import Data, Split
 from compress.models.conv1d import with_linears
 from compress.models.library import with_class
 from compress.models.shapes import auto_class
-from compress.stage import Context
+from compress.stage.context import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]

@@ -10,7 +10,7 @@ from typing import Any
 from compress.artifacts.artifact import Artifact
 from compress.models.checkpoint import load
 from compress.recipe import Recipe, check
-from compress.stage import Context
+from compress.stage.context import Context
 from prune.prune import Prune
 from tests.export import sentiment
 

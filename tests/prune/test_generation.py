@@ -16,7 +16,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.checkpoint import load
 from compress.models.structure import Structure
-from compress.stage import Context
+from compress.stage.context import Context
 from export.compressed_tensors import obstacle
 from export.onnx import export_float
 from prune.prune import Prune

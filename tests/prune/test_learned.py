@@ -15,7 +15,7 @@ from compress import train as training
 from compress.artifacts.artifact import Artifact
 from compress.models.checkpoint import load
 from compress.models.structure import Structure
-from compress.stage import Context
+from compress.stage.context import Context
 from prune.cost import Cost
 from prune.prune import Prune
 from prune.sparsify import Sparsify

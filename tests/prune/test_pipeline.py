@@ -51,7 +51,7 @@ STAGES: list[dict[str, Any]] = [
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("export.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
-        patch.setattr("compress.latency.measure", lambda specs, shapes, progress: [])  # how fast they are is tested elsewhere
+        patch.setattr("compress.measure.latency.measure", lambda specs, shapes, progress: [])  # how fast they are is tested elsewhere
         folder = tmp_path_factory.mktemp("pruned")
         return run(recipe(folder, STAGES), folder / "run", progress=ConsoleProgress("quiet"))
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_is_said_before_anything_runs(changes: dict[str, Any], me
 def test_milliseconds_are_those_of_real_engines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No time is asserted: what is asked for is a share, and the table, whatever it says, is what the share is of."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("compress.latency.MAX_SECONDS", 0.05)
+    monkeypatch.setattr("compress.measure.latency.MAX_SECONDS", 0.05)
     stages = [
         {"prune": {"measure": "latency", "sparsity": 0.1, "method": "magnitude", "allocation": "global", "rows": 16, "recover": None}}
     ]

@@ -19,7 +19,7 @@ from compress.data.splits import Split
 from compress.models.checkpoint import load
 from compress.models.library import with_class
 from compress.models.structure import Structure
-from compress.stage import Context
+from compress.stage.context import Context
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
 
@@ -97,7 +97,7 @@ def test_equal_heads_go_from_the_end(checkpoint: Callable[..., Path], make_conte
 def test_least_squares_keeps_more_of_the_answers(
     checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
-    from compress.trial import Trial
+    from compress.measure.closeness import Trial
 
     folder, distances = checkpoint("bert"), []
     context = make_context()

@@ -21,7 +21,7 @@ from compress.core.problems import explain
 from compress.core.target import Target
 from compress.finetune import Finetune
 from compress.models.checkpoint import load
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.train import Batch
 from compress.zeros import NOTE
 from prune.prune import Prune

@@ -15,7 +15,7 @@ from compress.data.splits import Data
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
-from compress.stage import Context
+from compress.stage.context import Context
 from distill.injected import Injected
 from prune.sparsify import Sparsify
 from tests.quantize.conftest import images

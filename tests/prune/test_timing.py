@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from compress.core.errors import InputError
 from compress.models.config import read_config
 from compress.models.shapes import sizes_of
-from compress.stage import Context
+from compress.stage.context import Context
 from prune.latency_table import Curve, LatencyTable
 from prune.prune import Prune
 from prune.timing import NEAR, ROUNDS, Ruler, settle, table_folder

@@ -13,7 +13,7 @@ from PIL import Image
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data.splits import Data, Split
-from compress.stage import Context
+from compress.stage.context import Context
 from tests.told import Told
 
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.schemes.int8 import LayerScales, int8_linear, levels, weight_scale
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize import steps
 from quantize.bias_correction import correct_biases
 from quantize.quantize import Quantize

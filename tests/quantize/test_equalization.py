@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize.equalization import LARGEST, SMALLEST, equalization_factor, equalize
 from quantize.folding import find_folds
 from quantize.quantize import Quantize

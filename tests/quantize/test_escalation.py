@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from compress.artifacts.artifact import Artifact
-from compress.evaluate import predict
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize import escalation
 from quantize.escalation import escalate, ladder
 from quantize.quantize import MixedPrecision, Quantize

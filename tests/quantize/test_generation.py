@@ -10,17 +10,18 @@ import pytest
 import scipy.special
 import torch
 
-from compress import trial as trials
 from compress.artifacts.artifact import Artifact
 from compress.core.next_token import labels_of
 from compress.core.target import Target
 from compress.data.splits import Split
 from compress.distilled import Distilled
-from compress.evaluate import metrics, predict
+from compress.measure import closeness as trials
+from compress.measure.metrics import metrics
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.schemes.checkpoint import load_quantization
-from compress.stage import Context
+from compress.stage.context import Context
 from compress.train import Batch
 from quantize.budget import Budget
 from quantize.quantize import Quantize

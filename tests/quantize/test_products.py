@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.evaluate import finely, predict
+from compress.measure.closeness import distance
+from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load, save
 from compress.models.forward import forward, linears
 from compress.models.preprocessor import preprocessor
 from compress.schemes.attention_products import PROBABILITY_SCALE, attention_modules
 from compress.schemes.sites import load_sites, placed
-from compress.stage import Context
-from compress.trial import distance
+from compress.stage.context import Context
 from quantize.calibration import threshold
 from quantize.products import check_attention, observe, sites_of
 from quantize.quantize import Quantize

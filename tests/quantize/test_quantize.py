@@ -18,13 +18,13 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data.splits import Data, Split
-from compress.evaluate import finely, predict
+from compress.measure.closeness import distance
+from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load, save
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear, weight_bits
-from compress.stage import Context
-from compress.trial import distance
+from compress.stage.context import Context
 from quantize.calibration import METHODS
 from quantize.ptq import HEAD
 from quantize.quantize import Quantize, SmoothQuant

@@ -13,15 +13,15 @@ import torch
 from pydantic import ValidationError
 
 from compress.artifacts.artifact import Artifact
-from compress.evaluate import predict
+from compress.measure.closeness import distance
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Linear
 from compress.schemes.int4 import Int4Linear
 from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
-from compress.stage import Context
-from compress.trial import distance
+from compress.stage.context import Context
 from quantize.adaround import adaround
 from quantize.quantize import Quantize
 

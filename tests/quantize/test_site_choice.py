@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.trial import ADDED_SHARE
+from compress.measure.closeness import ADDED_SHARE
 from quantize.site_choice import passes, sensitivities, switch_on
 
 

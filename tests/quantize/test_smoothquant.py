@@ -17,14 +17,14 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.evaluate import predict
+from compress.measure.closeness import distance
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import Int8Linear
-from compress.stage import Context
-from compress.trial import distance
+from compress.stage.context import Context
 from quantize.calibration import Observed, collect
 from quantize.folding import UNFOLDED, Fold, find_folds, groups
 from quantize.ptq import choose_layers, feature_batches

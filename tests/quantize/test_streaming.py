@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from compress import evaluate
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.measure import predictions
 from compress.models import streaming
 from compress.models.checkpoint import load
 from compress.models.config import read_config
@@ -32,7 +32,7 @@ from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
-from compress.stage import Context
+from compress.stage.context import Context
 from quantize.gptq import gptq
 from quantize.quantize import Quantize
 from quantize.rounding import grid_of
@@ -219,8 +219,8 @@ def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, 
     folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
     out, _ = quantized(folder, blocks_context, stream=True, **settings)
     processor, rows = preprocessor(out, "text-generation", tiny.LENGTH, blocks_context.target), blocks_context.data.evaluation.rows
-    whole = evaluate.predict(load(out), processor, rows, 4)
-    found = evaluate.predict_streamed(out, processor, rows, 4, tmp_path / "scratch")
+    whole = predictions.predict(load(out), processor, rows, 4)
+    found = predictions.predict_streamed(out, processor, rows, 4, tmp_path / "scratch")
     np.testing.assert_allclose(found[..., 0], whole[..., 0], rtol=1e-5, atol=1e-5)
     assert (found[..., 1] == whole[..., 1]).all()
 

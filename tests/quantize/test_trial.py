@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data.splits import Split
-from compress.evaluate import finely, predict
+from compress.measure.closeness import TRIAL_ROWS, distance, spread
+from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
 from compress.models.preprocessor import preprocessor
 from compress.schemes.int8 import Int8Linear, LayerScales, weight_scale
-from compress.stage import Context
-from compress.trial import TRIAL_ROWS, distance, spread
+from compress.stage.context import Context
 from quantize.trial import Trial, in_int8
 
 EMPTY = Split([], np.zeros(0, np.int64))

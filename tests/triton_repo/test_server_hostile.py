@@ -17,7 +17,7 @@ from tritonclient import grpc, http
 from tritonclient.utils import InferenceServerException
 
 from compress.core.target import Target
-from compress.stage import Context
+from compress.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, server
 from triton_repo.triton_repo import TritonRepo

@@ -8,7 +8,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.stage import Context
+from compress.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers

@@ -11,7 +11,7 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from compress.artifacts.artifact import Artifact
-from compress.evaluate import save_predictions
+from compress.measure.answers import save_predictions
 from compress.standalone.preprocess import Preprocessor
 
 BUCKETS, SIDE = (8, 16), 6

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from compress.core.progress import Progress
-from compress.engine_process import EngineProcess, Job
+from compress.measure.engine_process import EngineProcess, Job
 
 TURNS = 3
 MIN_SAMPLES, MAX_SAMPLES = 30, 200

@@ -30,7 +30,11 @@ from torch import nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
-from compress.stage import Context
+from compress.measure.answers import gathered, kept, not_finite
+from compress.measure.metrics import PRIMARY, metrics
+from compress.measure.predictions import finely, logits_of
+from compress.models.preprocessor import preprocessor
+from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor, Row
 
 TRIAL_ROWS = 500
@@ -80,8 +84,6 @@ class Trial:
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
         """Asks the model as it is; calibration rows stand in where there is no selection row, which the log says."""
-        from compress.evaluate import finely
-        from compress.models.preprocessor import preprocessor
 
         split = context.data.selection
         rows, count = split.rows, TRIAL_ROWS
@@ -117,7 +119,6 @@ class Trial:
 
     def look(self) -> tuple[float, float | None]:
         """Returns the same, and the primary metric on these rows; None for rows without labels."""
-        from compress.evaluate import gathered
 
         if self.labels is None:
             return self.distance_now(), None
@@ -136,12 +137,10 @@ class Trial:
         return len(numbers) * distance(self.context.task, self.logits[numbers], logits) / len(self.rows)
 
     def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
-        from compress.evaluate import kept
 
         return kept(self.prepared, [self.rows[number] for number in numbers], logits)
 
     def _metric(self, answers: Array) -> float:
-        from compress.evaluate import PRIMARY, metrics
 
         assert self.labels is not None
         return metrics(self.context.task, answers, self.labels)[PRIMARY[self.context.task]]
@@ -190,8 +189,6 @@ def _log_softmax(logits: Array) -> Array:
 
 def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> Iterator[tuple[list[int], Array]]:
     """Yields the indices of the rows of a batch and their logits; raises where the model answers NaN or infinity."""
-    from compress.evaluate import logits_of, not_finite
-
     for indices, logits in logits_of(model, prepared, rows, BATCH_SIZE):
         bad = not_finite(logits)
         if len(bad):

@@ -1,0 +1,91 @@
+"""Predictions: what a model in torch answers to rows, in memory or streamed from its files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from compress.core.progress import Progress
+from compress.core.tasks import TASKS, Task, facts
+from compress.machine.parallel import without_gradients
+from compress.machine.process import freed_memory_returned
+from compress.measure.answers import Array, gathered, kept
+from compress.models.config import read_config
+from compress.models.forward import device_of, forward
+from compress.models.streaming import StreamedModel, is_large, meta_model, structure_problem
+from compress.schemes.checkpoint import QUANTIZATION_JSON
+from compress.schemes.sites import load_sites
+from compress.standalone.preprocess import Preprocessor
+
+STEP = 16
+
+
+def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
+    """Returns what is `kept` of the logits of `rows`, in row order; every row is padded to its bucket, as engines and server do it.
+
+    Raises:
+        InputError: The model answers NaN or infinity; names the row.
+    """
+    found = logits_of(model, preprocessor, rows, batch_size, progress)
+    return gathered(((indices, kept(preprocessor, [rows[index] for index in indices], logits)) for indices, logits in found), len(rows))
+
+
+def logits_of(
+    model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
+) -> Iterator[tuple[list[int], Array]]:
+    """Yields the indices of the rows of a batch and their logits, float32 `[b, C]`, or `[b, L, V]` for generation; in evaluation mode."""
+    device, was_training = device_of(model), model.training
+    model.eval()
+    with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
+        for indices, features in preprocessor.batches(rows, batch_size):
+            with without_gradients(model):
+                logits = forward(model, {name: torch.from_numpy(value).to(device) for name, value in features.items()}).cpu().numpy()
+            yield indices, logits
+            if advance is not None:
+                advance(len(indices))
+    model.train(was_training)
+
+
+def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int) -> Array:
+    """Returns what `predict` does, for answers that are only compared: texts are padded `finely`."""
+    return predict(model, finely(preprocessor), rows, batch_size)
+
+
+def finely(preprocessor: Preprocessor) -> Preprocessor:
+    """Returns one that pads texts to the next multiple of `STEP` tokens, not to the lengths that are served."""
+    if facts(preprocessor.task).modality != "text":
+        return preprocessor
+    return replace(preprocessor, buckets=tuple(range(STEP, preprocessor.max_length, STEP)) + (preprocessor.max_length,))
+
+
+def predicts_streamed(folder: Path, task: Task) -> bool:
+    """Whether `predict` takes the place of a model in memory: for a language model that is large and can be streamed."""
+    if TASKS[task].answer != "tokens" or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
+        return False
+    return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
+
+
+def predict_streamed(
+    folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
+) -> NDArray[Any]:
+    """Does what `compress.measure.predictions.predict` does, for a checkpoint in its files; see there."""
+
+    model = StreamedModel(folder)
+    with freed_memory_returned(), torch.inference_mode():
+        batches, _ = model.batches(preprocessor, rows, scratch, batch_size)
+        order = range(len(model))
+        for index in progress.track(order, "predict", len(model)) if progress else order:
+            with model.layer(index) as layer:
+                for batch in batches:
+                    batch.hidden.copy_(model.run(index, layer, batch.inputs))
+        answers = (
+            (batch.indices, kept(preprocessor, [rows[i] for i in batch.indices], model.logits(batch.inputs).numpy())) for batch in batches
+        )
+        return gathered(answers, len(rows))

@@ -1,0 +1,1 @@
+"""What a stage is, and what the pipeline hands it."""
