@@ -2,11 +2,11 @@
 
     python benchmarks/qat_step.py [--model FOLDER] [--batch 32] [--sequence 128] [--turns 4] [--steps 8] [--threads N]
 
-FOLDER holds a fine-tuned text classifier; without it MiniLM-L6-H384 is built with random weights. The step is that of compress/train.py:
-autocast (bfloat16 where the processor multiplies it), forward, cross entropy, backward, clipping, AdamW; random tokens, no padding, no
-teacher. Fake quantization is what torch users write: fake_quantize of input and weight with the same scales, then the float product.
-Every kind has its own process; they take turns, warm-up steps are discarded, ratios are of medians. Prints hardware, versions and a
-Markdown table.
+FOLDER holds a fine-tuned text classifier; without it MiniLM-L6-H384 is built with random weights. The step is that of
+compress/training/train.py: autocast (bfloat16 where the processor multiplies it), forward, cross entropy, backward, clipping, AdamW; random
+tokens, no padding, no teacher. Fake quantization is what torch users write: fake_quantize of input and weight with the same scales, then
+the float product. Every kind has its own process; they take turns, warm-up steps are discarded, ratios are of medians. Prints hardware,
+versions and a Markdown table.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """Takes as many steps as each line of the standard input says, and answers with their times."""
     import torch
 
-    from compress.train import autocast_dtype
+    from compress.training.train import autocast_dtype
 
     step = stepper(arguments)
     for line in sys.stdin:
@@ -101,7 +101,7 @@ def stepper(arguments: argparse.Namespace) -> Callable[[], None]:
 
     from compress.models.checkpoint import load
     from compress.models.forward import forward
-    from compress.train import autocast_dtype, parameter_groups
+    from compress.training.train import autocast_dtype, parameter_groups
 
     torch.manual_seed(0)
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)

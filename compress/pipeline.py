@@ -29,7 +29,6 @@ from compress.core.progress import ConsoleProgress
 from compress.core.tasks import num_classes
 from compress.data.load import load_data
 from compress.data.splits import Data
-from compress.finetune import Finetune
 from compress.implicit import Evaluate, Latency, Source
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
@@ -44,6 +43,7 @@ from compress.recipe import Recipe, check, dump
 from compress.stage.context import Context
 from compress.stage.stage import Stage, input_named, is_model, teachers_named
 from compress.timing import Timer
+from compress.training.finetune import Finetune
 from distill.injected import Injected
 from distill.teacher import FITTING, about
 from export.export import Export

@@ -19,10 +19,10 @@ from compress.core.target import Parallel, Target
 from compress.core.tasks import TASKS
 from compress.core.yaml_file import parse_yaml
 from compress.data.config import DataConfig
-from compress.finetune import Finetune
 from compress.models.config import ModelConfig
 from compress.models.tokenizer import TrainTokenizer
 from compress.stage.stage import Stage, input_named, is_model, lines, teachers_named
+from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
 from prune.prune import Prune

@@ -23,9 +23,10 @@ from pydantic import Field, model_validator
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, num_classes
-from compress.finetune import selection_metric, trained_here
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, teachers_named
+from compress.training.finetune import trained_here
+from compress.training.selection import selection_metric
 from distill.loss import Setting, Shape
 from distill.masking import Augment
 from distill.plain_text import PlainText
@@ -279,7 +280,7 @@ class Distill(ModelStage):
         from compress.models.blocks import repeated_blocks
         from compress.models.checkpoint import load, save
         from compress.models.preprocessor import preprocessor
-        from compress.train import TrainConfig, autocast_dtype, train, training_device
+        from compress.training.train import TrainConfig, autocast_dtype, train, training_device
         from distill.steps import Steps
         from distill.student import build
         from distill.teacher import freeze

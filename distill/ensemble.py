@@ -18,7 +18,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from compress.train import Batch
+from compress.training.train import Batch
 from distill.capture import Captured, Wanted
 from distill.teacher import Teacher
 

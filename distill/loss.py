@@ -21,7 +21,7 @@ from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.models.own_shape import SHAPE_KEY
-from compress.train import Batch
+from compress.training.train import Batch
 from distill.capture import Captured, Wanted
 from distill.schedules import Ramp, always_zero, smallest
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.forward import device_of
-from compress.training_rows import ByLength, Rows
+from compress.training.rows import ByLength, Rows
 from distill.capture import Capture, Wanted
 from distill.hard_target import hard_target
 from distill.loss import Loss, Seen, Setting

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
-from compress.token_losses import token_losses
-from compress.train import Batch
+from compress.training.token_losses import token_losses
+from compress.training.train import Batch
 from distill.capture import Wanted
 from distill.ensemble import ask
 from distill.hard_target import hard_target

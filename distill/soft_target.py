@@ -5,7 +5,7 @@
 
 The gradient of the KL divergence shrinks like 1 / T^2; the factor keeps its size, so that the weight against the labels need not
 change with T. A regression has no classes: loss_b = (z_s - z_t)^2. Text-generation answers at every token: loss_b is the mean over those of
-a block (`compress.token_losses`).
+a block (`compress.training.token_losses`).
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
-from compress.distilled import soft_target_loss
-from compress.token_losses import token_divergence
+from compress.training.distilled import soft_target_loss
+from compress.training.token_losses import token_divergence
 from distill.capture import Wanted
 from distill.loss import Loss, Seen, Setting
 

@@ -22,7 +22,6 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
-from compress.finetune import EVALUATION_BATCH, answered, judged_by
 from compress.measure.predictions import compared
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
@@ -30,7 +29,8 @@ from compress.models.origin import Origin
 from compress.stage.context import Context
 from compress.stage.stage import is_model, teachers_named
 from compress.standalone.preprocess import Preprocessor
-from compress.training_rows import Rows
+from compress.training.rows import Rows
+from compress.training.selection import EVALUATION_BATCH, answered, judged_by
 from distill.capture import Capture, Wanted
 from distill.ensemble import averaged, shares
 from distill.masking import Masking, masking_of

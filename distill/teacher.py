@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from compress.artifacts.artifact import digest, writing
 from compress.core.errors import InputError
 from compress.core.progress import Progress
-from compress.distilled import tokens_of
 from compress.machine.parallel import ALONE, Team, without_gradients
 from compress.models.forward import device_of, forward
 from compress.models.origin import Origin
 from compress.standalone.preprocess import GENERATION
-from compress.train import Batch, autocast_dtype
-from compress.training_rows import CHUNK, Rows
+from compress.training.distilled import tokens_of
+from compress.training.rows import CHUNK, Rows
+from compress.training.train import Batch, autocast_dtype
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
 

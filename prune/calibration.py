@@ -13,8 +13,8 @@ from torch import nn
 from compress.models.forward import device_of
 from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
-from compress.train import Batch
-from compress.training_rows import Rows
+from compress.training.rows import Rows
+from compress.training.train import Batch
 
 BATCH_SIZE = 32
 

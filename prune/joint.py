@@ -26,7 +26,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.core.config import Config
-from compress.train import Batch, Objective
+from compress.training.train import Batch, Objective
 from prune.cost import Component, Costs, count_of
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.masks import Gate

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from compress.train import Batch, Objective, steps_in
+from compress.training.train import Batch, Objective, steps_in
 from prune.patterns import Blocks, block_sizes, highest, highest_blocks, num_zeros, spread
 
 Groups = Literal["rows", "columns", "both"]

@@ -20,7 +20,7 @@ from torch import nn
 from compress.models.origin import Origin
 from compress.stage.context import Context
 from compress.stage.taught import Asked, Taught
-from compress.train import Objective, steps_in, training_device
+from compress.training.train import Objective, steps_in, training_device
 from prune.cost import Costs
 from prune.joint import Joint, Learn, mask_rate
 from prune.masks import fold, masked

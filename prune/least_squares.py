@@ -7,9 +7,9 @@ calibration rows, [I, I], and R what goes,
 
 minimizes sum ||W x - W'_K x_K||^2 + lambda ||W'_K - W_K||^2: the update of Optimal Brain Surgeon for whole columns (Hassibi and Stork 1993;
 for structures Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.1). A bias is the column of an input that is always 1; it
-stays and is not damped. Of a model whose zeros have to stay (`compress.zeros`) each output has a problem of its own, over its weights that
-are not 0; all of them are solved together by conjugate gradients. Left out: that layers before it have changed as well, the inputs are
-those of the model before surgery; experts.
+stays and is not damped. Of a model whose zeros have to stay (`compress.training.kept_zeros`) each output has a problem of its own, over its
+weights that are not 0; all of them are solved together by conjugate gradients. Left out: that layers before it have changed as well, the
+inputs are those of the model before surgery; experts.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.structure import Structure
-from compress.train import Batch
-from compress.zeros import NOTE
+from compress.training.kept_zeros import NOTE
+from compress.training.train import Batch
 from prune.places import Places, token_mask
 from prune.surgery import Kept, head_numbers
 

@@ -12,8 +12,8 @@ cool-down with all of them:
 
 Scores are parameters of the layers, trained with the weights. Only their order counts, so that their learning rate, with an optimizer that
 divides by the size of gradients, does not. Weight decay would change the order, taking more from large scores: they are stored flat, and
-parameters of one dimension have none (`compress.train`). Left out: the soft threshold (section 4, SMvP), which does not say beforehand
-how many zeros there will be; N:M; scores compared between layers.
+parameters of one dimension have none (`compress.training.train`). Left out: the soft threshold (section 4, SMvP), which does not say
+beforehand how many zeros there will be; N:M; scores compared between layers.
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks.
 """
@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.measure.closeness import place
-from compress.train import Batch, Objective
+from compress.training.train import Batch, Objective
 from prune.cubic import cubic
 from prune.patterns import Blocks, Unstructured, block_sizes, block_sums, highest_blocks, mask, num_zeros, spread
 

@@ -4,8 +4,8 @@
     wanda       those that do least on real rows         `prune.wanda`, the inputs of pruned layers before (`prune.forward_order`)
     sparsegpt   those that the others can make up for    `prune.sparsegpt`, the same
 
-All layers lose the same share. Zeros that the model says it keeps (`compress.zeros`) are among those that go: the first two zero the
-lowest scores, theirs, and change no other weight; of the third they are held. Left out: a share for each layer.
+All layers lose the same share. Zeros that the model says it keeps (`compress.training.kept_zeros`) are among those that go: the first two
+zero the lowest scores, theirs, and change no other weight; of the third they are held. Left out: a share for each layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from compress.zeros import keeps_zeros
+from compress.training.kept_zeros import keeps_zeros
 from prune.forward_order import Features, in_forward_order, products, squares
 from prune.patterns import Pattern, mask
 from prune.sparsegpt import sparsegpt

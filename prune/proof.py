@@ -11,7 +11,7 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.models.forward import device_of, forward
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.masks import Gate, masked
 from prune.places import Places
 from prune.sensitivity import silenced_all

@@ -1,6 +1,6 @@
 """Recovery: the pruned model is trained again, on the labels and against a teacher.
 
-    loss_b = that of `compress.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
+    loss_b = that of `compress.training.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
 
 l(m) is the layer of the teacher that the layer m came from, k(c) the channel that c came from: a pruned model is a part of the model that
 came in, so no projection has to be learned (Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1, has one). The states are those
@@ -25,14 +25,16 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.distilled import Distilled, attention_as_before, check_taught, taught
-from compress.finetune import judged_by, selection_metric, supervised, trained_here
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
 from compress.stage.context import Context
 from compress.stage.taught import Asked, Learner, Taught
-from compress.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.distilled import Distilled, attention_as_before, check_taught, taught
+from compress.training.finetune import trained_here
+from compress.training.selection import judged_by, selection_metric
+from compress.training.supervised import supervised
+from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
 
 
 class Recover(Taught):

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.places import Places, token_mask
 
 

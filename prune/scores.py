@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.structure import Structure
-from compress.train import Batch, Objective
+from compress.training.train import Batch, Objective
 from prune.activation import activation, turning
 from prune.cost import Component, count_of
 from prune.fisher import fisher

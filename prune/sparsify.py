@@ -7,7 +7,7 @@ them faster. What zeros have emptied (whole neurons, whole heads) a later `prune
     magnitude, wanda, sparsegpt    choose, in one go                              `prune.one_shot`
     movement                       train weights and scores of them together      `prune.movement`
     lasso                          train under a penalty, then zero what is small `prune.lasso`
-    recover                        train what is left, zeros staying zeros        `prune.recovery`, `compress.zeros`
+    recover                        train what is left, zeros staying zeros        `prune.recovery`, `compress.training.kept_zeros`
 
 in patterns of `prune.patterns`. Every linear layer inside the repeated blocks gets the same share of zeros. From then on the checkpoint
 says that its zeros are to be kept, which every later training does; rounding to symmetric grids keeps them anyway. Rows for choosing are
@@ -36,8 +36,8 @@ from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, is_model
 from compress.stage.taught import Asked
-from compress.train import History, Objective
-from compress.zeros import block_linears, keep_zeros
+from compress.training.kept_zeros import block_linears, keep_zeros
+from compress.training.train import History, Objective
 from prune.calibration import calibration_batches
 from prune.emptied import emptied, unread
 from prune.forward_order import Features
@@ -352,7 +352,7 @@ class Sparsify(ModelStage):
 
     def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Zeroes weights by a method that does not train."""
-        from compress.train import training_device
+        from compress.training.train import training_device
 
         assert not self.learns, self.method
         layers = self.layers_of(model.to(training_device()))

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from compress.artifacts.artifact import write_json, writing
-from compress.finetune import supervised
 from compress.measure.closeness import Trial
 from compress.measure.metrics import PRIMARY
 from compress.models.checkpoint import load, save
 from compress.models.origin import Origin
 from compress.models.structure import Structure
 from compress.stage.context import Context
-from compress.train import training_device
+from compress.training.supervised import supervised
+from compress.training.train import training_device
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
 from prune.cost import Component, Costs

@@ -21,12 +21,12 @@ import numpy as np
 
 from compress.core.next_token import labels_of
 from compress.core.tasks import TASKS, Task, drop
-from compress.finetune import trained_here
 from compress.measure.answers import Array
 from compress.measure.metrics import PRIMARY, metrics, pearson
 from compress.measure.predictions import compared
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
+from compress.training.finetune import trained_here
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,8 +24,8 @@ faster scales learn than weights. Layers that read one tensor share one s_x, as 
     loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
 
 (Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block), or what
-`loss` and `losses` name (`compress.distilled`). Left out: the L2 penalty of PACT on alpha, as it starts calibrated and moves little; PACT
-for weights, whose scales then stay; gradients of the rounding other than straight-through.
+`loss` and `losses` name (`compress.training.distilled`). Left out: the L2 penalty of PACT on alpha, as it starts calibrated and moves
+little; PACT for weights, whose scales then stay; gradients of the rounding other than straight-through.
 
 Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 """
@@ -43,15 +43,16 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
-from compress.distilled import attention_as_before, taught
-from compress.finetune import EVALUATION_BATCH, selection_metric, supervised
 from compress.measure.closeness import distance
 from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.stage.context import Context
 from compress.stage.taught import Asked, Learner, Taught
-from compress.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.distilled import attention_as_before, taught
+from compress.training.selection import EVALUATION_BATCH, selection_metric
+from compress.training.supervised import supervised
+from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor

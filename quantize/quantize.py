@@ -19,7 +19,6 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.artifacts.artifact import Artifact
 from compress.core.config import Config
-from compress.distilled import check_taught
 from compress.measure.closeness import TRIAL_ROWS
 from compress.models.origin import same_shape
 from compress.schemes.checkpoint import Scheme
@@ -27,6 +26,7 @@ from compress.schemes.int8 import LayerScales, weight_bits
 from compress.schemes.sites import save_sites
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, is_model
+from compress.training.distilled import check_taught
 from quantize.budget import Budget
 from quantize.calibration import METHODS, Histogram, Method, collect
 from quantize.escalation import Quantized, budget_of, escalate

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.distilled import Distilled, soft_target_loss
-from compress.train import Batch
+from compress.training.distilled import Distilled, soft_target_loss
+from compress.training.train import Batch
 
 
 def test_the_soft_loss_is_the_divergence_written_out() -> None:
@@ -57,7 +57,7 @@ def test_the_teacher_is_asked_once_a_row() -> None:
 
 
 def test_logits_that_do_not_fit_are_computed_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.distilled.CACHE_BYTES", 6 * 2 * 4 - 1)
+    monkeypatch.setattr("compress.training.distilled.CACHE_BYTES", 6 * 2 * 4 - 1)
     teacher, student, labels = Answers(torch.randn(6, 2)), Answers(torch.randn(6, 2)), torch.zeros(6, dtype=torch.int64)
     objective = Distilled(teacher, "text-classification", 6, 2, 2.0, 0.5)
     for asked in (1, 2):

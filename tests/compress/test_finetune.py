@@ -15,12 +15,13 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data.splits import Data, Split
-from compress.finetune import Finetune, supervised
 from compress.measure.metrics import metrics
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.stage.context import Context
-from compress.train import Batch, _rows_digest
+from compress.training.finetune import Finetune
+from compress.training.supervised import supervised
+from compress.training.train import Batch, _rows_digest
 from tests.compress import tiny_gpt
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.core.next_token import IGNORED
-from compress.token_losses import block_mean, token_divergence, token_losses
+from compress.training.token_losses import block_mean, token_divergence, token_losses
 
 BLOCKS, LENGTH, VOCABULARY = 3, 5, 6
 

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.finetune import supervised
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
-from compress.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
-from compress.training_rows import Rows, plan_epoch
+from compress.training.rows import Rows, plan_epoch
+from compress.training.supervised import supervised
+from compress.training.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
 
 TARGET = Target(sequence_lengths=(8,))
 
@@ -141,7 +141,7 @@ def test_a_checkpoint_holds_no_pickle(tiny_bert: Path, sentences: Any, told: Any
 @pytest.fixture
 def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     """bfloat16 rounds more than the tests that compare sums of different order allow."""
-    monkeypatch.setattr("compress.train.autocast_dtype", lambda device: torch.float32)
+    monkeypatch.setattr("compress.training.train.autocast_dtype", lambda device: torch.float32)
 
 
 @pytest.mark.usefixtures("in_float32")
@@ -286,7 +286,7 @@ def test_images_are_equal_from_memory_and_anew(tiny_vit: Path, monkeypatch: pyte
     prepared = preprocessor(tiny_vit, "image-classification", 0, TARGET)
     images = [png(seed) for seed in range(5)]
     kept = Rows.prepare(images, prepared)
-    monkeypatch.setattr("compress.training_rows.IMAGE_CACHE_BYTES", 10)
+    monkeypatch.setattr("compress.training.rows.IMAGE_CACHE_BYTES", 10)
     anew = Rows.prepare(images, prepared)
     assert kept.pixels is not None
     assert anew.pixels is None
@@ -327,8 +327,8 @@ def test_a_checkpoint_knows_how_several_processes_divide_a_model(
     tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[dict[str, Any]] = []
-    monkeypatch.setattr("compress.train.read_state", lambda scratch, settings, warn: found.append(settings))
-    monkeypatch.setattr("compress.train._Loop", Waits)
+    monkeypatch.setattr("compress.training.train.read_state", lambda scratch, settings, warn: found.append(settings))
+    monkeypatch.setattr("compress.training.train._Loop", Waits)
     monkeypatch.setattr(Team, "align", lambda self, trained: None)
     prepared, strategies = preprocessor(tiny_bert, "text-classification", 32, TARGET), ("ddp", "fsdp2")
     for size in (1, 2):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from compress.zeros import NOTE, block_linears, keep_zeros, zeros_held
+from compress.training.kept_zeros import NOTE, block_linears, keep_zeros, zeros_held
 
 
 def model_of(noted: bool) -> Any:

@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from compress import train
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data.splits import Data
-from compress.finetune import Finetune
 from compress.machine.parallel import ALONE, Strategy, Team, joined, leave
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from compress.training import train
+from compress.training.finetune import Finetune
 from distill import teacher
 from distill.distill import Distill
 from tests.distill.conftest import LABELS, sentences

@@ -20,7 +20,7 @@ from compress.core.target import Target
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
-from compress.train import Batch
+from compress.training.train import Batch
 from distill import objective
 from distill.distill import Distill
 from distill.rows import chosen_rows
@@ -95,7 +95,7 @@ class Killed(Exception):
 
 def kill_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stands for a kill: the objective raises in one step; every step before has its checkpoint."""
-    from compress import train
+    from compress.training import train
 
     original = objective.Objective.forward
 
@@ -315,7 +315,7 @@ def test_answers_are_kept_where_nothing_else_is_wanted(
 
 def test_micro_batches_come_to_the_same(make_context: Contexts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dropout, in float32; the losses look inside, draw partners, and have a ramp."""
-    from compress import train
+    from compress.training import train
 
     monkeypatch.setattr(train, "autocast_dtype", lambda device: torch.float32)
     losses = [{"name": "hidden"}, {"name": "minilmv2"}, {"name": "mixkd"}, {"name": "soft_target", "weight": {"start": 1, "end": 3}}]

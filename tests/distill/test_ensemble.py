@@ -19,8 +19,8 @@ from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.stage.context import Context
-from compress.train import Batch
-from compress.training_rows import Rows
+from compress.training.rows import Rows
+from compress.training.train import Batch
 from distill.distill import Distill
 from distill.ensemble import averaged, shares
 from distill.soft_target import soft_target

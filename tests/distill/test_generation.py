@@ -18,8 +18,8 @@ from compress.core.target import Target
 from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.stage.context import Context
-from compress.train import Batch
-from compress.training_rows import Rows
+from compress.training.rows import Rows
+from compress.training.train import Batch
 from distill.capture import Capture
 from distill.distill import Distill
 from distill.loss import Setting, Shape

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.preprocessor import preprocessor
-from compress.train import Batch
-from compress.training_rows import ByLength, Rows
+from compress.training.rows import ByLength, Rows
+from compress.training.train import Batch
 from distill.capture import Capture
 from distill.loss import Seen, Setting, Shape
 from distill.masking import Masking

@@ -17,8 +17,8 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.models.preprocessor import preprocessor
-from compress.train import Batch
-from compress.training_rows import Rows
+from compress.training.rows import Rows
+from compress.training.train import Batch
 from distill.capture import Capture
 from distill.distilbert import cosine
 from distill.distill import Distill

@@ -19,7 +19,7 @@ from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.tokenizer import load_tokenizer
 from compress.stage.context import Context
-from compress.train import Batch
+from compress.training.train import Batch
 from distill.distill import Distill
 from distill.plain_text import PlainText, new_rows, packed, read_plain
 from tests.distill.conftest import WORDS, write_tokenizer

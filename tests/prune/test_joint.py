@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.cost import Cost
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.lasso import (
     EPSILON,
     QUANTILES,

@@ -11,11 +11,11 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from compress import train as training
 from compress.artifacts.artifact import Artifact
 from compress.models.checkpoint import load
 from compress.models.structure import Structure
 from compress.stage.context import Context
+from compress.training import train as training
 from prune.cost import Cost
 from prune.prune import Prune
 from prune.sparsify import Sparsify

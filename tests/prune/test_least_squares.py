@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compress.models.structure import Structure
-from compress.train import Batch
-from compress.zeros import keep_zeros
+from compress.training.kept_zeros import keep_zeros
+from compress.training.train import Batch
 from prune.least_squares import gram_matrices, surviving, update
 from prune.places import Places
 from prune.surgery import Kept, shrink

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.train import Batch, parameter_groups
+from compress.training.train import Batch, parameter_groups
 from prune.movement import Movable, MovedLinear, Movement, extract, insert, moved_layers, rising
 from prune.patterns import Blocks, Unstructured, highest_blocks, mask, num_zeros, spread
 

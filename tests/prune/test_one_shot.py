@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compress.core.errors import InputError
 from compress.models.blocks import repeated_blocks
-from compress.zeros import block_linears
+from compress.training.kept_zeros import block_linears
 from prune.forward_order import in_forward_order, products, squares
 from prune.one_shot import zero_weights
 from prune.patterns import NM, Blocks, Pattern, Unstructured, mask

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.data.splits import Split
-from compress.distilled import Distilled
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.origin import Origin
 from compress.models.structure import Structure
 from compress.stage.context import Context
-from compress.train import Batch
+from compress.training.distilled import Distilled
+from compress.training.train import Batch
 from prune.recovery import Recover, Recovery, check_hidden, hidden_loss, part_of
 from prune.surgery import Kept, shrink
 

@@ -16,14 +16,14 @@ from torch import nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.distilled import taught
 from compress.models.checkpoint import load
 from compress.models.origin import Origin, same_shape
 from compress.models.preprocessor import preprocessor
 from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.stage.taught import Asked, Learner, LossName, Taught
-from compress.train import Batch
+from compress.training.distilled import taught
+from compress.training.train import Batch
 from distill.injected import Injected
 from distill.presets import PRESETS
 from prune.prune import Prune

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.routing import loads
 
 

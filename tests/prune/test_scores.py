@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.finetune import supervised
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.supervised import supervised
+from compress.training.train import Batch
 from prune.activation import activation, turning
 from prune.fisher import fisher
 from prune.gates import gated

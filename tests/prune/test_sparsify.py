@@ -19,11 +19,11 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.problems import explain
 from compress.core.target import Target
-from compress.finetune import Finetune
 from compress.models.checkpoint import load
 from compress.stage.context import Context
-from compress.train import Batch
-from compress.zeros import NOTE
+from compress.training.finetune import Finetune
+from compress.training.kept_zeros import NOTE
+from compress.training.train import Batch
 from prune.prune import Prune
 from prune.sparsify import NO_SPEED, TWO_FOUR, Sparsify
 from quantize.quantize import Quantize
@@ -186,7 +186,7 @@ def test_a_kill_costs_no_bit(
     monkeypatch: pytest.MonkeyPatch,
     told: Told,
 ) -> None:
-    from compress import train
+    from compress.training import train
 
     config = train.TrainConfig.of
     monkeypatch.setattr(train.TrainConfig, "of", lambda given, **changes: config(given, **{**changes, "checkpoint_seconds": 0}))

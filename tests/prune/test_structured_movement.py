@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from compress.models.forward import forward
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.cost import Cost
 from prune.masks import masked
 from prune.selection import Limits, Whole

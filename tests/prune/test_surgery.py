@@ -19,7 +19,7 @@ from compress.models import blocks
 from compress.models.checkpoint import load, save
 from compress.models.library import with_class
 from compress.models.structure import Structure
-from compress.train import Batch
+from compress.training.train import Batch
 from prune.proof import prove
 from prune.surgery import Kept, head_numbers, indices, shrink
 

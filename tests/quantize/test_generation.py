@@ -14,7 +14,6 @@ from compress.artifacts.artifact import Artifact
 from compress.core.next_token import labels_of
 from compress.core.target import Target
 from compress.data.splits import Split
-from compress.distilled import Distilled
 from compress.measure import closeness as trials
 from compress.measure.metrics import metrics
 from compress.measure.predictions import predict
@@ -22,7 +21,8 @@ from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context
-from compress.train import Batch
+from compress.training.distilled import Distilled
+from compress.training.train import Batch
 from quantize.budget import Budget
 from quantize.quantize import Quantize
 from quantize.trial import Trial

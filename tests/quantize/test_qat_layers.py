@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.schemes.int8 import SMALLEST_SCALE, Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
-from compress.train import parameter_groups
+from compress.training.train import parameter_groups
 from quantize.qat import Qat, QatLinear, Scale, codes_and_slope, extract, insert
 
 

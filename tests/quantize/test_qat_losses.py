@@ -15,7 +15,6 @@ import torch
 from compress.artifacts.artifact import Artifact, write_json
 from compress.core.errors import InputError
 from compress.data.splits import Split
-from compress.distilled import taught
 from compress.models.checkpoint import load, save
 from compress.models.config import ModelConfig
 from compress.models.forward import forward
@@ -24,7 +23,8 @@ from compress.models.origin import Origin, same_shape
 from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.taught import Learner, LossName
-from compress.train import Batch
+from compress.training.distilled import taught
+from compress.training.train import Batch
 from distill.injected import Injected
 from quantize.qat import Qat, QatLinear, asked_by, insert, learn
 from quantize.quantize import Quantize

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.data.splits import Split
-from compress.distilled import Distilled
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load, save
 from compress.models.forward import forward, linears
@@ -22,7 +21,8 @@ from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context
-from compress.train import Batch, TrainConfig, train
+from compress.training.distilled import Distilled
+from compress.training.train import Batch, TrainConfig, train
 from quantize.qat import Qat, QatLinear, Scale, extract, insert, learn
 
 HIGH = 127

@@ -4,7 +4,7 @@ By default from its answers:
 
     classification  loss_b = (1 - a) * -log p_b[y_b] + a * T^2 KL(softmax(t_b / T) || softmax(z_b / T))      p = softmax(z)
     regression      loss_b = (1 - a) * (z_b - y_b)^2 + a * (z_b - t_b)^2
-    generation      both parts of classification, as means over the tokens of a block (`compress.token_losses`)
+    generation      both parts of classification, as means over the tokens of a block (`compress.training.token_losses`)
 
 z are the model's logits, t the teacher's (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or `losses` it is
 the objective of the stage `distill`, which the pipeline hands over: this module and the stages above it know the names alone.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,13 +24,10 @@ from compress.core.tasks import TASKS, Task
 from compress.models.forward import forward
 from compress.stage.context import Context
 from compress.stage.taught import Asked, Learner, Taught
-from compress.token_losses import token_divergence, token_losses
-from compress.train import Batch
-from compress.training_rows import Rows
-
-if TYPE_CHECKING:
-    from compress.standalone.preprocess import Preprocessor
-
+from compress.standalone.preprocess import Preprocessor
+from compress.training.rows import Rows
+from compress.training.token_losses import token_divergence, token_losses
+from compress.training.train import Batch
 
 TEMPERATURE = 2.0
 

@@ -8,7 +8,7 @@ An objective gives the parts of the loss for every row of a batch; the loop sums
 
 Rows are tokenized once. An epoch shuffles them, sorts windows of 50 batches by length and shuffles the batches of each window, so that a
 batch holds rows of like length and is padded to its longest row. Everything random comes from (seed, epoch) or from generators whose
-state is saved with the weights (`compress.training_state`): a killed run continues to bit-equal weights on the same hardware and
+state is saved with the weights (`compress.training.state`): a killed run continues to bit-equal weights on the same hardware and
 number of threads. Several processes divide each batch, and the model where it is too large for one (`compress.machine.parallel`).
 """
 
@@ -34,9 +34,9 @@ from compress.core.progress import Progress
 from compress.machine.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
 from compress.models.blocks import repeated_blocks
 from compress.models.forward import device_of
-from compress.training_rows import Rows, plan_epoch
-from compress.training_state import State, read_state, seeded, weights_digest, write_state
-from compress.zeros import NOTE, zeros_held
+from compress.training.kept_zeros import NOTE, zeros_held
+from compress.training.rows import Rows, plan_epoch
+from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor

@@ -2,34 +2,30 @@
 
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
-    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t (`compress.token_losses`)
+    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t
 
 with p = softmax of the logits z. The weights kept are those that did best on the selection split, which takes no part in the training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from compress.artifacts.artifact import Artifact
-from compress.core.tasks import TASKS, Task
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
+from compress.data.splits import Data
+from compress.measure.metrics import PRIMARY
+from compress.models.checkpoint import load, save
+from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-    from torch import Tensor, nn
-
-    from compress.data.splits import Data
-    from compress.standalone.preprocess import Preprocessor
-    from compress.train import Objective
-
-EVALUATION_BATCH = 64
+from compress.training.selection import selection_metric
+from compress.training.supervised import supervised
+from compress.training.train import TrainConfig, autocast_dtype, train, training_device
 
 
 class Finetune(Stage):
@@ -72,11 +68,6 @@ class Finetune(Stage):
         Raises:
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
-        from compress.core.errors import InputError
-        from compress.measure.metrics import PRIMARY
-        from compress.models.checkpoint import load, save
-        from compress.models.preprocessor import preprocessor
-        from compress.train import TrainConfig, autocast_dtype, train, training_device
 
         if self.label_smoothing and context.task == "text-regression":
             raise InputError(
@@ -118,60 +109,6 @@ class Finetune(Stage):
         }
 
 
-def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
-    """Returns the objective of learning from labels: cross entropy, of every next token for generation, or squared error for regression."""
-    from torch.nn import functional
-
-    from compress.models.forward import forward
-    from compress.token_losses import token_losses
-    from compress.train import Batch
-
-    def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        logits = forward(model, batch.features)
-        return {"cross_entropy": functional.cross_entropy(logits, batch.labels, reduction="none", label_smoothing=label_smoothing)}
-
-    def regress(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {"squared_error": (forward(model, batch.features)[:, 0] - batch.labels).square()}
-
-    def continue_text(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {"cross_entropy": token_losses(forward(model, batch.features), batch.labels, label_smoothing)}
-
-    objectives: dict[str, Objective] = {"class": classify, "value": regress, "tokens": continue_text}
-    return objectives[TASKS[task].answer]
-
-
 def trained_here(context: Context) -> bool:
     """Returns whether this run trained the baseline, and so kept the selection rows out of its training."""
     return bool(context.checkpoints) and context.baseline.manifest["stage"] == Finetune.NAME
-
-
-def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
-    """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
-    from compress.measure.metrics import PRIMARY, metrics
-    from compress.measure.predictions import compared
-
-    split = context.data.selection
-    if not len(split.rows):
-        return None
-
-    def value(model: nn.Module) -> float:
-        logits = compared(model, prepared, split.rows, EVALUATION_BATCH)
-        return metrics(context.task, logits, split.labels)[PRIMARY[context.task]]
-
-    return value
-
-
-def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
-    """Returns the context with a teacher's answers in place of the labels of the selection split."""
-    from compress.measure.predictions import compared
-
-    selection = context.data.selection
-    return answered(context, compared(teacher, prepared, selection.rows, EVALUATION_BATCH)) if len(selection) else context
-
-
-def answered(context: Context, logits: NDArray[Any]) -> Context:
-    """Returns the context with the answers of some logits, float32 `[n, C]`, in place of the labels of the selection split."""
-    from compress.data.splits import Split
-
-    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
-    return replace(context, data=replace(context.data, selection=Split(context.data.selection.rows, answers)))

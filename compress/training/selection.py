@@ -1,0 +1,49 @@
+"""How good a model is on the selection split while it is trained: by the labels, or by the answers of a teacher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from compress.data.splits import Split
+from compress.measure.metrics import PRIMARY, metrics
+from compress.measure.predictions import compared
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+EVALUATION_BATCH = 64
+
+
+def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
+    """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
+
+    split = context.data.selection
+    if not len(split.rows):
+        return None
+
+    def value(model: nn.Module) -> float:
+        logits = compared(model, prepared, split.rows, EVALUATION_BATCH)
+        return metrics(context.task, logits, split.labels)[PRIMARY[context.task]]
+
+    return value
+
+
+def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
+    """Returns the context with a teacher's answers in place of the labels of the selection split."""
+
+    selection = context.data.selection
+    return answered(context, compared(teacher, prepared, selection.rows, EVALUATION_BATCH)) if len(selection) else context
+
+
+def answered(context: Context, logits: NDArray[Any]) -> Context:
+    """Returns the context with the answers of some logits, float32 `[n, C]`, in place of the labels of the selection split."""
+
+    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
+    return replace(context, data=replace(context.data, selection=Split(context.data.selection.rows, answers)))
