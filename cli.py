@@ -89,7 +89,7 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
     """Rebuild report.html and report.json from the manifests of a run."""
 
     def work() -> int:
-        from compress.report import missed, write
+        from compress.report.report import missed, write
 
         return _conclude(folder, missed(write(folder)))
 

@@ -36,7 +36,7 @@ from compress.measure.metrics import PRIMARY, metrics
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.statistics import paired_bootstrap
+from compress.report.intervals import paired_bootstrap
 from export.engine import EngineSpec
 from export.openvino import computes_bf16
 

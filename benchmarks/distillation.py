@@ -42,7 +42,7 @@ from compress.measure.metrics import PRIMARY
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.statistics import paired_bootstrap
+from compress.report.intervals import paired_bootstrap
 
 TEACHER = "teacher"
 PRESETS = ("soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "relational")

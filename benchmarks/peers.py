@@ -22,14 +22,14 @@ from peer_engines import nncf_int8, onnxruntime_dynamic_int8
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.data.load import load_data
-from compress.ledger import builds
 from compress.machine.environment import fingerprint
 from compress.measure.latency import measure
 from compress.measure.metrics import metrics
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.statistics import wilson
+from compress.report.hops import builds
+from compress.report.intervals import wilson
 from export.engine import EngineSpec, spec_of, torch_spec
 from export.openvino import computes_bf16
 

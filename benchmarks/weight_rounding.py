@@ -24,7 +24,7 @@ from compress.measure.answers import load_predictions
 from compress.measure.metrics import differences
 from compress.pipeline import run
 from compress.recipe import read
-from compress.statistics import paired_bootstrap
+from compress.report.intervals import paired_bootstrap
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = {

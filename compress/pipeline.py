@@ -20,7 +20,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from compress import history, ledger, report
+from compress import history
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import link_repository, locked, open_run, sweep, write_lock
@@ -40,6 +40,7 @@ from compress.models.library import some
 from compress.models.size import count
 from compress.models.tokenizer import settled
 from compress.recipe import Recipe, check, dump
+from compress.report import hops, report
 from compress.stage.context import Context
 from compress.stage.stage import Stage, input_named, is_model, teachers_named
 from compress.timing import Timer
@@ -237,8 +238,8 @@ def _config_outside(step: Any, name: str, context: Context) -> Any:
 def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
     """Writes everything that is derived from the artifacts: flips, golden rows, report; returns the contents of `report.json`."""
     finished = open_run(folder)
-    ledger.write_flips(finished, data)
-    ledger.write_golden(finished, data)
+    hops.write_flips(finished, data)
+    hops.write_golden(finished, data)
     return report.write(folder, warnings)
 
 

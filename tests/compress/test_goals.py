@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from compress import goals
+from compress.report import goals
 
 
 def row(engine: str, precision: str, p50: float, batch: int = 1, sequence: int | None = 32, **more: Any) -> dict[str, Any]:

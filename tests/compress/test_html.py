@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress import goals, html, plot, tables, wording
+from compress.report import goals, phrases
+from compress.report.charts import scatter
+from compress.report.page import complete, render
+from compress.report.sections import accuracy
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 SECTIONS = ["goals", "tradeoff", "ledger", "latency", "size", "layers", "stages", "surroundings", "recipe"]
@@ -138,7 +141,7 @@ def paths_of(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 def test_the_page_is_well_formed_and_has_every_section() -> None:
-    page = Page(html.render(make_report()))
+    page = Page(render(make_report()))
     assert [name for name in page.ids if name in SECTIONS] == SECTIONS
     assert len(page.ids) == len(set(page.ids))
     assert page.tags.count("h1") == 1
@@ -146,7 +149,7 @@ def test_the_page_is_well_formed_and_has_every_section() -> None:
 
 
 def test_the_page_needs_nothing_but_itself() -> None:
-    text = html.render(make_report())
+    text = render(make_report())
     page = Page(text)
     links = [value for _, name, value in page.attributes if name in ("href", "src", "srcset", "action", "data", "xlink:href")]
     assert links
@@ -156,7 +159,7 @@ def test_the_page_needs_nothing_but_itself() -> None:
 
 
 def test_every_figure_appears() -> None:
-    text = Page(html.render(make_report())).text.replace("\u00a0", " ").replace("\u2060", "")
+    text = Page(render(make_report())).text.replace("\u00a0", " ").replace("\u2060", "")
     expected = [
         *("91.06 %", "90.60 %", "90.71 %", "88.5 \u2013 92.5", "n 872"),  # accuracy, interval, n
         *("\u22120.46 pt", "\u22121.26 to +0.34", "13 lost, 9 gained"),  # the paired drop
@@ -173,14 +176,14 @@ def test_every_figure_appears() -> None:
 
 
 def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
-    report = html.complete(make_report())
-    sentence = "".join(piece for piece, _ in wording.verdict(report)).replace("\u00a0", " ")
+    report = complete(make_report())
+    sentence = "".join(piece for piece, _ in phrases.verdict(report)).replace("\u00a0", " ")
     assert sentence == (
         "The int8 model from stage quantize on OpenVINO answers at least 8.30\u00d7 faster than the baseline in torch, "
         "is 3.89\u00d7 smaller and loses 0.46 points of accuracy in Triton (95 % interval of the change \u22121.26 to +0.34)."
     )
-    assert wording.goals_sentence(report["goals"]) == "1 of 4 goals missed, 2 met, 1 could not be judged"
-    text = Page(html.render(report)).text
+    assert phrases.goals_sentence(report["goals"]) == "1 of 4 goals missed, 2 met, 1 could not be judged"
+    text = Page(render(report)).text
     assert "\u2717 missed" in text
 
 
@@ -188,14 +191,14 @@ def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_miss
 def test_goals_sentence(state: str) -> None:
     judged = {"met": [{"met": True}] * 2, "open": [{"met": None}, {"met": True}], "none": []}[state]
     expected = {"met": "All 2 goals met", "open": "1 met, 1 could not be judged", "none": "No goals were set"}[state]
-    assert wording.goals_sentence(judged) == expected
+    assert phrases.goals_sentence(judged) == expected
 
 
 @pytest.mark.parametrize(
     "report", [{}, {"name": None, "variants": None}, {"variants": [{}]}, {"variants": [None]}, nothing_in(make_report())]
 )
 def test_what_was_not_measured_is_said_and_never_blank(report: dict[str, Any]) -> None:
-    page = Page(html.render(report))
+    page = Page(render(report))
     assert "not measured" in page.text
     assert [name for name in page.ids if name in SECTIONS] == SECTIONS
     assert not re.search(r"\bNone\b|\bnan\b|undefined", page.text)
@@ -211,9 +214,9 @@ def test_any_single_null_leaves_a_well_formed_page() -> None:
         for key in path[:-1]:
             inner = inner[key]
         inner[path[-1]] = None
-        page = Page(html.render(report))
+        page = Page(render(report))
         assert not re.search(r"\bNone\b", page.text), path
-        assert isinstance(goals.judge({"max_drop": 0.1, "min_speedup": 2}, html.complete(report)), list)
+        assert isinstance(goals.judge({"max_drop": 0.1, "min_speedup": 2}, complete(report)), list)
 
 
 def test_names_cannot_bring_in_markup() -> None:
@@ -221,7 +224,7 @@ def test_names_cannot_bring_in_markup() -> None:
     report = make_report()
     spiked = spike(report, attack)
     spiked["baseline"] = spiked["variants"][0]["id"]
-    text = html.render(spiked)
+    text = render(spiked)
     page = Page(text)
     assert "<script" not in text
     assert not {"script", "img"} & set(page.tags)
@@ -240,7 +243,7 @@ def spike(value: Any, attack: str) -> Any:
 
 
 def test_a_column_that_nothing_reached_gives_its_reason_once() -> None:
-    text = Page(html.render(make_report())).text
+    text = Page(render(make_report())).text
     assert text.count("no NVIDIA GPU on this machine") == 1
     assert text.count("not part of this run") == 1  # ONNX Runtime
 
@@ -248,19 +251,19 @@ def test_a_column_that_nothing_reached_gives_its_reason_once() -> None:
 def test_a_configuration_without_its_own_accuracy_is_not_plotted() -> None:
     report = make_report()
     report["variants"][1]["latency"].append(timing("openvino", "fp32", 1, 16.0))
-    assert "quantize OpenVINO fp32:" not in html.render(report)
+    assert "quantize OpenVINO fp32:" not in render(report)
     report["variants"][1]["latency"][-1]["accuracy"] = cell(0.909)
-    assert "quantize OpenVINO fp32: 90.90" in html.render(report)
+    assert "quantize OpenVINO fp32: 90.90" in render(report)
 
 
 def test_layers_that_ran_in_float_are_marked() -> None:
-    text = html.render(make_report())
+    text = render(make_report())
     assert '<li class="int8">' in text
     assert '<li class="float">' in text
 
 
-def point(x: float, y: float, label: str = "p", role: str = "other") -> plot.Point:
-    return plot.Point(x, y, y - 0.01, y + 0.01, label, label, "openvino", role)
+def point(x: float, y: float, label: str = "p", role: str = "other") -> scatter.Point:
+    return scatter.Point(x, y, y - 0.01, y + 0.01, label, label, "openvino", role)
 
 
 @settings(max_examples=40, deadline=None)
@@ -268,7 +271,7 @@ def point(x: float, y: float, label: str = "p", role: str = "other") -> plot.Poi
 def test_pareto_front_is_what_nothing_beats(pairs: list[tuple[float, float]]) -> None:
     points = [point(x, y) for x, y in pairs]
     for sign, higher in ((1, True), (-1, False)):
-        front = plot.pareto(points, higher)
+        front = scatter.pareto(points, higher)
         for candidate in points:
             beaten = any(
                 (o.x <= candidate.x and sign * o.y > sign * candidate.y) or (o.x < candidate.x and sign * o.y >= sign * candidate.y)
@@ -280,7 +283,7 @@ def test_pareto_front_is_what_nothing_beats(pairs: list[tuple[float, float]]) ->
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0, 1)), min_size=1, max_size=30), st.sampled_from([360, 1040]), st.booleans())
 def test_everything_drawn_lies_on_the_plot(pairs: list[tuple[float, float]], width: int, higher: bool) -> None:
-    drawn = plot.scatter([point(x, y) for x, y in pairs], width, 400, str, all_labels=True, higher_is_better=higher)
+    drawn = scatter.scatter([point(x, y) for x, y in pairs], width, 400, str, all_labels=True, higher_is_better=higher)
     assert drawn is not None
     for mark in drawn.marks:
         assert mark.low is not None
@@ -297,9 +300,9 @@ def test_labels_of_neighbours_do_not_overlap() -> None:
     points = [
         point(x, y, f"variant-{index} OpenVINO") for index, (x, y) in enumerate([(10, 0.9), (10.2, 0.9), (10.1, 0.901), (9.9, 0.899)])
     ]
-    drawn = plot.scatter(points, 1040, 440, str, all_labels=True)
+    drawn = scatter.scatter(points, 1040, 440, str, all_labels=True)
     assert drawn is not None
-    boxes = [(m.label.x, m.label.y - 7, m.label.x + len(m.label.text) * plot.CHARACTER, m.label.y + 7) for m in drawn.marks if m.label]
+    boxes = [(m.label.x, m.label.y - 7, m.label.x + len(m.label.text) * scatter.CHARACTER, m.label.y + 7) for m in drawn.marks if m.label]
     assert len(boxes) == 4
     for index, one in enumerate(boxes):
         for other in boxes[index + 1 :]:
@@ -309,31 +312,31 @@ def test_labels_of_neighbours_do_not_overlap() -> None:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (wording.milliseconds(0.4123), "0.412"),
-        (wording.milliseconds(9.996), "10.0"),
-        (wording.milliseconds(1234.5), "1,234"),
-        (wording.ratio(1.004), "1.00\u00d7"),
-        (wording.ratio(9.4), "9.40\u00d7"),
-        (wording.size(999_600), "1.00\u00a0MB"),
-        (wording.size(512), "512\u00a0bytes"),
-        (wording.share(0.9999), "99.9\u00a0%"),
-        (wording.share(1.0), "100\u00a0%"),
-        (wording.figure(0.897911, "accuracy"), "89.79\u00a0%"),
-        (wording.figure(-0.12345, "matthews"), "\u22120.1235"),
-        (wording.change(0.0046, "accuracy"), "\u22120.46\u00a0pt"),
-        (wording.change(0.0, "accuracy"), "0.00\u00a0pt"),
-        (wording.change_interval(-0.0034, 0.0126, "accuracy"), "\u22121.26 to +0.34"),
-        (wording.figure(23.4567, "perplexity"), "23.46"),
-        (wording.interval(1022.123, 1023.4, "perplexity"), "1,022.12\u00a0\u2013\u2060\u00a01,023.40"),
-        (wording.change(0.0123, "perplexity"), "+1.23\u00a0%"),
-        (wording.change(-0.0123, "perplexity"), "\u22121.23\u00a0%"),
-        (wording.change_interval(-0.0034, 0.0126, "perplexity"), "\u22120.34 to +1.26\u00a0%"),
-        (wording.goal_name({"goal": "max_drop", "limit": 0.02}, "perplexity"), "Raise perplexity by at most 2.00\u00a0%"),
-        (wording.goal_value({"goal": "max_drop", "value": 0.013}, "perplexity"), "+1.30\u00a0%"),
-        (wording.duration(59.94), "59.9\u00a0s"),
-        (wording.duration(3599.9), "59\u00a0min 59\u00a0s"),
-        (wording.duration(7199.0), "2\u00a0h 0\u00a0min"),
-        (wording.count(None), "not measured"),
+        (phrases.milliseconds(0.4123), "0.412"),
+        (phrases.milliseconds(9.996), "10.0"),
+        (phrases.milliseconds(1234.5), "1,234"),
+        (phrases.ratio(1.004), "1.00\u00d7"),
+        (phrases.ratio(9.4), "9.40\u00d7"),
+        (phrases.size(999_600), "1.00\u00a0MB"),
+        (phrases.size(512), "512\u00a0bytes"),
+        (phrases.share(0.9999), "99.9\u00a0%"),
+        (phrases.share(1.0), "100\u00a0%"),
+        (phrases.figure(0.897911, "accuracy"), "89.79\u00a0%"),
+        (phrases.figure(-0.12345, "matthews"), "\u22120.1235"),
+        (phrases.change(0.0046, "accuracy"), "\u22120.46\u00a0pt"),
+        (phrases.change(0.0, "accuracy"), "0.00\u00a0pt"),
+        (phrases.change_interval(-0.0034, 0.0126, "accuracy"), "\u22121.26 to +0.34"),
+        (phrases.figure(23.4567, "perplexity"), "23.46"),
+        (phrases.interval(1022.123, 1023.4, "perplexity"), "1,022.12\u00a0\u2013\u2060\u00a01,023.40"),
+        (phrases.change(0.0123, "perplexity"), "+1.23\u00a0%"),
+        (phrases.change(-0.0123, "perplexity"), "\u22121.23\u00a0%"),
+        (phrases.change_interval(-0.0034, 0.0126, "perplexity"), "\u22120.34 to +1.26\u00a0%"),
+        (phrases.goal_name({"goal": "max_drop", "limit": 0.02}, "perplexity"), "Raise perplexity by at most 2.00\u00a0%"),
+        (phrases.goal_value({"goal": "max_drop", "value": 0.013}, "perplexity"), "+1.30\u00a0%"),
+        (phrases.duration(59.94), "59.9\u00a0s"),
+        (phrases.duration(3599.9), "59\u00a0min 59\u00a0s"),
+        (phrases.duration(7199.0), "2\u00a0h 0\u00a0min"),
+        (phrases.count(None), "not measured"),
     ],
 )
 def test_figures_in_words(written: str, expected: str) -> None:
@@ -341,8 +344,8 @@ def test_figures_in_words(written: str, expected: str) -> None:
 
 
 def test_the_spread_of_samples_is_drawn_relative_to_their_median() -> None:
-    report = html.complete({"variants": [{"id": "a", "latency": [timing("torch", "fp32", 1, 10.0), timing("torch", "fp32", 1, 20.0)]}]})
-    strips = [row["strip"] for row in tables.latency(report)[0]["rows"]]
+    report = complete({"variants": [{"id": "a", "latency": [timing("torch", "fp32", 1, 10.0), timing("torch", "fp32", 1, 20.0)]}]})
+    strips = [row["strip"] for row in accuracy.latency(report)[0]["rows"]]
     assert strips[0] == pytest.approx(strips[1])
     low, left, middle, right, high = (strips[0][key] for key in ("low", "left", "middle", "right", "high"))
     assert low < left < middle < right < high
@@ -358,7 +361,7 @@ def test_sensitivity_and_attempts_are_shown() -> None:
         "sensitivity": {"measure": "kl", "rows": 128, "layers": [layer, worst]},
         "attempts": [{"name": "ptq", "value": 0.02, "seconds": 3.0, "kept": False}, {"name": "qat", "value": 0.001, "kept": True}],
     }
-    page = html.render(report)
+    page = render(report)
     assert "KL of the logits, nats" in page
     assert page.index("encoder.0.query: alone 1.00e-02, weights only 2.00e-03, inputs only 8.00e-03") < page.index(
         "encoder.1.output: alone"
@@ -376,7 +379,7 @@ def test_a_report_of_perplexity_says_what_is_better(last: float, words: str) -> 
                 variant["accuracy"][hop] = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 43222}
     report["variants"][1]["drops"]["triton"] |= {"difference": last / 20 - 1, "low": last / 20 - 1.01, "high": last / 20 - 0.99}
     report["goals"] = goals.judge({"max_drop": 0.02}, report)
-    page = html.render(report)
+    page = render(report)
     assert words in page
     assert "Lower is better" in page
     assert "lower perplexity stands higher" in page

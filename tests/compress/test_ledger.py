@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from compress import ledger
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run
 from compress.core.next_token import NO_CHOICE
-from compress.ledger import Hop, TokenFlips, write_flips
+from compress.report import hops
+from compress.report.hops import Hop, TokenFlips, write_flips
 from tests.compress import tiny_gpt
 
 
@@ -30,9 +30,9 @@ def answers(changes: dict[tuple[int, int], int]) -> np.ndarray:
 def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = tiny_gpt.data()
     baseline, quantized, engine = answers({}), answers({(0, 0): 7, (2, 4): 9}), answers({(0, 0): 7})
-    hops = [("baseline", "torch", baseline), ("quantize", "torch", quantized), ("quantize", "openvino", engine)]
-    told = [Hop(variant, hop, "", "", logits, data.evaluation.labels, {}) for variant, hop, logits in hops]
-    monkeypatch.setattr(ledger, "hops", lambda run: iter(told))
+    rows = [("baseline", "torch", baseline), ("quantize", "torch", quantized), ("quantize", "openvino", engine)]
+    told = [Hop(variant, hop, "", "", logits, data.evaluation.labels, {}) for variant, hop, logits in rows]
+    monkeypatch.setattr(hops, "hops", lambda run: iter(told))
     checkpoint = Artifact(tiny_gpt.checkpoint(), {})
     recipe: Any = {"model": {"task": "text-generation"}}
     run = Run(tmp_path, recipe, (), {}, {"baseline": checkpoint, "evaluate-baseline": checkpoint})

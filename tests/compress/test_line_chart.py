@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.line_chart import LABEL_HEIGHT, Series, line_chart
+from compress.report.charts.lines import LABEL_HEIGHT, Series, line_chart
 
 POINTS = st.lists(st.tuples(st.floats(0, 100), st.floats(0, 1e6)), min_size=1, max_size=5).map(lambda points: sorted(points))
 

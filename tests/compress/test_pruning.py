@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from compress import html
-from compress.pruning import pruning
+from compress.report.page import render
+from compress.report.sections.prune import pruning
 
 SIZES = {"hidden": 64, "vocabulary": 500, "heads": (4, 4, 4), "key_value_heads": (4, 4, 4), "ffn": (256, 256, 128), "experts": (0, 0, 0)}
 SCAN = [
@@ -131,7 +131,7 @@ def test_the_page_holds_it_whatever_is_missing(left_out: str) -> None:
     told = {key: value for key, value in figures().items() if key != left_out}
     if left_out == "layers":
         told["after"] = SIZES
-    page = html.render({"variants": [{"id": "baseline"}, {"id": "pruned one", "pruning": told}]})
+    page = render({"variants": [{"id": "baseline"}, {"id": "pruned one", "pruning": told}]})
     assert '<section id="pruning">' in page
     assert "pruned one" in page
     assert ("KL of the logits, nats, on 128 rows" in page) == (left_out != "sensitivity")
@@ -141,4 +141,4 @@ def test_the_page_holds_it_whatever_is_missing(left_out: str) -> None:
 
 
 def test_a_run_without_pruning_has_no_section() -> None:
-    assert 'id="pruning"' not in html.render({"variants": [{"id": "baseline", "pruning": None}]})
+    assert 'id="pruning"' not in render({"variants": [{"id": "baseline", "pruning": None}]})

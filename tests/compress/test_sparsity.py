@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from compress import html
-from compress.pruning import pruning
-from compress.sparsity import sparsity
+from compress.report.page import render
+from compress.report.sections.prune import pruning
+from compress.report.sections.sparsify import sparsity
 
 LAYER = {"name": "encoder.layer.0.output.dense", "weights": 200, "zeros": 50, "sparsity": 0.25, "outputs": 3, "inputs": 0}
 GROUPS = {
@@ -65,9 +65,9 @@ def test_loads_are_bars_of_the_busiest_expert() -> None:
 
 
 def test_the_page_has_the_section_where_there_are_zeros() -> None:
-    page = html.render(variant(groups=GROUPS))
+    page = render(variant(groups=GROUPS))
     assert '<section id="sparsity">' in page
     assert "No speed is claimed." in page
     assert "encoder.layer.0.output.dense" in page
     assert "Sizes of the groups before and after" in page
-    assert 'id="sparsity"' not in html.render({"variants": [{"id": "baseline", "sparsity": None}]})
+    assert 'id="sparsity"' not in render({"variants": [{"id": "baseline", "sparsity": None}]})

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from compress import statistics
 from compress.core.next_token import IGNORED, NO_CHOICE, perplexity
+from compress.report import intervals
 
 
 def logits_of(answers: np.ndarray, num_classes: int = 2) -> np.ndarray:
@@ -26,14 +26,14 @@ def two_models(n: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarra
 )
 def test_wilson_gives_the_published_values(successes: int, n: int, low: float, high: float) -> None:
     # Newcombe, Two-sided confidence intervals for the single proportion, 1998, table I
-    assert statistics.wilson(successes, n) == pytest.approx((low, high), abs=6e-5)
+    assert intervals.wilson(successes, n) == pytest.approx((low, high), abs=6e-5)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(1, 5000), st.data())
 def test_wilson_agrees_with_scipy_and_holds_the_share(n: int, data: st.DataObject) -> None:
     successes = data.draw(st.integers(0, n))
-    low, high = statistics.wilson(successes, n)
+    low, high = intervals.wilson(successes, n)
     expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
     assert (low, high) == pytest.approx((expected.low, expected.high), abs=1e-12)
     assert 0 <= low <= successes / n <= high <= 1
@@ -42,7 +42,7 @@ def test_wilson_agrees_with_scipy_and_holds_the_share(n: int, data: st.DataObjec
 @pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 5)])
 def test_wilson_refuses_what_is_no_share(successes: int, n: int) -> None:
     with pytest.raises(ValueError, match=f"{successes} of {n}"):
-        statistics.wilson(successes, n)
+        intervals.wilson(successes, n)
 
 
 def test_bootstrap_is_the_naive_one() -> None:
@@ -53,7 +53,7 @@ def test_bootstrap_is_the_naive_one() -> None:
         rows = source.integers(0, 50, 50)
         figures.append(float(np.mean([x[row] * y[row] for row in rows])))
     figures.sort()
-    low, high = statistics.bootstrap(lambda p, t: float(np.mean(p * t)), x, y, resamples=200, seed=7)
+    low, high = intervals.bootstrap(lambda p, t: float(np.mean(p * t)), x, y, resamples=200, seed=7)
     assert (low, high) == pytest.approx(tuple(np.percentile(figures, [2.5, 97.5])), abs=1e-12)
 
 
@@ -61,7 +61,7 @@ def test_bootstrap_of_a_correlation_is_near_fishers_interval() -> None:
     draw = np.random.default_rng(0)
     x = draw.normal(size=1500)
     y = x + draw.normal(size=1500)
-    found = statistics.single(statistics.primary("text-regression"), x[:, None], y)
+    found = intervals.single(intervals.primary("text-regression"), x[:, None], y)
     expected = stats.pearsonr(x, y).confidence_interval()
     assert (found["low"], found["high"]) == pytest.approx((expected.low, expected.high), abs=0.01)
     assert found["value"] == pytest.approx(stats.pearsonr(x, y).statistic)
@@ -70,8 +70,8 @@ def test_bootstrap_of_a_correlation_is_near_fishers_interval() -> None:
 
 def test_single_accuracy_is_the_wilson_interval() -> None:
     labels = np.array([0, 1, 1, 0])
-    found = statistics.single(statistics.accuracy, logits_of(np.array([0, 1, 0, 0])), labels)
-    low, high = statistics.wilson(3, 4)
+    found = intervals.single(intervals.accuracy, logits_of(np.array([0, 1, 0, 0])), labels)
+    low, high = intervals.wilson(3, 4)
     assert found == {"value": 0.75, "low": low, "high": high, "n": 4}
 
 
@@ -79,15 +79,15 @@ def test_paired_counts_every_kind_of_change() -> None:
     labels = np.array([0, 0, 1, 1, 2, 2])
     before = logits_of(np.array([0, 0, 0, 1, 0, 2]), 3)
     after = logits_of(np.array([1, 0, 1, 1, 1, 0]), 3)
-    found = statistics.paired(statistics.accuracy, before, after, labels)
+    found = intervals.paired(intervals.accuracy, before, after, labels)
     assert (found["right_to_wrong"], found["wrong_to_right"], found["changed"], found["n"]) == (2, 1, 4, 6)
     assert found["difference"] == pytest.approx(1 / 6)
 
 
 def test_counting_gives_the_interval_of_resampling_rows() -> None:
     before, after, labels = two_models(800)
-    quick = statistics.paired(statistics.accuracy, before, after, labels)
-    slow = statistics.paired(lambda p, t: float(np.mean(p.argmax(axis=1) == t)), before, after, labels)
+    quick = intervals.paired(intervals.accuracy, before, after, labels)
+    slow = intervals.paired(lambda p, t: float(np.mean(p.argmax(axis=1) == t)), before, after, labels)
     assert slow["difference"] == pytest.approx(quick["difference"])
     assert (slow["low"], slow["high"]) == pytest.approx((quick["low"], quick["high"]), abs=0.003)
     assert quick["low"] <= quick["difference"] <= quick["high"]
@@ -95,7 +95,7 @@ def test_counting_gives_the_interval_of_resampling_rows() -> None:
 
 def test_paired_interval_has_the_width_of_the_normal_approximation() -> None:
     n, lost, gained = 1000, 40, 20
-    low, high = statistics.paired_counts(lost, gained, n)
+    low, high = intervals.paired_counts(lost, gained, n)
     spread = np.sqrt(lost + gained - (lost - gained) ** 2 / n) / n
     assert (low, high) == pytest.approx((0.02 - 1.96 * spread, 0.02 + 1.96 * spread), abs=0.0015)
 
@@ -105,28 +105,28 @@ def test_paired_regression_has_no_counts_and_a_signed_difference() -> None:
     labels = draw.normal(size=400).astype(np.float32)
     before = (labels + 0.1 * draw.normal(size=400))[:, None]
     after = (labels + 0.8 * draw.normal(size=400))[:, None]
-    found = statistics.paired(statistics.primary("text-regression"), before, after, labels)
+    found = intervals.paired(intervals.primary("text-regression"), before, after, labels)
     assert found["right_to_wrong"] is found["wrong_to_right"] is found["changed"] is None
     assert 0 < found["low"] < found["difference"] < found["high"]
 
 
 def test_equal_predictions_have_no_difference() -> None:
     before, _, labels = two_models(100)
-    found = statistics.paired(statistics.accuracy, before, before, labels)
+    found = intervals.paired(intervals.accuracy, before, before, labels)
     assert (found["difference"], found["low"], found["high"], found["changed"]) == (0, 0, 0, 0)
 
 
 def test_equal_seeds_give_equal_intervals() -> None:
     before, after, labels = two_models(300)
     metric = lambda p, t: float(np.mean(p.argmax(axis=1) == t))  # noqa: E731
-    intervals = [statistics.paired_bootstrap(metric, before, after, labels, resamples=100, seed=seed) for seed in (1, 1, 2)]
+    intervals = [intervals.paired_bootstrap(metric, before, after, labels, resamples=100, seed=seed) for seed in (1, 1, 2)]
     assert intervals[0] == intervals[1] != intervals[2]
 
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_rows_that_do_not_match_are_refused(rows: int) -> None:
     with pytest.raises(ValueError, match="equal numbers of rows"):
-        statistics.paired(statistics.accuracy, np.zeros((rows, 2)), np.zeros((rows, 2)), np.zeros(2 * rows, np.int64))
+        intervals.paired(intervals.accuracy, np.zeros((rows, 2)), np.zeros((rows, 2)), np.zeros(2 * rows, np.int64))
 
 
 def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() -> None:
@@ -138,9 +138,9 @@ def test_the_metric_is_called_once_for_each_resample_and_never_for_accuracy() ->
         calls += 1
         return float(np.mean(logits[:, 0] * truth))
 
-    statistics.bootstrap(counted, before, labels, resamples=50)
+    intervals.bootstrap(counted, before, labels, resamples=50)
     assert calls == 50
-    assert statistics.paired(statistics.accuracy, before, after, labels)["n"] == 10_000
+    assert intervals.paired(intervals.accuracy, before, after, labels)["n"] == 10_000
 
 
 def blocks_of(losses: list[list[float]], chosen: list[list[int]], width: int = 3) -> np.ndarray:
@@ -167,9 +167,9 @@ def two_language_models(blocks: int, seed: int) -> tuple[np.ndarray, np.ndarray,
 
 def test_perplexity_is_bootstrapped_over_blocks() -> None:
     before, _, labels = two_language_models(40, 1)
-    found = statistics.single(perplexity, before, labels, seed=5)
+    found = intervals.single(perplexity, before, labels, seed=5)
     source, figures = np.random.default_rng(5), []
-    for _ in range(statistics.RESAMPLES):
+    for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 40, 40)
         figures.append(perplexity(before[rows], labels[rows]))
     assert (found["low"], found["high"]) == pytest.approx(tuple(np.percentile(figures, [2.5, 97.5])), rel=1e-9)
@@ -181,9 +181,9 @@ def test_perplexity_is_bootstrapped_over_blocks() -> None:
 @given(st.integers(0, 2**31))
 def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
     before, after, labels = two_language_models(30, seed)
-    found = statistics.paired(perplexity, before, after, labels, seed=2)
+    found = intervals.paired(perplexity, before, after, labels, seed=2)
     source, figures = np.random.default_rng(2), []
-    for _ in range(statistics.RESAMPLES):
+    for _ in range(intervals.RESAMPLES):
         rows = source.integers(0, 30, 30)
         figures.append(perplexity(after[rows], labels[rows]) / perplexity(before[rows], labels[rows]) - 1)
     assert found["difference"] == pytest.approx(perplexity(after, labels) / perplexity(before, labels) - 1)
@@ -198,4 +198,4 @@ def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
 def test_every_task_has_a_primary_metric() -> None:
     named = ["accuracy", "correlation", "perplexity", "accuracy"]
     tasks = ("text-classification", "text-regression", "text-generation", "image-classification")
-    assert [statistics.primary(task).__name__ for task in tasks] == named  # type: ignore[attr-defined]
+    assert [intervals.primary(task).__name__ for task in tasks] == named  # type: ignore[attr-defined]

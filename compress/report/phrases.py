@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compress import goals
+from compress.report import goals
 
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"

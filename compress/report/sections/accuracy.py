@@ -1,6 +1,6 @@
 """What the report prints of accuracy and latency: the plots, the ledger, the latency tables, the server.
 
-Each function turns a completed report (`compress.html.complete`) into strings and positions for the template. A figure stands beside
+Each function turns a completed report (`compress.report.page.complete`) into strings and positions for the template. A figure stands beside
 another only where both were measured on the same artifact.
 """
 
@@ -11,14 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from compress import goals, plot, wording
-from compress.goals import FLOATS
-from compress.wording import NO_REASON, engine_name
+from compress.report import goals, phrases
+from compress.report.charts import scatter
+from compress.report.goals import FLOATS
+from compress.report.phrases import NO_REASON, engine_name
+from compress.report.view import Report, View
 
 HOPS = ("torch", "onnxruntime", "openvino", "tensorrt", "triton")
-
-Report = Mapping[str, Any]
-View = dict[str, Any]
 
 
 # Accuracy against latency
@@ -30,13 +29,13 @@ def plots(report: Report) -> list[View]:
     for shape in _shapes(report):
         points = _points(report, shape)
         if points:
-            tick = (lambda value: f"{100 * value:.4g}%") if metric in wording.SHARES else (lambda value: f"{value:.4g}")
+            tick = (lambda value: f"{100 * value:.4g}%") if metric in phrases.SHARES else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
-            wide = plot.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
-            narrow = plot.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
+            wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
+            narrow = scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
             engines = [engine for engine in HOPS if any(point.engine == engine for point in points)]
-            legend = [{"name": engine_name(engine), "outline": plot.marker(engine, 8, 8)} for engine in engines]
-            views.append({"title": wording.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})
+            legend = [{"name": engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines]
+            views.append({"title": phrases.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})
     return views
 
 
@@ -45,9 +44,9 @@ def _shapes(report: Report) -> list[goals.Shape]:
     return sorted(shapes, key=lambda shape: (shape[0], shape[1] or 0))
 
 
-def _points(report: Report, shape: goals.Shape) -> list[plot.Point]:
+def _points(report: Report, shape: goals.Shape) -> list[scatter.Point]:
     """Returns the configurations of one shape whose latency and accuracy were both measured, each in its recommended mode."""
-    points: list[plot.Point] = []
+    points: list[scatter.Point] = []
     seen: set[tuple[Any, ...]] = set()
     for variant in report["variants"]:
         for row in variant["latency"]:
@@ -76,17 +75,17 @@ def _accuracy_of(row: Report, variant: Report) -> Report:
     return cell if main in (None, row.get("precision")) else {}
 
 
-def _point(report: Report, variant: Report, row: Report, cell: Report) -> plot.Point:
+def _point(report: Report, variant: Report, row: Report, cell: Report) -> scatter.Point:
     metric, served = report["metric"]["name"], row.get("engine") == goals.first_engine(report) and variant is goals.last_variant(report)
     name = f"{variant.get('id')} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
-    spread = wording.interval(cell.get("low"), cell.get("high"), metric)
-    title = f"{name}: {wording.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
-    title += f", p50 {wording.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
+    spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
+    title = f"{name}: {phrases.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
+    title += f", p50 {phrases.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
     reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == ("torch", "fp32")
     quantized = row.get("precision") not in FLOATS or not goals.is_quantized(variant)
     role = "served" if served and quantized else "reference" if reference else "other"
     label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
-    return plot.Point(row["p50_ms"], cell["value"], cell.get("low"), cell.get("high"), label, title, str(row.get("engine")), role)
+    return scatter.Point(row["p50_ms"], cell["value"], cell.get("low"), cell.get("high"), label, title, str(row.get("engine")), role)
 
 
 def _short(name: str, most: int = 18) -> str:
@@ -141,21 +140,21 @@ def _cell(variant: Report, hop: str, metric: str | None, scale: tuple[float, flo
     cell, drop = variant["accuracy"].get(hop) or {}, variant["drops"].get(hop) or {}
     if cell.get("value") is None:
         return {"known": False, "reason": cell.get("reason") or "not part of this run"}
-    spread, changed = wording.interval(cell.get("low"), cell.get("high"), metric), wording.change(drop.get("difference"), metric)
+    spread, changed = phrases.interval(cell.get("low"), cell.get("high"), metric), phrases.change(drop.get("difference"), metric)
     lost, gained = drop.get("right_to_wrong"), drop.get("wrong_to_right")
     return {
         "known": True,
-        "value": wording.figure(cell["value"], metric),
+        "value": phrases.figure(cell["value"], metric),
         "n": cell.get("n"),
         "spread": spread,
         "change": changed,
-        "change_spread": wording.change_interval(drop.get("low"), drop.get("high"), metric),
+        "change_spread": phrases.change_interval(drop.get("low"), drop.get("high"), metric),
         "worse": (drop.get("low") or 0) > 0,
         "flips": f"{lost} lost, {gained} gained" if lost is not None and gained is not None else None,
-        "at": plot.position(cell["value"], *scale),
-        "low": None if cell.get("low") is None else plot.position(cell["low"], *scale),
-        "high": None if cell.get("high") is None else plot.position(cell["high"], *scale),
-        "reference": None if reference is None else plot.position(reference, *scale),
+        "at": scatter.position(cell["value"], *scale),
+        "low": None if cell.get("low") is None else scatter.position(cell["low"], *scale),
+        "high": None if cell.get("high") is None else scatter.position(cell["high"], *scale),
+        "reference": None if reference is None else scatter.position(reference, *scale),
     }
 
 
@@ -174,7 +173,7 @@ def other_metrics(report: Report) -> View:
         lines += [(str(variant.get("id")), hop, figures) for hop, figures in ({"torch": flat} if flat else nested).items()]
     names = [name for name in dict.fromkeys(name for *_, figures in lines for name in figures) if name != report["metric"]["name"]]
     rows = [
-        {"id": id_, "hop": engine_name(hop), "texts": [wording.figure(figures.get(name), name) for name in names]}
+        {"id": id_, "hop": engine_name(hop), "texts": [phrases.figure(figures.get(name), name) for name in names]}
         for id_, hop, figures in lines
     ]
     return {"names": names, "rows": rows if names else []}
@@ -192,9 +191,9 @@ def _shape_table(report: Report, shape: goals.Shape) -> View:
     pairs = [(v, row) for v in report["variants"] for row in v["latency"] if (row.get("batch") or 1, row.get("sequence")) == shape]
     ends = [value / row["p50_ms"] for _, row in pairs for value in _samples(row)]
     scale = (min(ends) - 0.02, max(ends) + 0.02) if ends else (0.9, 1.1)
-    ticks = [{"at": plot.position(tick, *scale), "text": f"{tick:g}"} for tick in plot.linear_ticks(scale[0], scale[1], 4) if ends]
+    ticks = [{"at": scatter.position(tick, *scale), "text": f"{tick:g}"} for tick in scatter.linear_ticks(scale[0], scale[1], 4) if ends]
     rows = [_latency_row(report, variant, row, shape, scale) for variant, row in pairs]
-    return {"title": wording.place(goals.shape_name(shape)), "rows": rows, "ticks": ticks}
+    return {"title": phrases.place(goals.shape_name(shape)), "rows": rows, "ticks": ticks}
 
 
 def _samples(row: Report) -> list[float]:
@@ -220,13 +219,13 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
         "mode": _mode(row),
         "known": bool(row.get("p50_ms")),
         "reason": row.get("reason") or NO_REASON,
-        "p50": wording.milliseconds(row.get("p50_ms")),
-        "p90": wording.milliseconds(row.get("p90_ms")),
-        "p99": wording.milliseconds(row.get("p99_ms")) if row.get("p99_ms") else None,
+        "p50": phrases.milliseconds(row.get("p50_ms")),
+        "p90": phrases.milliseconds(row.get("p90_ms")),
+        "p99": phrases.milliseconds(row.get("p99_ms")) if row.get("p99_ms") else None,
         "few": few,
-        "rate": wording.rate(row.get("throughput_per_s")),
+        "rate": phrases.rate(row.get("throughput_per_s")),
         "n": row.get("n"),
-        "faster": wording.ratio(faster) if faster else None,
+        "faster": phrases.ratio(faster) if faster else None,
         "is_reference": slow is row,
         "is_served": served is row and variant is goals.last_variant(report),
         "strip": _strip(row, scale),
@@ -235,7 +234,7 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
 
 def _strip(row: Report, scale: tuple[float, float]) -> View | None:
     """Returns a distribution relative to its median, as positions in percent of `scale`."""
-    places = [plot.position(value / row["p50_ms"], *scale) for value in _samples(row)]
+    places = [scatter.position(value / row["p50_ms"], *scale) for value in _samples(row)]
     return dict(zip(("low", "left", "middle", "right", "high"), places, strict=True)) if places else None
 
 
@@ -249,8 +248,8 @@ def served(report: Report) -> View:
             "rows": [
                 {
                     "concurrency": row.get("concurrency"),
-                    **{key: wording.milliseconds(row.get(f"{key}_ms")) for key in ("p50", "p90", "p99")},
-                    "rate": wording.rate(row.get("throughput_per_s")),
+                    **{key: phrases.milliseconds(row.get(f"{key}_ms")) for key in ("p50", "p90", "p99")},
+                    "rate": phrases.rate(row.get("throughput_per_s")),
                     "n": row.get("n"),
                 }
                 for row in model.get("latency") or ()

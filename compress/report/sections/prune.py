@@ -9,10 +9,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress import wording
-from compress.line_chart import LineChart, Series, line_chart
+from compress.report import phrases
+from compress.report.charts.lines import LineChart, Series, line_chart
+from compress.report.view import View
 
-View = dict[str, Any]
 Figures = Mapping[str, Any]
 NAMES = {"heads": "heads", "ffn": "neurons", "experts": "experts"}
 UNITS = {"macs": "multiply-accumulates of the blocks", "parameters": "parameters of the blocks", "latency": "milliseconds of the blocks"}
@@ -36,7 +36,7 @@ def _view(name: str, figures: Figures) -> View:
         "metrics": _scans(scan, "metrics", scan.get("whole")),
         "metric": scan.get("metric"),
         "scan_rows": scan.get("rows"),
-        "unit": wording.DISTANCES.get(str(scan.get("measure")), "distance"),
+        "unit": phrases.DISTANCES.get(str(scan.get("measure")), "distance"),
         "steps": [row for number, step in enumerate(figures.get("steps") or (), 1) for row in _step(number, step)],
         "latency": _latency(figures.get("latency") or {}),
         "loads": _loads(figures),
@@ -49,7 +49,7 @@ def _settings(figures: Figures) -> list[tuple[str, str]]:
         ("method", str(figures.get("method"))),
         (
             "taken away",
-            wording.NOT_MEASURED if taken is None else f"{100 * taken:.1f} % of the {UNITS.get(str(figures.get('measure')), 'blocks')}",
+            phrases.NOT_MEASURED if taken is None else f"{100 * taken:.1f} % of the {UNITS.get(str(figures.get('measure')), 'blocks')}",
         ),
     ]
 
@@ -109,7 +109,7 @@ def _whole(figures: Figures) -> list[str]:
 def _costs(figures: Figures) -> list[View]:
     cost, measure = figures.get("cost") or {}, str(figures.get("measure"))
     rows: list[tuple[str, Any, Any]] = [(UNITS.get(measure, "cost of the blocks"), cost.get("before"), cost.get("after"))]
-    write = wording.milliseconds if measure == "latency" else wording.count
+    write = phrases.milliseconds if measure == "latency" else phrases.count
     return [
         {"name": name, "before": write(before), "after": write(after), "width": round(100 * after / before, 2)}
         for name, before, after in rows
@@ -176,7 +176,7 @@ def _latency(told: Figures) -> View | None:
         )
         for what in ("heads", "ffn")
     ]
-    place = wording.place(f"{told['engine']} {told['precision']}, {told['batch']}" + (f" x {told['sequence']}" if told["sequence"] else ""))
+    place = phrases.place(f"{told['engine']} {told['precision']}, {told['batch']}" + (f" x {told['sequence']}" if told["sequence"] else ""))
     rounds: Sequence[Figures] = told.get("rounds") or ()
     rows = [("before", told.get("before") or {}, False)]
     rows += [
@@ -186,22 +186,22 @@ def _latency(told: Figures) -> View | None:
     return {
         "place": place,
         "charts": [chart for chart in charts if chart is not None],
-        "rest": wording.milliseconds(told["rest_ms"]),
-        "block": wording.milliseconds(told["block_ms"]),
-        "asked": None if told.get("asked_ms") is None else wording.milliseconds(told["asked_ms"]),
+        "rest": phrases.milliseconds(told["rest_ms"]),
+        "block": phrases.milliseconds(told["block_ms"]),
+        "asked": None if told.get("asked_ms") is None else phrases.milliseconds(told["asked_ms"]),
         "rows": [_timed(name, entry, kept, told.get("asked_ms")) for name, entry, kept in rows if entry],
     }
 
 
 def _timed(name: str, entry: Figures, kept: bool, asked: float | None) -> View:
     predicted, measured = entry["predicted_ms"], entry["measured_ms"]
-    beside = "" if asked is None or name == "before" else f"{100 * (measured / asked - 1):+.1f} %".replace("-", wording.MINUS)
+    beside = "" if asked is None or name == "before" else f"{100 * (measured / asked - 1):+.1f} %".replace("-", phrases.MINUS)
     return {
         "name": name,
         "kept": kept,
-        "predicted": wording.milliseconds(predicted),
-        "measured": wording.milliseconds(measured),
-        "error": f"{100 * (predicted / measured - 1):+.1f} %".replace("-", wording.MINUS),
+        "predicted": phrases.milliseconds(predicted),
+        "measured": phrases.milliseconds(measured),
+        "error": f"{100 * (predicted / measured - 1):+.1f} %".replace("-", phrases.MINUS),
         "beside": beside,
-        "speedup": wording.ratio(entry["speedup"]) if entry.get("speedup") else "",
+        "speedup": phrases.ratio(entry["speedup"]) if entry.get("speedup") else "",
     }

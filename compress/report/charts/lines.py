@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from compress.plot import Axes, linear_ticks
+from compress.report.charts.scatter import Axes, linear_ticks
 
 WIDTH, HEIGHT = 500, 260
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 34.0, 12.0, 40.0

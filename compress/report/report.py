@@ -12,12 +12,12 @@ from typing import Any
 
 import yaml
 
-from compress import goals, html, ledger, statistics
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.tasks import TASKS, Task
-from compress.ledger import Hop
 from compress.measure.metrics import PRIMARY
+from compress.report import goals, hops, intervals, page
+from compress.report.hops import Hop
 
 SCHEMA = 1
 
@@ -34,7 +34,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
     """
     report = collect(open_run(folder), _kept_warnings(folder) if warnings is None else list(warnings))
     artifact.write_json(folder / "report.json", report)
-    artifact.write_text(folder / "report.html", html.render(report))
+    artifact.write_text(folder / "report.html", page.render(report))
     return report
 
 
@@ -46,7 +46,7 @@ def missed(report: dict[str, Any]) -> list[str]:
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     """Returns the report of a run as plain data, in the schema of `report.json`."""
     task: Task = run.recipe["model"]["task"]
-    every_hop = list(ledger.hops(run))
+    every_hop = list(hops.hops(run))
     rows = _latency_rows(run)
     baseline = next(iter(run.variants))
     report: dict[str, Any] = {
@@ -59,7 +59,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, every_hop, rows) for name in run.variants],
         "stages": [_stage(run, stage) for stage in run.stages],
-        "triton": {"models": ledger.served(run)},
+        "triton": {"models": hops.served(run)},
         "flips": _count_lines(run.folder / "flips.jsonl"),
         "warnings": warnings,
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
@@ -71,10 +71,10 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
 
 def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[dict[str, Any]]) -> dict[str, Any]:
     evaluated = run.artifacts[f"evaluate-{name}"].metrics
-    build = ledger.main_builds(run).get(name)
-    first = next(iter(ledger.recommended(build)), None) if build else None
+    build = hops.main_builds(run).get(name)
+    first = next(iter(hops.recommended(build)), None) if build else None
     mine = [hop for hop in every_hop if hop.variant == name]
-    reference, metric = every_hop[0], statistics.primary(task)
+    reference, metric = every_hop[0], intervals.primary(task)
     return {
         "id": name,
         "stages": artifact.lineage(name, run.variants),
@@ -89,7 +89,7 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
         "int8_layers": first.get("layers", []) if first else [],
         "metrics": {hop.hop: hop.metrics for hop in mine},
         "accuracy": _accuracy(run, name, task, mine, build),
-        "drops": {hop.hop: statistics.paired(metric, reference.logits, hop.logits, hop.labels) for hop in mine if hop is not reference},
+        "drops": {hop.hop: intervals.paired(metric, reference.logits, hop.logits, hop.labels) for hop in mine if hop is not reference},
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
         "parity": build.get("parity") if build else None,
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
@@ -100,8 +100,8 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
 
 def _accuracy(run: Run, name: str, task: Task, mine: list[Hop], build: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the primary metric at every hop, with a 95 % interval, or the reason why it was not measured."""
-    metric = statistics.primary(task)
-    cells: dict[str, Any] = {hop.hop: statistics.single(metric, hop.logits, hop.labels) for hop in mine}
+    metric = intervals.primary(task)
+    cells: dict[str, Any] = {hop.hop: intervals.single(metric, hop.logits, hop.labels) for hop in mine}
     for engine in run.recipe["target"]["engines"]:
         if engine not in cells and engine != "torch":
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
@@ -118,7 +118,7 @@ def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
     """Returns a latency row with the primary metric of exactly the configuration that was timed, where it was evaluated."""
     told = {key: value for key, value in row.items() if key != "variant"}
     wanted = tuple(row[key] for key in ("variant", "precision", "float_precision", "engine", "mode"))
-    for build in ledger.builds(run):
+    for build in hops.builds(run):
         for engine in build["engines"]:
             rest = engine.get("float_precision", build["float_precision"])
             if (build["variant"], build["precision"], rest, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:

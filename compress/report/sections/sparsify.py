@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from compress import wording
+from compress.report import phrases
+from compress.report.view import View
 
-View = dict[str, Any]
 Figures = Mapping[str, Any]
 
 
@@ -66,4 +66,4 @@ def _groups(groups: Figures) -> list[View]:
 
 
 def _share(value: Any) -> str:
-    return wording.NOT_MEASURED if value is None else f"{100 * float(value):.1f} %"
+    return phrases.NOT_MEASURED if value is None else f"{100 * float(value):.1f} %"

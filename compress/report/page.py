@@ -1,0 +1,236 @@
+"""The report as one HTML page: opens from disk, prints, needs no network, no script, and follows light and dark.
+
+`render` turns the report (a plain dict, `report.json`) into sections of finished strings and positions; `report.html.j2` lays them out
+beside `report.css` and `charts.j2`. The template escapes everything it prints: names come from users. What was not measured
+is printed as such, with its reason; nothing is left blank and nothing is 0 that was not measured to be 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+
+from compress.report import goals, phrases
+from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
+from compress.report.sections import accuracy
+from compress.report.sections.export import layers, parity
+from compress.report.sections.prune import pruning
+from compress.report.sections.quantize import quantization
+from compress.report.sections.sparsify import sparsity
+from compress.report.view import Report, View, plain
+
+LISTS = ("variants", "latency", "goals", "stages", "warnings", "commands", "models", "int8_layers", "layers", "gpus", "cpu_features")
+MAPS = ("environment", "metric", "metrics", "accuracy", "drops", "triton", "versions", "target")
+
+
+def render(report: Report) -> str:
+    """Returns the page of a report.
+
+    Args:
+        report: As in `report.json`; every part may be missing or None.
+
+    Returns:
+        One self-contained HTML document.
+    """
+    whole = complete(report)
+    return _template().render(
+        name=whole.get("name") or "unnamed run",
+        facts=_facts(whole),
+        verdict=phrases.verdict(whole),
+        goals_sentence=phrases.goals_sentence(whole["goals"]),
+        state=_state(whole["goals"]),
+        figures=_figures(whole),
+        goals=[_goal(goal, _metric(whole)) for goal in whole["goals"]],
+        warnings=whole["warnings"],
+        metric=_metric(whole),
+        lower_is_better=whole["metric"].get("higher_is_better") is False,
+        unit="tokens" if goals.is_relative(_metric(whole)) else "rows",
+        plots=accuracy.plots(whole),
+        ledger=accuracy.ledger(whole),
+        others=accuracy.other_metrics(whole),
+        shapes=accuracy.latency(whole),
+        served=accuracy.served(whole),
+        sizes=_sizes(whole),
+        pruning=pruning(whole),
+        sparsity=sparsity(whole),
+        layers=layers(whole),
+        quantization=quantization(whole),
+        parity=parity(whole),
+        stages=_stages(whole),
+        environment=_environment_rows(whole),
+        recipe=whole.get("recipe"),
+        commands=whole["commands"],
+    )
+
+
+def complete(value: Any) -> Any:
+    """Returns a copy of a report in which every missing or null list is empty, and so is every map; values stay as they are."""
+    report = _fill(value)
+    for key in ("variants", "goals", "stages", "warnings", "commands"):
+        report.setdefault(key, [])
+    for key in ("environment", "metric", "triton", "target"):
+        report.setdefault(key, {})
+    report["metric"]["name"] = report["metric"].get("name") or "the metric"
+    for variant in report["variants"]:
+        variant["id"] = variant.get("id") or "unnamed"
+        for key in ("latency", "int8_layers"):
+            variant.setdefault(key, [])
+        for key in ("metrics", "accuracy", "drops"):
+            variant.setdefault(key, {})
+    return report
+
+
+def _fill(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        empty: View = {**{key: [] for key in LISTS}, **{key: {} for key in MAPS}}
+        filled = {key: empty[key] if item is None and key in empty else _fill(item) for key, item in value.items()}
+        # a metric may be called as one of the maps is
+        return filled | ({"metrics": value["metrics"]} if value.get("metrics") else {})
+    return [_fill(item) for item in value if item is not None] if isinstance(value, list | tuple) else value
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("report.html.j2")
+
+
+def _metric(report: Report) -> str:
+    return str(report["metric"]["name"])
+
+
+def _facts(report: Report) -> list[str]:
+    cpu = report["environment"].get("cpu")
+    return [str(fact) for fact in (report.get("task"), report.get("created"), cpu) if fact]
+
+
+def _state(judged: Sequence[Report]) -> str:
+    if any(goal.get("met") is False for goal in judged):
+        return "missed"
+    return "met" if judged and all(goal.get("met") for goal in judged) else "open"
+
+
+def _figures(report: Report) -> list[View]:
+    last, metric = goals.last_variant(report), _metric(report)
+    faster, cost = goals.speedup(report), goals.drop(report)
+    hop = goals.last_hop(report)
+    cell = (last.get("accuracy") or {}).get(hop) or {}
+    spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
+    lost = phrases.change_interval(cost.low, cost.high, metric)
+    before, share = goals.baseline(report).get("size_bytes"), last.get("int8_share")
+    all_share = last.get("int8_share_all")
+    return [
+        _tile("Speed-up", faster.value, phrases.ratio(faster.value), f"at the worst shape: {phrases.place(faster.at)}", faster.reason),
+        _tile(
+            metric.capitalize(),
+            cell.get("value"),
+            phrases.figure(cell.get("value"), metric),
+            f"{engine_name(hop)}, n {'unknown' if cell.get('n') is None else cell['n']}" + (f", 95 % {spread}" if spread else ""),
+            cell.get("reason"),
+        ),
+        _tile(
+            "Change",
+            cost.value,
+            phrases.change(cost.value, metric) or NOT_MEASURED,
+            "against the baseline in torch" + (f", 95 % {lost}" if lost else ""),
+            cost.reason,
+        ),
+        _tile(
+            "Size to serve",
+            last.get("size_bytes"),
+            phrases.size(last.get("size_bytes")),
+            f"baseline {phrases.size(before)}",
+            "no engine was built",
+        ),
+        _tile(
+            "int8 share",
+            share,
+            phrases.share(share),
+            f"of weight GEMMs; {phrases.share(all_share)} with attention" if all_share is not None else "of weight GEMMs",
+            last.get("int8_share_reason"),
+        ),
+    ]
+
+
+def _tile(name: str, value: float | None, text: str, note: str, reason: str | None) -> View:
+    return {"name": name, "known": value is not None, "text": text, "note": note if value is not None else reason or NO_REASON}
+
+
+def _goal(goal: Report, metric: str | None) -> View:
+    state = {True: "met", False: "missed"}.get(goal.get("met"), "open")  # type: ignore[arg-type]
+    spread = phrases.change_interval(goal.get("low"), goal.get("high"), metric) if goal.get("goal") == "max_drop" else None
+    reason = goal.get("reason") or (NO_REASON if goal.get("value") is None else None)
+    return {
+        "state": state,
+        "key": goal.get("goal") or "",
+        "name": phrases.goal_name(goal, metric),
+        "value": phrases.goal_value(goal, metric),
+        "spread": f"95 % {spread}" if spread else None,
+        "at": phrases.place(goal.get("at")),
+        "reason": reason,
+    }
+
+
+def _sizes(report: Report) -> list[View]:
+    largest = max((v.get(key) or 0 for v in report["variants"] for key in ("size_bytes", "checkpoint_bytes")), default=0) or 1
+    return [
+        {
+            "id": variant.get("id"),
+            "bars": [
+                {
+                    "known": variant.get(key) is not None,
+                    "text": phrases.size(variant.get(key)),
+                    "percent": round(100 * (variant.get(key) or 0) / largest, 2),
+                    "reason": reason,
+                }
+                for key, reason in (("size_bytes", "no engine was built for this variant"), ("checkpoint_bytes", NO_REASON))
+            ],
+            "parameters": phrases.count(variant.get("parameters")),
+            "macs": phrases.count(variant.get("macs")),
+        }
+        for variant in report["variants"]
+    ]
+
+
+def _stages(report: Report) -> View:
+    known = [stage.get("seconds") or 0 for stage in report["stages"]]
+    longest = max(known, default=0) or 1
+    rows = [
+        {
+            "id": stage.get("id") or "unnamed",
+            "text": phrases.duration(stage.get("seconds")),
+            "cached": bool(stage.get("cached")),
+            "memory": phrases.size(stage["peak_memory_bytes"]) if stage.get("peak_memory_bytes") else NOT_MEASURED,
+            "width": round(100 * (stage.get("seconds") or 0) / longest, 2),
+        }
+        for stage in report["stages"]
+    ]
+    return {"rows": rows, "total": phrases.duration(sum(known))}
+
+
+def _environment_rows(report: Report) -> list[tuple[str, str]]:
+    environment = report["environment"]
+    rows = [(key, _surrounding(key, value)) for key, value in environment.items() if key != "versions"]
+    rows += [(key, plain(value)) for key, value in report["target"].items() if value is not None]
+    versions = environment.get("versions") or {}
+    return [(_title(key), text) for key, text in rows] + [(key, plain(value)) for key, value in versions.items()]
+
+
+def _title(key: str) -> str:
+    words = re.sub(r"_bytes$", "", key).replace("_", " ")
+    return words.upper() if words in ("cpu", "gpus") else words[:1].upper() + words[1:]
+
+
+def _surrounding(key: str, value: Any) -> str:
+    return phrases.size(value) if key.endswith("_bytes") else plain(value)

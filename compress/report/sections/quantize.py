@@ -1,0 +1,73 @@
+"""What the report prints of the stage `quantize`: its settings, what each layer costs, and what was tried."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compress.report import phrases
+from compress.report.view import Report, View, is_scalar, plain
+
+
+def quantization(report: Report) -> list[View]:
+    """Returns for each quantized variant its settings and, where they were measured, its layers from the most sensitive on."""
+    views = []
+    for variant in report["variants"]:
+        found = variant.get("quantization")
+        if isinstance(found, Mapping):
+            layers = _sensitivities(found.get("layers"))
+            settings = [(key, plain(value)) for key, value in found.items() if key != "layers" and is_scalar(value)]
+            scan, tried = found.get("sensitivity") or {}, found.get("attempts")
+            views.append(
+                {
+                    "id": variant.get("id"),
+                    "settings": settings,
+                    "layers": layers,
+                    "scan": _scan(scan.get("layers") or []),
+                    "unit": phrases.DISTANCES.get(str(scan.get("measure")), "distance"),
+                    "attempts": _attempts(tried if isinstance(tried, list) else []),
+                }
+            )
+    return views
+
+
+def _scan(layers: list[Any]) -> list[View]:
+    """Returns what every layer costs in int8, in the order of the scan: what float would win back, and what its parts cost alone."""
+    top = max((abs(layer["gain"]) for layer in layers), default=0) or 1
+    return [
+        {
+            "name": layer["name"],
+            "width": round(100 * max(0.0, layer["gain"]) / top, 2),
+            **{key: f"{layer[key]:.2e}" for key in ("gain", "alone", "weights", "inputs")},
+        }
+        for layer in layers
+    ]
+
+
+def _attempts(attempts: list[Any]) -> list[View]:
+    """Returns what was tried before the variant was chosen: name, figure, price, and whether it was kept."""
+    return [
+        {
+            "name": attempt.get("name") or "unnamed",
+            "value": plain(attempt.get("value")),
+            "seconds": f"{attempt['seconds']:.1f} s" if attempt.get("seconds") is not None else "not measured",
+            "kept": bool(attempt.get("kept")),
+        }
+        for attempt in attempts
+    ]
+
+
+def _sensitivities(layers: Any) -> list[View]:
+    """Returns the signal-to-noise ratio of every layer's input codes, the smallest first; layers without one are left out."""
+    items = layers if isinstance(layers, list) else []
+    known = sorted((item for item in items if item.get("input_sqnr_db") is not None), key=lambda item: float(item["input_sqnr_db"]))
+    top = max((item["input_sqnr_db"] for item in known), default=0) or 1
+    return [
+        {
+            "name": item.get("name") or "unnamed",
+            "input": f"{item['input_sqnr_db']:.1f}",
+            "weight": f"{item['weight_sqnr_db']:.1f}" if item.get("weight_sqnr_db") is not None else None,
+            "width": max(0, round(100 * item["input_sqnr_db"] / top, 2)),
+        }
+        for item in known
+    ]

@@ -1,0 +1,37 @@
+"""What the sections of the page share: their types, and values as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compress.report.phrases import NOT_MEASURED
+
+Report = Mapping[str, Any]
+View = dict[str, Any]
+
+
+def percent(part: float) -> str:
+    """Returns a share as per cent; what would round to 0 and is not is said to be small."""
+    return f"{100 * part:.1f}" if part >= 0.0005 or not part else "< 0.1"
+
+
+def or_unmeasured(value: float | None, style: str = ",") -> str:
+    """Returns a figure as text, or that it was not measured."""
+    return NOT_MEASURED if value is None else format(value, style)
+
+
+def plain(value: Any) -> str:
+    """Returns a value of a manifest as text."""
+    if isinstance(value, list | tuple):
+        return ", ".join(plain(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "unknown" if value is None else str(value)
+
+
+def is_scalar(value: Any) -> bool:
+    """Whether a value is one figure or word, or a list of such."""
+    return isinstance(value, str | int | float) or (isinstance(value, list) and all(isinstance(item, str | int | float) for item in value))
