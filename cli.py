@@ -41,7 +41,7 @@ def init(
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a commented recipe to edit."""
-    from compress.templates import write_template
+    from compress.commands.init import write_template
 
     _finish(lambda: typer.echo(f"{write_template(task, output)}: edit it, then run: compress plan {output}"))
 
@@ -51,7 +51,7 @@ def plan(
     recipe: RecipeFile, settings: Settings = None, out: Annotated[Path | None, typer.Option("--out")] = None, verbose: Verbose = False
 ) -> None:
     """Check everything and predict size, FLOPs, disk and time; loads no weights."""
-    from compress.plan import describe
+    from compress.commands.plan import describe
 
     _finish(lambda: typer.echo(describe(_read(recipe, settings), out)), verbose)
 
@@ -115,7 +115,7 @@ def serve(folder: RunFolder, verbose: Verbose = False) -> None:
     """Start Triton on the run's model repository, in the foreground; Ctrl-C stops it."""
 
     def work() -> None:
-        from compress.verify import serve as serve_run
+        from compress.commands.verify import serve as serve_run
 
         serve_run(folder, typer.echo)
 
@@ -131,7 +131,7 @@ def verify(
     """Hash every artifact again, reload the engines and compare them on the golden rows."""
 
     def work() -> int:
-        from compress.verify import verify as verify_run
+        from compress.commands.verify import verify as verify_run
 
         problems = verify_run(folder, live=live, log=typer.echo)
         for problem in problems:
@@ -146,7 +146,7 @@ def clean(folder: RunFolder, verbose: Verbose = False) -> None:
     """Remove stages that the last recipe no longer references."""
 
     def work() -> None:
-        from compress.verify import clean as clean_run
+        from compress.commands.verify import clean as clean_run
 
         for removed in clean_run(folder):
             typer.echo(f"removed {removed}")
@@ -163,7 +163,7 @@ def list_(
     """List what a recipe can name."""
 
     def work() -> None:
-        from compress.catalogue import catalogue, schema_text
+        from compress.commands.list import catalogue, schema_text
 
         typer.echo(schema_text() if schema else catalogue(what))
 
@@ -177,7 +177,7 @@ def doctor(
     """Say what works on this machine, what is missing, and how to get it."""
 
     def work() -> None:
-        from compress.doctor import examine
+        from compress.commands.doctor import examine
 
         for line in examine(fix=fix):
             typer.echo(line)

@@ -25,11 +25,11 @@ from typing import Any
 
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
-from compress.implicit import EXPORTED, shapes
 from compress.machine.environment import fingerprint
 from compress.measure.latency import Shape, measure
 from compress.pipeline import run
 from compress.recipe import Recipe, read
+from compress.run.implicit import EXPORTED, shapes
 from export.engine import EngineSpec, spec_of
 
 ROOT = Path(__file__).resolve().parent.parent

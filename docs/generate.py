@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from compress.catalogue import reference, schema_text
+from compress.commands.list import reference, schema_text
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from compress.artifacts.run_folder import open_run
+from compress.commands.plan import describe, steps_of
 from compress.core.progress import ConsoleProgress
-from compress.pipeline import Outcome, prepare, run
-from compress.plan import describe, steps_of
+from compress.pipeline import Outcome, run
 from compress.recipe import check
+from compress.run.prepare import prepare
 from tests.tiny_recipes import tiny_vit
 
 QUIET = ConsoleProgress("quiet")

@@ -67,8 +67,8 @@ def test_serving_generated_text_is_refused_in_one_line(verb: str, tmp_path: Path
 
 
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
+    from compress.commands.init import TASKS
     from compress.recipe import read
-    from compress.templates import TASKS
 
     for task in TASKS:
         path = tmp_path / f"{task}.yaml"
@@ -88,7 +88,7 @@ def test_list_and_schema() -> None:
 
 
 def test_internal_fault_is_status_1_and_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compress.catalogue.catalogue", lambda what: 1 / 0)
+    monkeypatch.setattr("compress.commands.list.catalogue", lambda what: 1 / 0)
     status, _, err = compress("list")
     assert status == 1
     assert err.startswith("internal error: ZeroDivisionError")
@@ -99,7 +99,7 @@ def test_a_library_that_tells_of_a_full_disk_in_words_is_understood(monkeypatch:
     def fail(what: str) -> str:
         raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
 
-    monkeypatch.setattr("compress.catalogue.catalogue", fail)
+    monkeypatch.setattr("compress.commands.list.catalogue", fail)
     status, _, err = compress("list")
     assert status == 2
     assert err.startswith("the run folder: No space left on device; free some space")
@@ -110,7 +110,7 @@ def test_full_disk_and_read_only_folder_are_one_line(monkeypatch: pytest.MonkeyP
     def fail(what: str) -> str:
         raise OSError(number, os.strerror(number), "runs/x")
 
-    monkeypatch.setattr("compress.catalogue.catalogue", fail)
+    monkeypatch.setattr("compress.commands.list.catalogue", fail)
     status, _, err = compress("list")
     assert status == 2
     assert err.startswith("runs/x: ")

@@ -10,12 +10,13 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress.artifacts.run_folder import open_run
+from compress.commands.plan import describe, steps_of
+from compress.commands.verify import verify
 from compress.core.progress import ConsoleProgress
 from compress.measure import latency
-from compress.pipeline import Outcome, prepare, run
-from compress.plan import describe, steps_of
+from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
-from compress.verify import verify
+from compress.run.prepare import prepare
 from tests.compress import tiny_gpt
 
 QUIET = ConsoleProgress("quiet")

@@ -10,12 +10,12 @@ import pytest
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import locked, open_run
+from compress.commands.plan import describe, steps_of
+from compress.commands.verify import clean, verify
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, plan_steps, run
-from compress.plan import describe, steps_of
 from compress.recipe import Recipe, check
-from compress.verify import clean, verify
 from tests.tiny_recipes import tiny_vit
 
 RAW: dict[str, Any] = {
@@ -133,7 +133,7 @@ def test_half_written_folders_are_swept_and_never_read(recipe: Recipe, copy: Pat
 
 
 def test_plan_equals_the_run(recipe: Recipe, finished: Outcome) -> None:
-    from compress.pipeline import prepare
+    from compress.run.prepare import prepare
 
     told = describe(recipe, finished.folder)
     assert "cached" in told

@@ -58,7 +58,7 @@ class Context:
     teachers: tuple[Artifact, ...] = ()
     """The checkpoints that the `teacher` of the stage stands for, in its order; none for stages without such a key."""
     count_macs: Callable[[], int] = lambda: 0
-    """Checks the model of the recipe and counts `macs`: seconds of imports, which a run that has nothing to do never spends."""
+    """Checks the model of the recipe and returns its multiply-accumulates for one row; a run that has nothing to do never calls it."""
     max_drop: float | None = None
     """The goal of that name; a stage that decides by it has it in `depends`."""
     measure_latency: MeasureLatency | None = None
@@ -69,11 +69,6 @@ class Context:
     """The processes that run this stage."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as they go into the manifest."""
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates of the incoming model for one row at the data's max_length."""
-        return self.count_macs()
 
     @property
     def teacher(self) -> Artifact | None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from compress.history import KEPT, REACH, history_file, predict, record
+from compress.run.durations import KEPT, REACH, history_file, predict, record
 
 
 @pytest.fixture(autouse=True)

@@ -119,8 +119,8 @@ def test_equal_predictions_have_no_difference() -> None:
 def test_equal_seeds_give_equal_intervals() -> None:
     before, after, labels = two_models(300)
     metric = lambda p, t: float(np.mean(p.argmax(axis=1) == t))  # noqa: E731
-    intervals = [intervals.paired_bootstrap(metric, before, after, labels, resamples=100, seed=seed) for seed in (1, 1, 2)]
-    assert intervals[0] == intervals[1] != intervals[2]
+    found = [intervals.paired_bootstrap(metric, before, after, labels, resamples=100, seed=seed) for seed in (1, 1, 2)]
+    assert found[0] == found[1] != found[2]
 
 
 @pytest.mark.parametrize("rows", [0, 3])

@@ -13,8 +13,8 @@ import pytest
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data.splits import Data, Split
+from compress.run.timer import Timer
 from compress.stage.context import Context
-from compress.timing import Timer
 from export.export import Export
 from export.openvino import computes_bf16
 from quantize.quantize import Quantize
@@ -48,7 +48,7 @@ def test_groups_are_put_on_the_scale_of_the_first(context: Context, tmp_path: Pa
         return [{"p50_ms": true[job.name] * len(groups)} for job in jobs]
 
     monkeypatch.setattr(Timer, "_engine", lambda self, checkpoint, folder: Built(folder.name))
-    monkeypatch.setattr("compress.timing.measure", measured)
+    monkeypatch.setattr("compress.run.timer.measure", measured)
     timer = Timer(context, Quantize(), Export())
     found = timer([tmp_path] * 7, (2, 8), "fp32")
     assert groups == [["0", "1", "2", "3", "4"], ["0", "5", "6"]]

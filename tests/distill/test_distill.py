@@ -358,10 +358,11 @@ RECIPE: dict[str, Any] = {
 
 def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compress.artifacts.run_folder import open_run
+    from compress.commands.plan import steps_of
     from compress.core.progress import ConsoleProgress
-    from compress.pipeline import prepare, run
-    from compress.plan import steps_of
+    from compress.pipeline import run
     from compress.recipe import check
+    from compress.run.prepare import prepare
 
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     recipe, quiet, folder = check(RECIPE), ConsoleProgress("quiet"), tmp_path / "run"
@@ -425,8 +426,8 @@ def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_mistakes_are_found_before_anything_runs(stage: Any, message: str, other_images: Path, tmp_path: Path) -> None:
     from compress.core.progress import ConsoleProgress
-    from compress.pipeline import prepare
     from compress.recipe import check
+    from compress.run.prepare import prepare
 
     stage = json.loads(json.dumps(stage).replace("OTHER", str(other_images)))
     stages = [{"finetune": {}}, {"distill": {"id": "assistant", "student": {}}}, {"distill": stage}]

@@ -10,13 +10,14 @@ import pytest
 import transformers
 
 from compress.artifacts.run_folder import open_run
+from compress.commands.plan import describe, steps_of
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.models.checkpoint import load
 from compress.models.size import count
-from compress.pipeline import Outcome, prepare, run
-from compress.plan import describe, steps_of
+from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
+from compress.run.prepare import prepare
 from tests.export import sentiment
 from tests.prune import small_runs
 

@@ -12,12 +12,12 @@ import torch
 from onnx import numpy_helper
 
 from compress.artifacts.run_folder import open_run
-from compress.catalogue import catalogue
+from compress.commands.list import catalogue
+from compress.commands.plan import describe
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.models.checkpoint import load
 from compress.pipeline import run
-from compress.plan import describe
 from compress.recipe import Recipe, check, dump
 from tests.export import sentiment
 from tests.prune import small_runs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from compress.models.preprocessor import preprocessor
 from compress.models.tokenizer import TrainTokenizer, settled
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from compress.training.finetune import Finetune
 
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
@@ -112,3 +114,8 @@ def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
             if engine["runnable"] and engine["engine"] != "torch":
                 jobs.append((build["variant"], spec_of(exported.path, build, engine, context.target)))
     return jobs
+
+
+def is_variant(step: Stage, steps: Sequence[Stage]) -> bool:
+    """Whether the output of a step is a row of the report: every checkpoint but the model before its finetuning."""
+    return step.PRODUCES == "checkpoint" and not (isinstance(step, Source) and any(isinstance(other, Finetune) for other in steps))

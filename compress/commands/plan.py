@@ -1,27 +1,30 @@
 """`compress plan`: everything that can be known before a weight is read or a second is spent on training.
 
 Parameters and FLOPs are counted on the meta device by the same function that counts the finished checkpoints. Times come from what this
-machine recorded earlier (`compress.history`), and are "unknown" before. A step counts as cached only while everything before it is.
+machine recorded earlier (`compress.run.durations`), and are "unknown" before. A step counts as cached only while everything before it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from compress import history
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, DamagedArtifact
+from compress.commands.disk import Variant, predicted_bytes
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS, num_classes
-from compress.disk import Variant, predicted_bytes
-from compress.implicit import Evaluate
 from compress.models.importing import check_model
 from compress.models.size import Counts, count
 from compress.models.tokenizer import settled
-from compress.pipeline import cache_key, checkpoint_named, is_variant, plan_steps, prepare, teachers_of
+from compress.pipeline import plan_steps
 from compress.recipe import Recipe
+from compress.run import durations
+from compress.run.cache import cache_key
+from compress.run.implicit import Evaluate, is_variant
+from compress.run.prepare import prepare
+from compress.run.so_far import SoFar
 from compress.stage.context import Context
 from compress.stage.stage import Stage, input_named, lines
 
@@ -73,18 +76,17 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
     tokenizer = settled(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
-    steps, macs = plan_steps(recipe), size.macs  # as in a run: what the last evaluation counted
+    steps, macs, so_far = plan_steps(recipe), size.macs, SoFar()
     behind = lines(steps)
     variants: dict[str, Variant] = {}
     sizes: dict[str, Counts] = {}
-    parent: Artifact | None = None
     chain = True
     for step in steps:
         if (named := input_named(step)) is not None:
             name = next(iter(variants)) if named == "baseline" else named
             config, size, macs = variants[name].config, sizes[name], sizes[name].macs
-            parent = checkpoint_named(named, context) if chain else None
-        found = _find(step, parent, context, folder) if chain else None
+        so_far = so_far.before(step) if chain else so_far
+        found = _find(step, so_far, context, folder) if chain else None
         chain = found is not None
         work, after = step.work(macs, context.data), step.config_after(config)
         if after is not config:
@@ -92,17 +94,15 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
         if is_variant(step, steps):
             made_by = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
             variants[str(step.id)], sizes[str(step.id)] = Variant(config, made_by), size
-        macs = size.macs if isinstance(step, Evaluate) else macs
+        macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: what the last evaluation counted
         disk = found.size_bytes if found else predicted_bytes(step, config, variants, context)
-        seconds = 0.0 if found else history.predict(step.NAME, work)
+        seconds = 0.0 if found else durations.predict(step.NAME, work)
         yield PlannedStep(step, found, size if step.PRODUCES == "checkpoint" else None, disk, seconds)
-        if found and is_variant(step, steps):
-            context = replace(context, checkpoints={**context.checkpoints, str(step.id): found})
-        parent = found if found and found.kind not in ("evaluation", "latency") else parent
+        so_far = so_far.after(step, found, variant=is_variant(step, steps)) if found else so_far
 
 
-def _find(step: Stage, parent: Artifact | None, context: Context, folder: Path) -> Artifact | None:
-    key = cache_key(step, parent, replace(context, teachers=teachers_of(step, parent, context)))
+def _find(step: Stage, so_far: SoFar, context: Context, folder: Path) -> Artifact | None:
+    key = cache_key(step, so_far.parent, so_far.seen_by(step, context))
     try:
         found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
     except DamagedArtifact:

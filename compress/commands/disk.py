@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from compress.core.tasks import TASKS, Task
-from compress.implicit import Evaluate, Latency
 from compress.models.conv1d import with_linears
 from compress.models.forward import linears
 from compress.models.library import quiet, with_class
 from compress.models.shapes import auto_class
+from compress.run.implicit import Evaluate, Latency
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from export.export import Export, ends, floating_of

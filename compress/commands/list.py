@@ -16,7 +16,7 @@ from compress.core.target import EngineName
 from compress.core.tasks import Task
 from compress.recipe import STAGES, Recipe, schema
 
-RECIPES = Path(__file__).resolve().parent.parent / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 def schema_text() -> str:

@@ -1,0 +1,52 @@
+"""The cache of a run: under which key a finished artifact is found, and when it is still whole."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts import artifact
+from compress.artifacts.artifact import Artifact
+from compress.stage.context import Context
+from compress.stage.stage import Stage
+
+
+def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
+    """Returns the digest of everything that the output of a step depends on.
+
+    Checkpoints depend on what training sees; everything that is built or measured also depends on the target, the library versions and
+    the hardware. The name of the run and the goals never enter.
+    """
+    contents: dict[str, Any] = {
+        "stage": step.NAME,
+        "version": step.VERSION,
+        "config": step.model_dump(mode="json", exclude={"input"}),  # that is the parent
+        "depends": step.depends(context),
+        "parent": parent.digest if parent else None,
+        "teachers": [teacher.digest for teacher in context.teachers],
+        "task": context.task,
+        "seed": context.seed,
+        "data": context.data.digest,
+        "max_length": context.max_length,
+        "threads": context.target.num_threads,
+    }
+    if step.PRODUCES != "checkpoint":
+        contents |= {"target": context.target.model_dump(mode="json"), **context.fingerprint}
+    if step.PRODUCES not in ("checkpoint", "evaluation"):  # these look at every variant
+        contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
+    return artifact.digest(contents)
+
+
+def find(destination: Path, key: str, context: Context) -> Artifact | None:
+    """Returns the finished artifact at a place where it has this key and every byte is what it was; None where it has to be made."""
+    if not destination.exists():
+        return None
+    try:
+        found = artifact.load(destination)
+        problems = artifact.verify(found)
+    except artifact.DamagedArtifact as error:
+        problems = [str(error)]
+    if problems:
+        context.progress.warn(f"{destination.name}: damaged, made again: {'; '.join(problems)}")
+        return None
+    return found if found.key == key else None

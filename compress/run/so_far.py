@@ -1,0 +1,62 @@
+"""What a run has made so far: the state that the pipeline folds its steps into."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from compress.artifacts.artifact import Artifact
+from compress.run.implicit import Evaluate
+from compress.run.prepare import checkpoint_named, teachers_of
+from compress.stage.context import Context
+from compress.stage.stage import Stage, input_named
+
+
+@dataclass(frozen=True)
+class SoFar:
+    """The state between two steps; each step makes a new one."""
+
+    parent: Artifact | None = None
+    """What the next step starts from, unless its `input` names another checkpoint."""
+    macs: int | None = None
+    """Multiply-accumulates of `parent` for one row, by the last evaluation; None before the first."""
+    checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
+    """Every variant by the id of its stage, in order; the first is the baseline."""
+    predictions: Mapping[str, Path] = field(default_factory=dict)
+    """The answers of each variant in torch on the evaluation split: a file of `compress.measure.answers.save_predictions`."""
+    counted: Mapping[str, int] = field(default_factory=dict)
+    """Multiply-accumulates of each variant that was evaluated."""
+
+    def before(self, step: Stage) -> SoFar:
+        """Returns the state that a step starts from: where its `input` names a checkpoint, that one is the parent."""
+        named = input_named(step)
+        if named is None:
+            return self
+        parent = checkpoint_named(named, self.checkpoints)
+        return replace(self, parent=parent, macs=self.counted.get(parent.id))
+
+    def seen_by(self, step: Stage, context: Context) -> Context:
+        """Returns the context of a step: that of the run, with the variants so far and the teachers that the step names."""
+        context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions)
+        return replace(context, teachers=teachers_of(step, self.parent, context))
+
+    def after(self, step: Stage, made: Artifact, *, variant: bool) -> SoFar:
+        """Returns the state after a step.
+
+        Args:
+            step: The step.
+            made: Its artifact.
+            variant: Whether that is a row of the report.
+        """
+        if isinstance(step, Evaluate):
+            assert self.parent is not None, "an evaluation is never the first step"
+            macs, predictions = int(made.metrics["macs"]), made.path / made.metrics["predictions"]
+            return replace(
+                self,
+                macs=macs,
+                counted={**self.counted, self.parent.id: macs},
+                predictions={**self.predictions, self.parent.id: predictions},
+            )
+        checkpoints = {**self.checkpoints, str(step.id): made} if variant else self.checkpoints
+        return replace(self, checkpoints=checkpoints, parent=self.parent if made.kind == "latency" else made)
