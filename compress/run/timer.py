@@ -80,7 +80,8 @@ class Timer:
 
     def _shortest(self) -> Quantize:
         """Returns the stage that quantizes to what the recipe asks for, without a search."""
-        from quantize.quantize import Calibration, Quantize, SmoothQuant
+        from quantize.quantize import Quantize
+        from quantize.settings import Calibration, SmoothQuant
 
         asked = self.quantizer
         smoothing = asked.smoothing
