@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,17 +37,15 @@ from distill.masking import Masking, masking_of
 from distill.objective import Objective
 from distill.presets import Preset
 from distill.rows import gather, gather_corpus
+from distill.settings import DistillSettings
 from distill.teacher import CACHE_BYTES, Pair, Teacher, about, cached_logits, takes_the_same
-
-if TYPE_CHECKING:
-    from distill.distill import Distill
 
 
 @dataclass(frozen=True)
 class Steps:
     """What the steps share."""
 
-    stage: Distill
+    stage: DistillSettings
     source: Path
     """Checkpoint with the tokenizer or image processor of the student."""
     context: Context

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -38,11 +38,9 @@ from prune.recovery import Recover, part_of, recover
 from prune.scores import RELATIVE, scores_of
 from prune.selection import Allocate, Limits, Scores, Whole, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
+from prune.settings import PruneSettings
 from prune.surgery import Kept, shrink
 from prune.timing import Ruler
-
-if TYPE_CHECKING:
-    from prune.prune import Prune
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -51,7 +49,7 @@ STEP, FIGURES = "step-{}", "step.json"
 class Steps:
     """What the steps share."""
 
-    stage: Prune
+    stage: PruneSettings
     name: str
     """Of the stage, for messages and bars."""
     whole: Whole
