@@ -10,8 +10,8 @@ from compress.data.splits import Data
 from compress.measure.engine_process import EngineProcess
 from compress.models.preprocessor import preprocessor
 from compress.recipe import Recipe
-from export.engine import EngineSpec, spec_of
-from export.openvino import build, files
+from export.engines.openvino import build, files
+from export.engines.spec import EngineSpec, spec_of
 from export.schemes import precision_of, write_graphs
 
 

@@ -26,7 +26,7 @@ from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
 from prune.prune import Prune
-from prune.sparsify import Sparsify
+from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 

@@ -26,10 +26,10 @@ from compress.stage.stage import teachers_named
 from compress.training.finetune import trained_here
 from compress.training.selection import selection_metric
 from distill.presets import PRESETS, Preset
+from distill.settings import DistillSettings
 
 if TYPE_CHECKING:
     from compress.data.splits import Data
-from distill.settings import DistillSettings
 
 
 class Distill(DistillSettings):

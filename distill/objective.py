@@ -20,8 +20,8 @@ from compress.training.token_losses import token_losses
 from compress.training.train import Batch
 from distill.capture import Wanted
 from distill.ensemble import ask
-from distill.hard_target import hard_target
-from distill.loss import Loss, Seen, Setting
+from distill.losses.hard_target import hard_target
+from distill.losses.loss import Loss, Seen, Setting
 from distill.schedules import Ramp, value_at
 from distill.teacher import NOTHING, Pair
 

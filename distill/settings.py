@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, teachers_named
-from distill.loss import Setting, Shape
+from distill.losses.loss import Setting, Shape
 from distill.masking import Augment
 from distill.plain_text import PlainText
 from distill.presets import PRESETS, AnyLoss, Preset, PresetName

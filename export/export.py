@@ -10,8 +10,8 @@ A processor with bf16 adds the float variant behind the last one in bf16, from t
 to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`).
 
 Every engine runs in a process of its own, predicts the whole evaluation split in the configuration that is timed and served, and has to
-agree with torch (`export.parity`), or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held to
-it: of an int8 build the same files are, with their float part in fp32. `export.json` lists all of it: engines in the order of
+agree with torch (`export.parity.parity`), or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held
+to it: of an int8 build the same files are, with their float part in fp32. `export.json` lists all of it: engines in the order of
 `target.engines`, of an engine the recommended mode first.
 
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
@@ -165,7 +165,7 @@ def _has_bf16(context: Context) -> bool:
     """Whether OpenVINO is built, and the processor has bf16 arithmetic."""
     if "openvino" not in context.target.engines or context.target.device != "cpu":
         return False
-    from export.openvino import computes_bf16
+    from export.engines.openvino import computes_bf16
 
     return computes_bf16()
 
@@ -262,7 +262,7 @@ class _Exporter:
             return
         match engine:
             case "openvino":
-                from export import openvino
+                from export.engines import openvino
 
                 if self.build.precision != "bf16":
                     openvino.build(model, self.files, runtime_options(self.build.precision, model))
@@ -274,7 +274,7 @@ class _Exporter:
                     settings = openvino.properties(self.context.target.num_threads, "bf16")
                     yield {**self._entry(engine, "static", [xml, weights]), "float_precision": "bf16", "properties": settings}
             case "onnxruntime":
-                from export import onnxruntime
+                from export.engines import onnxruntime
 
                 source = model.with_name(DYNAMIC) if self.build.precision == "int8-dynamic" else model
                 file = onnxruntime.build(source, self.folder, quantized=self.build.precision == "int8")
@@ -285,8 +285,8 @@ class _Exporter:
                 yield from self._tensorrt(model)
 
     def _tensorrt(self, model: Path) -> Iterator[dict[str, Any]]:
-        """Yields what `export.tensorrt` built, or only proved."""
-        from export import tensorrt
+        """Yields what `export.engines.tensorrt` built, or only proved."""
+        from export.engines import tensorrt
 
         built = tensorrt.build(
             model,
@@ -321,7 +321,7 @@ class _Exporter:
         """Returns the logits of torch eager for the evaluation split: what every engine has to agree with."""
         from compress.measure.answers import load_predictions
         from compress.measure.engine_process import EngineProcess
-        from export.engine import torch_spec
+        from export.engines.spec import torch_spec
 
         if self.build.variant in self.context.predictions:
             logits: NDArray[Any] = load_predictions(self.context.predictions[self.build.variant])[0]
@@ -339,8 +339,8 @@ class _Exporter:
         from compress.measure.answers import save_predictions
         from compress.measure.engine_process import EngineProcess
         from compress.measure.metrics import PRIMARY, metrics
-        from export.engine import spec_of
-        from export.parity import as_rows, check_layers, compare_predictions, shortfall
+        from export.engines.spec import spec_of
+        from export.parity.parity import as_rows, check_layers, compare_predictions, shortfall
 
         split, task = self.context.data.evaluation, self.context.task
         layers, exact = [], entry["float_precision"] == "fp32"
@@ -379,7 +379,7 @@ class _Exporter:
 
     def _require(self, engines: list[dict[str, Any]]) -> None:
         """Raises where no mode of an engine passed; warns of each one that did not."""
-        from export.parity import ParityError
+        from export.parity.parity import ParityError
 
         held = [entry for entry in engines if entry["float_precision"] == self.build.float_precision]
         passed = {entry["engine"] for entry in held if entry["runnable"]}
@@ -390,7 +390,7 @@ class _Exporter:
                 self.context.progress.warn(f"{entry['reason']}; this mode is left out")
 
     def _share(self, process: Any, model: Path) -> dict[str, Any]:
-        from export.macs import count_macs
+        from export.graph.macs import count_macs
         from export.share import share
 
         images = self.preprocessor.modality == "image"
@@ -400,9 +400,9 @@ class _Exporter:
         return share(gemms, told)
 
     def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
-        from export.parity import compare_layers, quantized_gemms
-        from export.parity_dynamic import compare_all, dynamic_gemms
-        from export.parity_products import compare_sites, quantized_sites
+        from export.parity.dynamic import compare_all, dynamic_gemms
+        from export.parity.parity import compare_layers, quantized_gemms
+        from export.parity.products import compare_sites, quantized_sites
 
         if self.build.precision == "int8-dynamic":
             tokens = dynamic_gemms(model.with_name(DYNAMIC)) if engine == "onnxruntime" else []

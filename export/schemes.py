@@ -56,7 +56,7 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
     Raises:
         ValueError: Graph and checkpoint do not belong together.
     """
-    from export.onnx import export_float
+    from export.graph.onnx import export_float
 
     scheme = scheme_of(checkpoint)
     if scheme is None:
@@ -68,9 +68,9 @@ def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engi
 
 
 def _quantize(scheme: Scheme | str, floating: Path, checkpoint: Path, model: Path, engines: Collection[str]) -> None:
-    """Writes the graphs of a quantized checkpoint from the float one that `export.onnx.export_float` wrote for it."""
-    from export.qdq import insert_qdq
-    from export.qdq_schemes import insert_dynamic, insert_fp8, insert_weights
+    """Writes the graphs of a quantized checkpoint from the float one that `export.graph.onnx.export_float` wrote for it."""
+    from export.graph.qdq import insert_qdq
+    from export.graph.qdq_schemes import insert_dynamic, insert_fp8, insert_weights
 
     match scheme:
         case "w8a8":
@@ -95,7 +95,7 @@ def refusal(engine: str, precision: Precision, model: Path) -> str | None:
         precision: Of the build.
         model: What `write_graphs` wrote.
     """
-    from export.qdq_schemes import uneven
+    from export.graph.qdq_schemes import uneven
 
     if engine == "tensorrt" and precision == "int8-dynamic":
         return NO_DYNAMIC
@@ -107,7 +107,7 @@ def refusal(engine: str, precision: Precision, model: Path) -> str | None:
 
 def runtime_options(precision: Precision, model: Path) -> dict[str, str]:
     """Returns what OpenVINO is told about quantizing activations by itself: in groups for int8-dynamic, not at all for w4a16."""
-    from export.qdq_schemes import group_size
+    from export.graph.qdq_schemes import group_size
 
     match precision:
         case "int8-dynamic":

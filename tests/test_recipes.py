@@ -53,7 +53,7 @@ SHRUNK = {  # by stage: what it does in a test
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
     monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}

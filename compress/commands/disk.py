@@ -118,7 +118,7 @@ def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str
     names = ends(made, floating)
     builds = [("fp32" if variants[name].quantizer is None else "int8", variants[name]) for name in names]
     if "openvino" in context.target.engines and context.target.device == "cpu":
-        from export.openvino import computes_bf16
+        from export.engines.openvino import computes_bf16
 
         builds += [("bf16", variants[floating[names[-1]]])] * computes_bf16()
     return builds

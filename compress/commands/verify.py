@@ -84,7 +84,7 @@ def _files(run: Run, log: Log) -> Iterator[str]:
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from compress.measure.engine_process import EngineError, EngineProcess
-    from export.engine import spec_of
+    from export.engines.spec import spec_of
 
     exported = run.of_kind("engine")
     target = Target.model_validate(run.recipe["target"])

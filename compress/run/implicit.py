@@ -102,7 +102,7 @@ def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
 
 def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     """Returns (variant, engine spec) for all that can run: the baseline in torch first, then each build, its recommended mode first."""
-    from export.engine import spec_of, torch_spec
+    from export.engines.spec import spec_of, torch_spec
 
     builds = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
     preprocess = exported.path / builds[0]["folder"]

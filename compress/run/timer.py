@@ -28,7 +28,7 @@ from compress.measure.latency import Shape, measure
 from compress.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
-    from export.engine import EngineSpec
+    from export.engines.spec import EngineSpec
     from export.export import Export
     from quantize.quantize import Quantize
 
@@ -108,7 +108,7 @@ class Timer:
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
         """Builds one engine in `folder`; returns how to open it, in the mode that is recommended."""
         from compress.models.preprocessor import preprocessor
-        from export.engine import spec_of, torch_spec
+        from export.engines.spec import spec_of, torch_spec
         from export.schemes import DYNAMIC, precision_of, refusal, runtime_options, write_graphs
 
         context = self.context
@@ -122,18 +122,18 @@ class Timer:
         mode, file, rest = "dynamic", model, "fp32"
         match engine:
             case "openvino" if reason is None:
-                from export import openvino
+                from export.engines import openvino
 
                 mode, file = "static", openvino.build(model, folder, runtime_options(precision, model))[0]
                 halved = precision == "int8" and self.exporter.float_precision != "fp32" and openvino.computes_bf16()
                 rest = "bf16" if halved else "fp32"
             case "onnxruntime" if reason is None:
-                from export import onnxruntime
+                from export.engines import onnxruntime
 
                 source = model.with_name(DYNAMIC) if precision == "int8-dynamic" else model
                 file = onnxruntime.build(source, folder, quantized=precision == "int8")
             case "tensorrt" if reason is None:
-                from export import tensorrt
+                from export.engines import tensorrt
 
                 largest = max(context.target.batch_sizes)
                 entries = tensorrt.build(

@@ -15,8 +15,8 @@ from compress.core.target import Target
 from compress.data.splits import Data, Split
 from compress.run.timer import Timer
 from compress.stage.context import Context
+from export.engines.openvino import computes_bf16
 from export.export import Export
-from export.openvino import computes_bf16
 from quantize.quantize import Quantize
 from tests.export import sentiment
 from tests.told import Told

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.distilbert import cosine
+from distill.losses.distilbert import cosine
 
 
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 5), st.integers(0, 99))

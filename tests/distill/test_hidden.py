@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.hidden import distance
+from distill.losses.hidden import distance
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -38,8 +38,8 @@ def test_unit_vectors_are_at_most_2_apart() -> None:
 
 def test_layers_are_paired_and_added_up(make_model: object, make_features: object) -> None:
     from distill.capture import Capture, Captured, Wanted
-    from distill.hidden import Hidden
-    from distill.loss import Seen, Setting, Shape
+    from distill.losses.hidden import Hidden
+    from distill.losses.loss import Seen, Setting, Shape
 
     model, features = make_model("bert"), make_features("bert")  # type: ignore[operator]
     setting = Setting(Shape("bert", 2, 16, 4, 2), Shape("bert", 4, 16, 4, 2), "text-classification", "key")
@@ -57,8 +57,8 @@ def test_layers_are_paired_and_added_up(make_model: object, make_features: objec
 
 def test_every_row_finds_its_own_layers(make_model: object, make_features: object) -> None:
     from distill.capture import Capture, Captured, Wanted
-    from distill.hidden import Hidden
-    from distill.loss import Seen, Setting, Shape
+    from distill.losses.hidden import Hidden
+    from distill.losses.loss import Seen, Setting, Shape
 
     model, features = make_model("bert"), make_features("bert")  # type: ignore[operator]
     setting = Setting(Shape("bert", 2, 16, 4, 2), Shape("bert", 4, 16, 4, 2), "text-classification", "key")
@@ -79,9 +79,9 @@ def test_every_row_finds_its_own_layers(make_model: object, make_features: objec
 
 def test_what_padding_holds_reaches_no_gradient() -> None:
     """Not even as 0 times NaN."""
-    from distill.distilbert import cosine
-    from distill.minilm import relation_divergence
-    from distill.tinybert import score_distance
+    from distill.losses.distilbert import cosine
+    from distill.losses.minilm import relation_divergence
+    from distill.losses.tinybert import score_distance
 
     mask = torch.tensor([[True, True, False], [True, False, False]])
     student, teacher = torch.randn(2, 3, 4), torch.randn(2, 3, 4)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distill.loss import Setting, Shape
-from distill.minilm import MiniLMv2, relation_divergence, relation_heads, scaled_products
+from distill.losses.loss import Setting, Shape
+from distill.losses.minilm import MiniLMv2, relation_divergence, relation_heads, scaled_products
 
 
 def naive(student: Tensor, teacher: Tensor, allowed: Tensor, length: int) -> float:
@@ -76,7 +76,7 @@ def test_products_are_scaled_by_the_root_of_the_width(heads: int, length: int, w
 
 def parts(loss: Any, student: Any, teacher: Any, features: Any) -> dict[str, Tensor]:
     from distill.capture import Capture
-    from distill.loss import Seen
+    from distill.losses.loss import Seen
 
     setting = Setting(Shape.of(student.config), Shape.of(teacher.config), "text-classification", "key")
     ours, theirs = loss.wants(setting)
@@ -85,7 +85,7 @@ def parts(loss: Any, student: Any, teacher: Any, features: Any) -> dict[str, Ten
 
 
 def test_minilm_compares_the_attention_of_the_eager_models(make_model: Any, make_features: Any) -> None:
-    from distill.minilm import MiniLM
+    from distill.losses.minilm import MiniLM
 
     teacher, student, features = make_model("bert"), make_model("bert", num_hidden_layers=2), make_features("bert")
     result = parts(MiniLM(), student, teacher, features)

@@ -14,9 +14,9 @@ from compress.models.preprocessor import preprocessor
 from compress.training.rows import ByLength, Rows
 from compress.training.train import Batch
 from distill.capture import Capture
-from distill.loss import Seen, Setting, Shape
+from distill.losses.loss import Seen, Setting, Shape
+from distill.losses.mixkd import NEIGHBOURS, MixKD, draw, mixed_target, mixture
 from distill.masking import Masking
-from distill.mixkd import NEIGHBOURS, MixKD, draw, mixed_target, mixture
 from distill.teacher import NOTHING, Pair, Teacher
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distill.relational import Relational, _cosines, angle_loss, distance_loss
+from distill.losses.relational import Relational, _cosines, angle_loss, distance_loss
 
 Vectors = list[list[float]]
 
@@ -92,7 +92,7 @@ def test_a_row_is_the_mean_of_its_tokens_or_the_first(tokens: Any) -> None:
 @pytest.mark.parametrize(("changes", "parts"), [({}, {"distance", "angle"}), ({"angle": 0}, {"distance"}), ({"distance": 0}, {"angle"})])
 def test_what_has_no_weight_is_not_computed(changes: Any, parts: set[str]) -> None:
     from distill.capture import Captured
-    from distill.loss import Seen
+    from distill.losses.loss import Seen
 
     captured = Captured(torch.empty(0), torch.ones(4, 2, dtype=torch.bool), (), last=torch.randn(4, 2, 3))
     seen = Seen(None, None, 1.0, captured, captured, None)  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distill.hard_target import hard_target
-from distill.soft_target import soft_target
+from distill.losses.hard_target import hard_target
+from distill.losses.soft_target import soft_target
 
 
 def naive(student: list[float], teacher: list[float], temperature: float) -> float:

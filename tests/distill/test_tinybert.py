@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from compress.models.blocks import repeated_blocks
 from distill.capture import Capture
-from distill.hidden import distance
-from distill.loss import Seen, Setting, Shape
-from distill.tinybert import TinyBert, score_distance
+from distill.losses.hidden import distance
+from distill.losses.loss import Seen, Setting, Shape
+from distill.losses.tinybert import TinyBert, score_distance
 
 
 @given(st.integers(1, 3), st.integers(1, 3), st.integers(1, 5), st.integers(0, 99))

@@ -9,9 +9,9 @@ import torch
 
 from compress.models.preprocessor import preprocessor
 from compress.standalone.preprocess import Preprocessor
-from export import onnxruntime, openvino
-from export.onnx import export_float
-from export.qdq import insert_qdq
+from export.engines import onnxruntime, openvino
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from tests.export import sentiment
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits

@@ -13,8 +13,8 @@ import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from export.experts import all_experts, make_exportable
-from export.onnx import _tidy, _trace
+from export.graph.experts import all_experts, make_exportable
+from export.graph.onnx import _tidy, _trace
 
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 2, "intermediate_size": 12}
 

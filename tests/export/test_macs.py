@@ -1,11 +1,11 @@
 import onnx
 import pytest
 
-import export.onnx
+import export.graph.onnx
 from compress.models.size import count
-from export.macs import count_macs
-from export.onnx import export_float
-from export.qdq import insert_qdq
+from export.graph.macs import count_macs
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 
 
@@ -59,6 +59,6 @@ def test_qdq_graph_counts_the_same(tmp_path):
 
 def test_weights_in_a_file_beside(tmp_path, monkeypatch):
     _, path = tiny.exported("bert")
-    monkeypatch.setattr(export.onnx, "EXTERNAL_ABOVE", 0)
-    beside = export.onnx.save(onnx.load(path), tmp_path / "model.onnx")
+    monkeypatch.setattr(export.graph.onnx, "EXTERNAL_ABOVE", 0)
+    beside = export.graph.onnx.save(onnx.load(path), tmp_path / "model.onnx")
     assert count_macs(beside, 1, 8) == count_macs(path, 1, 8)

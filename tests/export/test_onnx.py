@@ -11,9 +11,9 @@ import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForSequenceClassification
 
-import export.onnx
+import export.graph.onnx
 from compress.standalone.preprocess import Preprocessor
-from export.onnx import export_float, module_of
+from export.graph.onnx import export_float, module_of
 from tests.export import tiny_checkpoints as tiny
 
 FAMILIES = tuple(tiny.CONFIGS)
@@ -63,7 +63,7 @@ def test_graph_is_tidy(family):
     assert not model.functions
     assert {tensor.name for tensor in graph.initializer} <= used
     assert {entry.key for node in graph.node for entry in node.metadata_props} == {"module"}
-    assert all(module_of(node) for node in graph.node if node.op_type in export.onnx.GEMMS)
+    assert all(module_of(node) for node in graph.node if node.op_type in export.graph.onnx.GEMMS)
     names = [node.name for node in graph.node]
     assert len(names) == len(set(names))
     for text in (os.getcwd(), str(folder), "site-packages", "torch.onnx"):
@@ -87,7 +87,7 @@ def test_gemms_are_named_by_module():
     expected += [f"{layer}.attention.self/qk", f"{layer}.attention.self/pv"]
     expected += [f"{layer}.attention.output.dense/MatMul", f"{layer}.intermediate.dense/MatMul", f"{layer}.output.dense/MatMul"]
     expected += ["bert.pooler.dense/Gemm", "classifier/Gemm"]
-    gemms = [node for node in graph.node if node.op_type in export.onnx.GEMMS]
+    gemms = [node for node in graph.node if node.op_type in export.graph.onnx.GEMMS]
     assert [node.name for node in gemms[8:]] == expected
     assert [node.input[1] for node in gemms[8:11]] == [f"{layer}.attention.self.{part}.weight" for part in ("query", "key", "value")]
 
@@ -112,9 +112,9 @@ def test_same_bytes_twice(tmp_path):
 
 def test_large_weights_go_beside(tmp_path, monkeypatch):
     _, path = tiny.exported("bert")
-    monkeypatch.setattr(export.onnx, "EXTERNAL_ABOVE", 0)
+    monkeypatch.setattr(export.graph.onnx, "EXTERNAL_ABOVE", 0)
     for _ in range(2):  # the second time over the files of the first
-        out = export.onnx.save(onnx.load(path), tmp_path / "model.onnx")
+        out = export.graph.onnx.save(onnx.load(path), tmp_path / "model.onnx")
         sizes = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
     assert set(sizes) == {"model.onnx", "model.onnx.data"}
     assert sizes["model.onnx.data"] < path.stat().st_size

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from compress.standalone.preprocess import Preprocessor
-from export import onnxruntime
-from export.engine import EngineSpec
-from export.onnxruntime import OnnxRuntime
-from export.torch_engine import Torch
+from export.engines import onnxruntime
+from export.engines.onnxruntime import OnnxRuntime
+from export.engines.spec import EngineSpec
+from export.engines.torch_engine import Torch
 from tests.export import sentiment
 
 
@@ -37,7 +37,7 @@ def test_int8_runs_on_integer_kernels(int8_build: Path) -> None:
 
 
 def test_probed_codes_are_those_of_the_int8_model(int8_build: Path, prepared: Preprocessor) -> None:
-    from export.parity import quantized_gemms
+    from export.parity.parity import quantized_gemms
 
     gemm = quantized_gemms(int8_build / "model.onnx")[0]
     found = OnnxRuntime(spec(int8_build, "model_uint8.onnx", "int8")).probe(gemm.tensors, prepared.encode(sentiment.rows(3)))

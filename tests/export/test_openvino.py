@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.standalone.preprocess import Preprocessor
-from export.engine import EngineSpec
-from export.openvino import OpenVino, chunks, comes_from, properties
-from export.torch_engine import Torch
+from export.engines.openvino import OpenVino, chunks, comes_from, properties
+from export.engines.spec import EngineSpec
+from export.engines.torch_engine import Torch
 from tests.export import sentiment
 
 

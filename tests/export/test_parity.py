@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.standalone.preprocess import Preprocessor
-from export.engine import EngineSpec, open_engine
-from export.parity import (
+from export.engines.registry import open_engine
+from export.engines.spec import EngineSpec
+from export.parity.parity import (
     MEDIAN_LIMIT,
     ParityError,
     QuantizedGemm,

@@ -14,13 +14,14 @@ from torch import nn
 
 from compress.models.checkpoint import load
 from compress.models.forward import forward
-from export import onnxruntime as ort
-from export import openvino
-from export.engine import EngineSpec, open_engine
-from export.macs import count_macs
-from export.onnx import export_float, module_of
-from export.parity import compare_layers, quantized_gemms
-from export.qdq import insert_qdq, uint8_activations, weight_codes
+from export.engines import onnxruntime as ort
+from export.engines import openvino
+from export.engines.registry import open_engine
+from export.engines.spec import EngineSpec
+from export.graph.macs import count_macs
+from export.graph.onnx import export_float, module_of
+from export.graph.qdq import insert_qdq, uint8_activations, weight_codes
+from export.parity.parity import compare_layers, quantized_gemms
 from tests.export import tiny_checkpoints as tiny
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-")  # removed when the test run ends

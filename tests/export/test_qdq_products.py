@@ -21,14 +21,16 @@ from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.schemes.attention_products import PROBABILITY_SCALE, ProductScales, attend, attention_modules
 from compress.schemes.sites import Sites, load_sites, placed, save_sites
-from export import onnxruntime as ort
-from export import openvino, parity_products
-from export.engine import EngineSpec, open_engine
-from export.macs import count_macs
-from export.onnx import export_float
-from export.parity import quantized_gemms
-from export.parity_products import compare_sites, quantized_sites
-from export.qdq import insert_qdq
+from export.engines import onnxruntime as ort
+from export.engines import openvino
+from export.engines.registry import open_engine
+from export.engines.spec import EngineSpec
+from export.graph.macs import count_macs
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
+from export.parity import products
+from export.parity.parity import quantized_gemms
+from export.parity.products import compare_sites, quantized_sites
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
 
@@ -324,4 +326,4 @@ def test_products_are_read_behind_their_scaling() -> None:
     site = next(site for site in quantized_sites(made("bert")[2]) if site.site.endswith("/qk"))
     assert site.factor == pytest.approx(0.5)  # heads of 4 features
     assert next(node.op_type for node in graph.node if site.output in node.output) == "Mul"
-    assert parity_products.RESIDUAL_CODES not in site.tensors
+    assert products.RESIDUAL_CODES not in site.tensors

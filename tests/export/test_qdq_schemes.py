@@ -20,9 +20,9 @@ from compress.schemes.checkpoint import Scales, apply_quantization, load_quantiz
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
-from export.macs import count_macs
-from export.onnx import module_of
-from export.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
+from export.graph.macs import count_macs
+from export.graph.onnx import module_of
+from export.graph.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
 from tests.export import tiny_checkpoints as tiny
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-schemes-")

@@ -24,13 +24,14 @@ from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
 from compress.standalone.preprocess import Preprocessor
-from export import openvino
-from export.engine import EngineSpec, open_engine
+from export.engines import openvino
+from export.engines.registry import open_engine
+from export.engines.spec import EngineSpec
 from export.export import Build, Export, _Exporter
-from export.macs import count_macs
-from export.onnx import export_float
-from export.parity_dynamic import compare_all, dynamic_gemms
-from export.qdq_schemes import insert_dynamic
+from export.graph.macs import count_macs
+from export.graph.onnx import export_float
+from export.graph.qdq_schemes import insert_dynamic
+from export.parity.dynamic import compare_all, dynamic_gemms
 from export.schemes import GROUP, NO_DYNAMIC, precision_of, refusal, runtime_options, write_graphs
 from export.share import share
 from tests.export import sentiment

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from export import onnxruntime, openvino
-from export.engine import EngineSpec
-from export.macs import Gemm, count_macs
-from export.onnx import export_float
-from export.onnxruntime import OnnxRuntime
-from export.openvino import OpenVino
-from export.qdq import insert_qdq
+from export.engines import onnxruntime, openvino
+from export.engines.onnxruntime import OnnxRuntime
+from export.engines.openvino import OpenVino
+from export.engines.spec import EngineSpec
+from export.graph.macs import Gemm, count_macs
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
 

@@ -20,9 +20,9 @@ from compress.standalone.tensorrt_plan import (
     listed_layers,
     profile_ranges,
 )
-from export import tensorrt
-from export.onnx import GEMMS, export_float
-from export.qdq import insert_qdq
+from export.engines import tensorrt
+from export.graph.onnx import GEMMS, export_float
+from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 

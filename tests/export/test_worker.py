@@ -14,22 +14,22 @@ from compress.measure.engine_process import EngineError, EngineProcess
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.standalone.preprocess import Preprocessor
-from export.engine import EngineSpec, torch_spec
-from export.worker import synthetic
+from export.engines.spec import EngineSpec, torch_spec
+from export.engines.worker import synthetic
 from tests.export import sentiment
 from tests.export import tiny_checkpoints as tiny
 
 NOISY = """
 import os, sys
 print("before the protocol")
-import export.torch_engine as module
+import export.engines.torch_engine as module
 class Noisy(module.Torch):
     def predict(self, features):
         print("a library talks", flush=True)
         os.system("echo and its child too")
         return super().predict(features)
 module.Torch = Noisy
-from export.worker import main
+from export.engines.worker import main
 sys.stdout.flush()
 main()
 """
@@ -66,7 +66,7 @@ def test_it_says_which_library_it_runs(ort: EngineProcess) -> None:
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
 def test_no_other_library_starts_threads_beside_an_engine(name: str) -> None:
-    code = f"import sys, export.worker, export.{name}; print([m for m in ('torch', 'transformers', 'sklearn') if m in sys.modules])"
+    code = f"import sys, export.engines.worker, export.engines.{name}; print([m for m in ('torch', 'transformers', 'sklearn') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-P", "-c", code], env=environment(), capture_output=True, check=True).stdout
     assert shown.split() == [b"[]"]
 

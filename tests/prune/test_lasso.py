@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.training.train import Batch
-from prune.lasso import (
+from prune.sparsify.lasso import (
     EPSILON,
     QUANTILES,
     Groups,
@@ -27,7 +27,7 @@ from prune.lasso import (
     quantiles,
     strengths,
 )
-from prune.patterns import Blocks, reachable
+from prune.sparsify.patterns import Blocks, reachable
 
 SHAPES = st.tuples(st.integers(1, 7), st.integers(1, 9))
 BLOCKS = st.tuples(st.integers(1, 4), st.integers(1, 4))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.training.train import Batch, parameter_groups
-from prune.movement import Movable, MovedLinear, Movement, extract, insert, moved_layers, rising
-from prune.patterns import Blocks, Unstructured, highest_blocks, mask, num_zeros, spread
+from prune.sparsify.movement import Movable, MovedLinear, Movement, extract, insert, moved_layers, rising
+from prune.sparsify.patterns import Blocks, Unstructured, highest_blocks, mask, num_zeros, spread
 
 PATTERNS: tuple[Movable, ...] = (Unstructured(), Blocks(2, 3))
 

@@ -16,10 +16,10 @@ from compress.core.errors import InputError
 from compress.models.blocks import repeated_blocks
 from compress.training.kept_zeros import block_linears
 from prune.forward_order import in_forward_order, products, squares
-from prune.one_shot import zero_weights
-from prune.patterns import NM, Blocks, Pattern, Unstructured, mask
-from prune.sparsegpt import DAMPING, STRETCH, sparsegpt
-from prune.wanda import wanda
+from prune.sparsify.one_shot import zero_weights
+from prune.sparsify.patterns import NM, Blocks, Pattern, Unstructured, mask
+from prune.sparsify.sparsegpt import DAMPING, STRETCH, sparsegpt
+from prune.sparsify.wanda import wanda
 
 KEY = "stages.sparsify"
 

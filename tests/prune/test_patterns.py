@@ -11,7 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prune.patterns import NM, Blocks, Unstructured, block_sizes, block_sums, highest, highest_blocks, mask, num_zeros, reachable, spread
+from prune.sparsify.patterns import (
+    NM,
+    Blocks,
+    Unstructured,
+    block_sizes,
+    block_sums,
+    highest,
+    highest_blocks,
+    mask,
+    num_zeros,
+    reachable,
+    spread,
+)
 
 SHAPES = st.tuples(st.integers(1, 9), st.integers(1, 11))
 

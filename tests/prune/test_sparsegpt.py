@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prune.patterns import NM, Blocks, Unstructured, block_sizes
-from prune.sparsegpt import reachable_by_strips, sparsegpt
+from prune.sparsify.patterns import NM, Blocks, Unstructured, block_sizes
+from prune.sparsify.sparsegpt import reachable_by_strips, sparsegpt
 
 
 def problem(outputs: int, inputs: int, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,7 @@ from compress.models.config import ModelConfig
 from compress.models.importing import import_model
 from compress.stage.context import Context
 from distill.injected import Injected
-from prune.sparsify import Sparsify
+from prune.sparsify.sparsify import Sparsify
 from tests.quantize.conftest import images
 from tests.told import Told
 
