@@ -66,7 +66,8 @@ def test_it_says_which_library_it_runs(ort: EngineProcess) -> None:
 
 @pytest.mark.parametrize("name", ["openvino", "onnxruntime"])
 def test_no_other_library_starts_threads_beside_an_engine(name: str) -> None:
-    code = f"import sys, export.engines.worker, export.engines.{name}; print([m for m in ('torch', 'transformers', 'sklearn') if m in sys.modules])"
+    loaded = "[m for m in ('torch', 'transformers', 'sklearn') if m in sys.modules]"
+    code = f"import sys, export.engines.worker, export.engines.{name}; print({loaded})"
     shown = subprocess.run([sys.executable, "-P", "-c", code], env=environment(), capture_output=True, check=True).stdout
     assert shown.split() == [b"[]"]
 

@@ -1,6 +1,6 @@
 """Weights in mapped files: what is written is what safetensors reads, and the other way round; nothing of it is memory of the process.
 
-python -m pytest tests/compress/test_shards.py
+python -m pytest tests/compress/artifacts/test_shards.py
 """
 
 import json

@@ -1,6 +1,6 @@
 """Language models run unit by unit from their files: the logits of the whole model, whatever the architecture, the type and the shards.
 
-python -m pytest tests/compress/test_streaming.py
+python -m pytest tests/compress/models/test_streaming.py
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Linear layers whose weights stay in their files: the same products as a linear layer in memory, with the same factors, a part at a time.
 
-python -m pytest tests/compress/test_stored_linear.py
+python -m pytest tests/compress/models/test_stored_linear.py
 """
 
 import pytest

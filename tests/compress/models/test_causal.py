@@ -1,6 +1,6 @@
 """Language models that are taken over as they are: linked where nothing changes, loaded where names do, refused where they look ahead.
 
-python -m pytest tests/compress/test_language_models.py
+python -m pytest tests/compress/models/test_causal.py
 """
 
 import json

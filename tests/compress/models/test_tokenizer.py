@@ -39,7 +39,7 @@ def test_no_text_is_unknown(text: str) -> None:
 
 def test_equal_texts_give_equal_files_in_every_process(tmp_path: Path) -> None:
     trained = train_bpe([tiny_gpt.text(400)], 300, pads=False)
-    again = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    again = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
     assert again.stdout.strip() == trained.digest
     assert train_bpe([tiny_gpt.text(400, seed=1)], 300, pads=False).digest != trained.digest
     assert train_bpe([tiny_gpt.text(400)], 300, pads=True).digest != trained.digest
