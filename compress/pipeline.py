@@ -24,7 +24,7 @@ from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, check, dump
-from compress.report import hops, report
+from compress.report import evaluations, report
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
@@ -122,8 +122,8 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
 def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
     """Writes everything that is derived from the artifacts: flips, golden rows, report; returns the contents of `report.json`."""
     finished = open_run(folder)
-    hops.write_flips(finished, data)
-    hops.write_golden(finished, data)
+    evaluations.write_flips(finished, data)
+    evaluations.write_golden(finished, data)
     return report.write(folder, warnings)
 
 
