@@ -155,10 +155,8 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
     if not cells:
         return Figure(at=where, reason=_unmeasured(report, engine))
     if shape not in cells:
-        return Figure(
-            at=where,
-            reason=f"this shape was not measured; measured shapes: {', '.join(shape_name(known) for known in sorted(cells, key=_work))}",
-        )
+        measured = ", ".join(shape_name(known) for known in sorted(cells, key=_work))
+        return Figure(at=where, reason=f"this shape was not measured; measured shapes: {measured}")
     if cells[shape].get(key) is None:
         return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for a p{goal['percentile']}")
     return Figure(cells[shape][key], at=where)

@@ -157,9 +157,7 @@ def _figures(report: Report) -> list[View]:
             "int8 share",
             share,
             phrases.share(share),
-            f"of the MACs of weight GEMMs; {phrases.share(all_share)} with attention"
-            if all_share is not None
-            else "of the MACs of weight GEMMs",
+            "of the MACs of weight GEMMs" + (f"; {phrases.share(all_share)} with attention" if all_share is not None else ""),
             last.get("int8_share_reason"),
         ),
     ]

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from compress.report import goals, phrases
 from compress.report.charts import scatter
 from compress.report.goals import FLOATS
 from compress.report.phrases import NO_REASON, engine_name
 from compress.report.view import Report, View
 
+NUM_QUANTILES = 21
+"""0, 5, ... 100 %, see `compress.measure.latency`."""
 BACKENDS = ("torch", "onnxruntime", "openvino", "tensorrt", "triton")
 
 
@@ -197,13 +197,12 @@ def _shape_table(report: Report, shape: goals.Shape) -> View:
 
 
 def _samples(row: Report) -> list[float]:
-    """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in ms; without samples, the median four times and the p90."""
+    """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in ms; if they are unknown, the median four times and the p90."""
     if not row.get("p50_ms"):
         return []
-    samples = [float(sample) for sample in row.get("samples_ms") or () if sample is not None]
-    if samples:
-        low, left, right, high = np.quantile(samples, (0.05, 0.25, 0.75, 0.95)).tolist()
-        return [low, left, row["p50_ms"], right, high]
+    quantiles = row.get("quantiles_ms") or ()
+    if len(quantiles) == NUM_QUANTILES and None not in quantiles:
+        return [quantiles[1], quantiles[5], row["p50_ms"], quantiles[15], quantiles[19]]
     return [*[row["p50_ms"]] * 4, row.get("p90_ms") or row["p50_ms"]]
 
 
