@@ -1,7 +1,6 @@
-"""The `compress` command. A verb parses, calls one function and prints; everything heavy is imported inside it.
+"""The `compress` command. A verb parses its arguments, calls one function and prints; heavy imports are inside the verbs.
 
-Exit status: 0 finished, no goal missed; 3 finished, a goal missed (everything is written); 2 the input is wrong (one line per problem);
-1 our fault.
+Exit status: 0 finished; 3 finished with a missed goal (everything is written); 2 wrong input (one line for each problem); 1 internal error.
 """
 
 import errno
@@ -23,14 +22,14 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Compress fine-tuned Transformers to true int8, serve them with Triton, and prove that they still work.",
+    help="Compress fine-tuned Transformers to true int8, serve them with Triton, and measure accuracy and latency on the way.",
     epilog="Start with: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
 )
 
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
 Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; stages are named by id. Repeatable.")
+    list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; a stage is named by its id. Repeatable.")
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and library messages.")]
 
@@ -50,7 +49,7 @@ def init(
 def plan(
     recipe: RecipeFile, settings: Settings = None, out: Annotated[Path | None, typer.Option("--out")] = None, verbose: Verbose = False
 ) -> None:
-    """Check everything and predict size, FLOPs, disk and time; loads no weights."""
+    """Check the recipe and predict size, FLOPs, disk space and time, without loading weights."""
     from compress.commands.plan import describe
 
     _finish(lambda: typer.echo(describe(_read(recipe, settings), out)), verbose)
@@ -59,14 +58,14 @@ def plan(
 @app.command()
 def run(
     recipe: RecipeFile,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/<name> where absent.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run folder; default: runs/<name>.")] = None,
     settings: Settings = None,
-    start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run that stage and every later one again.")] = None,
+    start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run this stage and every later one again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run every stage again.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Warnings and the result only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Do it: resumable; finished stages are skipped.
+    """Run a recipe. Resumable: finished stages are skipped.
 
     Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize;
     torchrun --nproc_per_node=2 $(which compress) run recipe.yaml
@@ -98,7 +97,7 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
 
 @app.command()
 def bench(folder: RunFolder, verbose: Verbose = False) -> None:
-    """Measure latency again: every engine, every shape."""
+    """Measure the latency of every engine at every shape again."""
 
     def work() -> int:
         from compress.core.progress import ConsoleProgress
@@ -112,7 +111,7 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
 
 @app.command()
 def serve(folder: RunFolder, verbose: Verbose = False) -> None:
-    """Start Triton on the run's model repository, in the foreground; Ctrl-C stops it."""
+    """Start Triton on the model repository of a run in the foreground; stop it with Ctrl-C."""
 
     def work() -> None:
         from compress.commands.verify import serve as serve_run
@@ -125,10 +124,10 @@ def serve(folder: RunFolder, verbose: Verbose = False) -> None:
 @app.command()
 def verify(
     folder: RunFolder,
-    live: Annotated[bool, typer.Option("--live", help="Also ask the served models, through Triton.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="Also start Triton and check the served models.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Hash every artifact again, reload the engines and compare them on the golden rows."""
+    """Check the hashes of all artifacts, reload the engines and compare their logits on the golden rows."""
 
     def work() -> int:
         from compress.commands.verify import verify as verify_run
@@ -143,7 +142,7 @@ def verify(
 
 @app.command()
 def clean(folder: RunFolder, verbose: Verbose = False) -> None:
-    """Remove stages that the last recipe no longer references."""
+    """Remove stages that the last recipe no longer uses."""
 
     def work() -> None:
         from compress.commands.verify import clean as clean_run
@@ -172,9 +171,9 @@ def list_(
 
 @app.command()
 def doctor(
-    fix: Annotated[bool, typer.Option("--fix", help="Build the server environment where it is missing.")] = False, verbose: Verbose = False
+    fix: Annotated[bool, typer.Option("--fix", help="Build the server environment if it is missing.")] = False, verbose: Verbose = False
 ) -> None:
-    """Say what works on this machine, what is missing, and how to get it."""
+    """Show what works on this machine, what is missing, and how to install it."""
 
     def work() -> None:
         from compress.commands.doctor import examine
@@ -199,7 +198,7 @@ def _conclude(folder: Path, missed: list[str]) -> int:
 
 
 def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
-    """Runs one verb and turns what it returns or raises into an exit status."""
+    """Runs a verb and turns its result or exception into an exit status."""
     try:
         status = work() or 0
     except InputError as error:
@@ -207,8 +206,8 @@ def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
     except FailedElsewhere:
         status = _say(1, verbose)
     except KeyboardInterrupt:
-        status = _say(130, False, "stopped; finished stages are kept, run the same command to go on")
-    except Exception as error:  # the last frame of the program: what is neither the input nor the machine is our fault, and says so
+        status = _say(130, False, "stopped; finished stages are kept, run the same command to continue")
+    except Exception as error:  # last frame of the program: neither the input nor the machine, so an internal error
         machine = _machine_error(error)
         status = _say(2, verbose, _machine_line(machine)) if machine else _unexpected(error, verbose)
     if is_launched():
@@ -220,7 +219,7 @@ _MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def _machine_error(error: Exception) -> OSError | None:
-    """Returns what the machine refused: a full disk, a folder that cannot be written. Libraries tell of a full disk in words."""
+    """Returns the error if the machine caused it (full disk, read-only folder); some libraries report a full disk only in their message."""
     if isinstance(error, OSError):
         return error if error.errno in _MACHINE else None
     full = os.strerror(errno.ENOSPC)
@@ -233,7 +232,7 @@ def _machine_line(error: OSError) -> str:
 
 
 def _unexpected(error: BaseException, verbose: bool) -> int:
-    return _say(1, verbose, f"internal error: {type(error).__name__}: {error} (--verbose shows where)")
+    return _say(1, verbose, f"internal error: {type(error).__name__}: {error} (--verbose shows the traceback)")
 
 
 def _say(status: int, verbose: bool, *lines: str) -> int:

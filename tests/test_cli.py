@@ -75,7 +75,7 @@ def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) ->
         assert compress("init", "--task", task, "-o", str(path))[0] == 0
         assert read(path).model.task == task
         status, _, err = compress("init", "--task", task, "-o", str(path))
-        assert (status, "exists already" in err) == (2, True)
+        assert (status, "already exists" in err) == (2, True)
 
 
 def test_list_and_schema() -> None:

@@ -1,1 +1,1 @@
-"""What the verbs of the command line call, one verb a file; `run`, `bench` and `report` are called directly."""
+"""The functions behind the command-line verbs, one file each; `run`, `bench` and `report` call the pipeline and the report directly."""

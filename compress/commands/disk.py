@@ -1,7 +1,7 @@
-"""How many bytes a step is going to write, from the shapes of the model alone: the disk column of `compress plan`.
+"""Predicts the disk space of each step from the model shapes: the disk column of `compress plan`.
 
-Weights are nearly all of it: 4 bytes each in float, 1 byte for those that become int8. Graphs, tokenizer and predictions are added with
-round figures. Engines of TensorRT are left out: their size is known once they are built.
+Weights dominate: 4 bytes each in float, 1 byte in int8. Graphs, tokenizer and predictions are estimated. TensorRT engines are not counted,
+because their size is only known after the build.
 """
 
 from __future__ import annotations
@@ -33,49 +33,49 @@ TOKENIZER_BYTES_PER_TOKEN = 23  # one entry of tokenizer.json
 
 @dataclass(frozen=True)
 class Sizes:
-    """What the files of one model weigh."""
+    """The sizes behind the files of one model."""
 
     parameters: int
     int8_parameters: int
-    """Weights that become int8; 0 without a quantize stage."""
+    """Number of weights that become int8; 0 without a quantize stage."""
     layers: int
     tokenizer_bytes: int
     prediction_bytes: int
-    """One file of logits and labels for the evaluation split."""
+    """Size of one file of logits and labels of the evaluation split."""
 
     @property
     def float_bytes(self) -> int:
-        """All weights in float."""
+        """Size of all weights in float."""
         return FLOAT_BYTES * self.parameters
 
     @property
     def int8_bytes(self) -> int:
-        """All weights, those in int8 that can be."""
+        """Size of all weights after quantization."""
         return FLOAT_BYTES * (self.parameters - self.int8_parameters) + self.int8_parameters
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A model that a run is going to make."""
+    """A model that the run will make."""
 
     config: Any
-    """Its Transformers config."""
+    """The Transformers config of the model."""
     stages: tuple[Stage, ...]
-    """All that it is made by, from the baseline on; its own is the last."""
+    """The stages that lead to it, from the baseline on; its own stage is last."""
 
     @property
     def quantizer(self) -> Quantize | None:
-        """The stage that quantizes it; None where it is float."""
+        """Its quantize stage; None for a float model."""
         own = self.stages[-1]
         return own if isinstance(own, Quantize) else None
 
 
 def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], context: Context) -> int:
-    """Returns the size of the artifact of a step.
+    """Returns the predicted size in bytes of the artifact of a step.
 
     Args:
         step: The step.
-        config: The Transformers config of the model after this step.
+        config: Transformers config of the model after this step.
         variants: The variants so far by id, in order.
         context: Data, task and target.
     """
@@ -104,7 +104,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
 
 
 def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int]:
-    """Returns how many parameters there are, and how many of them become int8; counted on the meta device."""
+    """Returns the number of parameters and how many of them become int8, counted on the meta device."""
     with torch.device("meta"), quiet():
         model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
     chosen = choose_layers(model, linears(model), quantizer.exclude, "exclude")[0] if quantizer else {}
@@ -112,7 +112,7 @@ def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[in
 
 
 def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str, Variant]]:
-    """Returns the builds that export makes by default, with their precisions, in the order of `export.export.planned`."""
+    """Returns the default builds of export as (precision, variant), in the order of `export.export.planned`."""
     made = {name: [str(stage.id) for stage in variant.stages] for name, variant in variants.items()}
     floating = {name: floating_of(line, lambda other: variants[other].quantizer is None) for name, line in made.items()}
     names = ends(made, floating)
@@ -125,7 +125,7 @@ def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str
 
 
 def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
-    if precision == "bf16":  # made from the files of fp32
+    if precision == "bf16":  # uses the files of fp32
         return sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
     copies = 1  # model.onnx

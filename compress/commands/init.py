@@ -1,4 +1,4 @@
-"""The commented recipe that `compress init` writes for each task."""
+"""`compress init`: a commented recipe for each task."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ TEXT_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
   task: {task}
-  head: {head}   # keep: it is fine-tuned already; new: put a new head on it (then finetune comes first)
+  head: {head}   # keep: already fine-tuned; new: add a new head (finetune must come first)
 data:
   path: {data}   # Hub id, or a folder or file of csv, tsv, json, jsonl or parquet
-  subset: {subset}   # configuration of the Hub data set; ignored for local folders
+  subset: {subset}   # configuration of the Hub data set; ignored for local files
   columns: {columns}
   max_length: 128   # tokens; longer rows are truncated
 """
@@ -32,39 +32,39 @@ model:
   config: {{model_type: gpt2, n_layer: 4, n_embd: 256, n_head: 8, n_positions: 128}}   # or path: Hub id or local folder of a trained model
   init: random
   task: {task}
-tokenizer: {{train: bpe, vocab_size: 2048}}   # on the train split; leave it out for a trained model
+tokenizer: {{train: bpe, vocab_size: 2048}}   # trained on the train split; leave it out for a trained model
 data:
   path: {data}   # Hub id, or a folder or file of txt, csv, tsv, json, jsonl or parquet
-  subset: {subset}   # configuration of the Hub data set; ignored for local folders
+  subset: {subset}   # configuration of the Hub data set; ignored for local files
   columns: {columns}
-  max_length: 128   # tokens of a block: the text is cut into such
+  max_length: 128   # tokens of a block; the text is cut into blocks
 """
 
 IMAGE_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
   task: {task}
-  head: {head}   # keep: it is fine-tuned already; new: put a new head on it (then finetune comes first)
+  head: {head}   # keep: already fine-tuned; new: add a new head (finetune must come first)
 data:
-  path: {data}   # Hub id, a folder split/class/file.jpg, or tar.gz archives of the same
+  path: {data}   # Hub id, a folder split/class/file.jpg, or tar.gz archives of such folders
   columns: {columns}
 """
 
 TAIL = """\
 goals:
   max_drop: {drop}
-  min_speedup: {speedup}      # against torch fp32 eager, at the worst shape below
+  min_speedup: {speedup}      # over torch (fp32, eager), at the worst shape below
 target:
   device: cpu
-  engines: [openvino, onnxruntime]   # the first is judged and served; add tensorrt for NVIDIA GPUs
+  engines: [openvino, onnxruntime]   # goals are judged on the first one; add tensorrt for NVIDIA GPUs
   batch_sizes: [1, 8]
 {lengths}stages:
-{finetune}  # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student of fewer layers
-  # - prune: {{sparsity: 0.5}}   # half of the blocks' multiplications less, and training to make up for it
-  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows; qat: trained in int8; auto: as much as max_drop needs
+{finetune}  # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student with fewer layers
+  # - prune: {{sparsity: 0.5}}   # remove half of the multiply-accumulates of the blocks, then recover by training
+  - quantize: {{mode: ptq}}   # true int8, calibrated on training rows; qat: trained in int8; auto: whatever max_drop requires
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
-TRITON = "  - triton_repo: {}         # a Triton model repository, started and checked\n"
+TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
 DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
 TASKS = {
@@ -107,10 +107,10 @@ TASKS = {
 
 
 def template(task: str, file: str) -> str:
-    """Returns the text of a recipe for `task`, to be kept as `file`.
+    """Returns the text of a recipe for `task` that will be saved as `file`.
 
     Raises:
-        InputError: There is no such task.
+        InputError: The task is unknown.
     """
     if task not in TASKS:
         raise InputError(f"--task {task}: unknown; allowed: {', '.join(get_args(Task))}{nearest(task, TASKS)}")
@@ -130,14 +130,14 @@ def write_template(task: str, output: Path) -> Path:
     """Writes a commented recipe for `task`.
 
     Raises:
-        InputError: There is no such task, or `output` exists already.
+        InputError: The task is unknown, or `output` exists.
     """
     text = template(task, str(output))
     try:
         with output.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError as error:
-        raise InputError(f"{output}: exists already; give another file with -o") from error
+        raise InputError(f"{output}: already exists; give another file with -o") from error
     except FileNotFoundError as error:
-        raise InputError(f"{output}: its folder does not exist; make it, or give another file with -o") from error
+        raise InputError(f"{output}: its folder does not exist; create it, or give another file with -o") from error
     return output

@@ -1,4 +1,4 @@
-"""What a recipe can name, read off the config classes themselves: `compress list` and the recipe reference of the README."""
+"""`compress list` and the recipe reference: everything that a recipe can name, generated from the config classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def catalogue(what: str) -> str:
     """Returns the lines of `compress list WHAT`.
 
     Raises:
-        InputError: There is no such list.
+        InputError: The list is unknown.
     """
     lists = {"stages": _stages, "methods": _methods, "engines": _engines, "tasks": _tasks, "recipes": _recipes}
     if what not in lists:
@@ -51,7 +51,7 @@ def _engines() -> Iterator[str]:
     where = {
         "openvino": "CPU (default)",
         "onnxruntime": "CPU",
-        "tensorrt": "NVIDIA GPUs; proved ahead of time without one",
+        "tensorrt": "NVIDIA GPUs; without one, engines are checked ahead of time",
         "torch": "CPU, CUDA; the baseline",
     }
     for name in get_args(EngineName):
@@ -91,7 +91,7 @@ def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
 
 
 def reference() -> str:
-    """Returns the recipe reference as Markdown, generated from the fields of the config classes and the strings below them."""
+    """Returns the recipe reference as Markdown, generated from the fields of the config classes and their docstrings."""
     sections: list[tuple[str, str, type[BaseModel]]] = [("The recipe", "", Recipe)]
     sections += [(f"`{name}`", f"{name}.", model) for name, field in Recipe.model_fields.items() for model in _parts(field.annotation)[1]]
     sections += [(f"stage `{stage.NAME}`", "", stage) for stage in STAGES]

@@ -1,7 +1,7 @@
-"""`compress plan`: everything that can be known before a weight is read or a second is spent on training.
+"""`compress plan`: checks a recipe and predicts sizes, FLOPs, disk space and times without reading weights.
 
-Parameters and FLOPs are counted on the meta device by the same function that counts the finished checkpoints. Times come from what this
-machine recorded earlier (`compress.run.durations`), and are "unknown" before. A step counts as cached only while everything before it is.
+Parameters and FLOPs are counted on the meta device by the function that also counts finished checkpoints. Times are predicted from earlier
+runs on this machine (`compress.run.durations`) and "unknown" without any. A step is cached only if all steps before it are.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from compress.stage.stage import Stage, input_named, lines
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """What one step is going to be."""
+    """The prediction for one step."""
 
     step: Stage
     cached: Artifact | None
-    """Its finished artifact, where nothing before it has to be made again."""
+    """Its artifact, if this step and all steps before it are cached."""
     size: Counts | None
-    """Parameters and MACs of its checkpoint; None for steps that make none."""
+    """Parameters and MACs of its checkpoint; None for a step that makes no checkpoint."""
     disk_bytes: int
     seconds: float | None
-    """Predicted time; None where this machine has no record of such a stage."""
+    """Predicted time; None if no comparable run was recorded on this machine."""
 
 
 def describe(recipe: Recipe, out: Path | None = None) -> str:
     """Returns the plan as text.
 
     Raises:
-        InputError: The recipe, the data or the model is not fit for a run.
+        InputError: The recipe, the data or the model does not allow the run.
     """
     folder = out or Path("runs") / recipe.name
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
@@ -65,14 +65,14 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     seconds = [entry.seconds for entry in todo]
     known = [value for value in seconds if value is not None]
     missing = ", ".join(str(entry.step.id) for entry in todo if entry.seconds is None)
-    unknown = f", without {missing}: no run of such a size is recorded on this machine" if missing else ""
+    unknown = f", not counting {missing}: no comparable run was recorded on this machine" if missing else ""
     total = _duration(sum(known)) + unknown
     lines.append(f"total: {_bytes(sum(entry.disk_bytes for entry in planned))} on disk, time {total}")
     return "\n".join(lines)
 
 
 def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
-    """Yields what every step is going to be, in order."""
+    """Yields the prediction for every step, in order."""
     tokenizer = settled(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
@@ -94,7 +94,7 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
         if is_variant(step, steps):
             made_by = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
             variants[str(step.id)], sizes[str(step.id)] = Variant(config, made_by), size
-        macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: what the last evaluation counted
+        macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: from the last evaluation
         disk = found.size_bytes if found else predicted_bytes(step, config, variants, context)
         seconds = 0.0 if found else durations.predict(step.NAME, work)
         yield PlannedStep(step, found, size if step.PRODUCES == "checkpoint" else None, disk, seconds)

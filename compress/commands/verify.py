@@ -1,7 +1,7 @@
-"""What can be done with a finished run: verify it, serve it, clean it.
+"""`compress verify`, `serve` and `clean`: what to do with a finished run.
 
-`verify` hashes every file of every artifact, reloads every engine and asks it the golden rows, and with `live` asks the server too. An
-answer has to be the one that was recorded: as many flips and as large a difference as the parity gate of export allows, no more.
+`verify` hashes every file of every artifact, reloads every engine and runs the golden rows through it, and with `live` through the server
+too. The logits must match the recorded ones within the limits of the parity check of `export`.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
 
     Args:
         folder: A finished run.
-        live: Also start Triton on its model repository and ask the served models.
-        log: Told one line for each thing that was checked.
+        live: Also start Triton on the model repository and check the served models.
+        log: Prints one line for each check.
 
     Returns:
-        One line for each problem; empty where all is well.
+        One line for each problem; empty if there is none.
 
     Raises:
         InputError: The folder holds no finished run, or there is no server environment.
     """
     run = open_run(folder)
     problems = list(_files(run, log))
-    if problems:  # an engine of damaged files proves nothing
+    if problems:  # engines of damaged files are not worth checking
         return problems
     rows, recorded = evaluations.read_golden(folder / "golden.safetensors")
     problems += _engines(run, rows, recorded, log)
@@ -51,7 +51,7 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
 
 
 def serve(folder: Path, log: Log = print) -> None:
-    """Runs Triton on the model repository of a run, in the foreground, until it is interrupted.
+    """Runs Triton on the model repository of a run in the foreground until interrupted.
 
     Raises:
         InputError: The run has no model repository, or there is no server environment.
@@ -62,24 +62,24 @@ def serve(folder: Path, log: Log = print) -> None:
 
 
 def clean(folder: Path) -> list[Path]:
-    """Removes every stage that the last recipe does not reference; returns the folders that are gone."""
+    """Removes all stages that the last recipe does not use; returns the removed folders."""
     with locked(folder):
         run = open_run(folder)
-        kept = {found.path.resolve() for found in run.artifacts.values()}
-        gone = [path for path in sorted((folder / "stages").iterdir()) if path.resolve() not in kept]
-        for path in gone:
+        used = {found.path.resolve() for found in run.artifacts.values()}
+        unused = [path for path in sorted((folder / "stages").iterdir()) if path.resolve() not in used]
+        for path in unused:
             shutil.rmtree(path)
-    return gone
+    return unused
 
 
 def _files(run: Run, log: Log) -> Iterator[str]:
     for name, found in run.artifacts.items():
         problems = artifact.verify(found)
-        log(f"{name}: {len(found.manifest['files'])} files, {'damaged' if problems else 'as written'}")
+        log(f"{name}: {len(found.manifest['files'])} files, {'damaged' if problems else 'intact'}")
         yield from problems
         recorded = next(stage["digest"] for stage in run.stages if stage["id"] == name)
         if not problems and recorded != found.digest:
-            yield f"{found.path}: digest {found.digest[:12]}, but the run was finished with {recorded[:12]}"
+            yield f"{found.path}: digest {found.digest[:12]}, but the run recorded {recorded[:12]}"
 
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
@@ -115,16 +115,18 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
                 yield from _compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
 
 
-def _compare(key: str, run: Run, recorded: np.ndarray, answered: np.ndarray, log: Log) -> Iterator[str]:
-    changed, distance = differences(run.recipe["model"]["task"], recorded, answered)
+def _compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+    changed, distance = differences(run.recipe["model"]["task"], recorded, logits)
     flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
-    told = f"median |d{'nll' if facts(run.recipe['model']['task']).answer == 'tokens' else 'logit'}| {median:.4f}"
-    log(f"{key}: {len(recorded)} golden rows, {flips} flips, {told}")
+    median_text = f"median |d{'nll' if facts(run.recipe['model']['task']).answer == 'tokens' else 'logit'}| {median:.4f}"
+    log(f"{key}: {len(recorded)} golden rows, {flips} flips, {median_text}")
     if flips > allowed or median > MEDIAN_ABS:
-        yield f"{key}: {flips} of {len(changed)} golden answers differ (at most {allowed}), {told}"
+        yield f"{key}: {flips} of {len(changed)} golden predictions differ (at most {allowed}), {median_text} (at most {MEDIAN_ABS})"
 
 
 def _repository(run: Run) -> Path:
     if run.of_kind("model_repository") is None:
-        raise InputError(f"{run.folder}: has no model repository; add `- triton_repo: {{}}` to the stages of the recipe and run it")
+        raise InputError(
+            f"{run.folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
+        )
     return run.folder / REPOSITORY
