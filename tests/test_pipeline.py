@@ -85,7 +85,7 @@ def test_second_run_does_no_work_and_says_the_same(recipe: Recipe, copy: Path) -
     again = run(recipe, copy, progress=ConsoleProgress("quiet"))
     assert {path.name: path.stat().st_mtime_ns for path in (copy / "stages").iterdir()} == before
     assert all(stage["cached"] for stage in again.report["stages"])
-    assert sum("unchanged" in line for line in lines_of(copy)) == 7
+    assert sum("cached in" in line for line in lines_of(copy)) == 7
 
 
 def test_name_goals_and_order_of_keys_do_not_touch_the_cache(copy: Path) -> None:

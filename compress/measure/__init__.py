@@ -1,1 +1,1 @@
-"""What a model answers, how good that is, how close to another, and how fast."""
+"""Predictions, metrics, distance between models, and latency."""

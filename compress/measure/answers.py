@@ -1,4 +1,4 @@
-"""Answers: what is kept of the logits of a model, how batches are put together, checked and stored. Numpy alone, as in the engines."""
+"""Predictions as arrays: which part of the logits is kept, and how batches are merged, checked and stored. Uses only numpy."""
 
 from __future__ import annotations
 
@@ -18,32 +18,34 @@ Array = NDArray[Any]
 
 
 def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
-    """Returns the answers to `count` rows, in row order, from batches of indices and answers `[b, ...]`.
+    """Merges batches of (row indices, predictions `[b, ...]`) into one array in row order, float32 `[count, ...]`.
 
     Raises:
-        InputError: There are none, or an answer is NaN or infinite; names the row.
+        InputError: There are no rows, or a prediction is NaN or infinite; the message names the row.
     """
     whole: Array | None = None
     for indices, answers in found:
         whole = np.zeros((count, *answers.shape[1:]), np.float32) if whole is None else whole
         whole[indices] = answers
     if whole is None:
-        raise InputError("data: no row to predict; at least one row is needed")
+        raise InputError("data: no row to predict; give at least one row")
     bad = not_finite(whole)
     if len(bad):
-        raise InputError(f"model: the answer to {len(bad)} of {count} rows is NaN or infinite, first to row {bad[0]}; check its weights")
+        raise InputError(
+            f"model: the logits of {len(bad)} of {count} rows are NaN or infinite, the first in row {bad[0]}; check its weights"
+        )
     return whole
 
 
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
-    """Returns what is kept of the logits of a batch, float32: all of them `[b, C]`, or for generation the answers `[b, T, 2]`."""
+    """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`."""
     if facts(preprocessor.task).answer == "tokens":
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     return logits
 
 
 def not_finite(answers: Array) -> Array:
-    """Returns the rows of `[n, ...]` that hold NaN or infinity, int64."""
+    """Returns the indices, int64, of the rows of `[n, ...]` that contain NaN or infinity."""
     return np.flatnonzero(~np.isfinite(answers.reshape(len(answers), -1)).all(axis=1))
 
 

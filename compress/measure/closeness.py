@@ -1,19 +1,19 @@
-"""Trials: how close a compressed model is to the one before, measured on rows that no final figure is made on.
+"""Trials: the distance between a compressed model and the original, on rows that no reported metric uses.
 
-What changes is put in place in memory and taken out again. Closeness is
+Modules are replaced in memory for a trial and restored afterwards. The distance is
 
-    classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c),   p = softmax of the logits before, p' after
-    regression      mean over rows of (y - y')^2
-    generation      mean over tokens of that KL; on as many blocks of full length as `LOGIT_BYTES` hold the logits of, one at least
+    classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c),   p = softmax of the original logits, p' of the
+    compressed ones regression      mean over rows of (y - y')^2 generation      mean over tokens of that KL; on as many full-length blocks
+    as have logits that fit in `LOGIT_BYTES`, at least one
 
-The rows are selection rows, spread evenly over the split. Where there are none, calibration rows take their place; evaluation rows never
-do. A choice under `auto` may add to a distance D that is there in any case
+The rows are spread evenly over the selection split; without a selection split they are calibration rows, never evaluation rows. If int8
+alone causes a distance D, an `auto` choice may add at most
 
-    bound = max(D / 4, floor),   floor = 1e-4 nats, or 1e-4 of the variance of the answers
+    bound = max(D / 4, floor),   floor = 1e-4 nats, or 1e-4 of the variance of the outputs for regression
 
-which is a quarter of what int8 costs, or what nobody could measure.
+a quarter of the cost of int8, or an amount too small to measure.
 
-Left out: the primary metric as a measure. It needs labels, and on some hundred rows it cannot tell apart what KL can.
+Not used as a distance: the primary metric. It needs labels, and on a few hundred rows it is less sensitive than KL.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from compress.standalone.preprocess import Preprocessor, Row
 
 TRIAL_ROWS = 500
 ADDED_SHARE = 0.25
-"""Of the distance that int8 has in any case: what a choice under `auto` may add to it."""
+"""Share of the distance of int8 that an `auto` choice may add."""
 ADDED_FLOOR = 1e-4
-"""What it may add however small that distance is: nats, or for regression a share of the variance of the float answers."""
+"""Distance that it may always add: nats, or for regression a share of the variance of the float outputs."""
 BATCH_SIZE = 32
 LOGIT_BYTES = 2**26
 Array = NDArray[Any]
@@ -50,14 +50,14 @@ T = TypeVar("T")
 
 @contextmanager
 def replaced(model: nn.Module, forms: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Puts other modules in the place of those at some paths for as long as the block lasts; the modules themselves stay as they are."""
-    kept = {name: model.get_submodule(name) for name in forms}
+    """Replaces the modules at some paths within the `with` block; the replaced modules are not modified."""
+    originals = {name: model.get_submodule(name) for name in forms}
     for name, form in forms.items():
         place(model, name, form)
     try:
         yield
     finally:
-        for name, module in kept.items():
+        for name, module in originals.items():
             place(model, name, module)
 
 
@@ -69,27 +69,27 @@ def place(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """A model's answers to the trial rows, to compare those of its compressed forms with."""
+    """The logits of the original model on the trial rows, as reference for its compressed forms."""
 
     model: nn.Module
     prepared: Preprocessor
-    """How the model takes its rows."""
+    """Preprocessor of the model."""
     rows: Sequence[Row]
     context: Context
     logits: Array
-    """Of the model as it was, float32 [n, C], or [n, L, V] for generation."""
+    """Logits of the original model, float32 [n, C], or [n, L, V] for generation."""
     labels: Array | None = None
-    """Of the rows; None where these are calibration rows."""
+    """Labels of the rows; None for calibration rows."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Self:
-        """Asks the model as it is; calibration rows stand in where there is no selection row, which the log says."""
+        """Runs the original model on the trial rows; without a selection split, logs that calibration rows are used."""
 
         split = context.data.selection
         rows, count = split.rows, TRIAL_ROWS
         labels: Array | None = split.labels
         if not rows:
-            context.progress.log("  no selection rows: choices are made on calibration rows")
+            context.progress.log("  no selection split: choices are made on calibration rows")
             rows, labels = list(calibration), None
         chosen = list(range(len(rows)))
         if TASKS[context.task].answer == "tokens":
@@ -105,20 +105,20 @@ class Trial:
 
     @property
     def measure(self) -> str:
-        """What `distance` returns: kl or mse."""
+        """The distance in use: kl or mse."""
         return "mse" if self.context.task == "text-regression" else "kl"
 
     def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
-        """Returns how far the model with other modules in the place of some, by path, is from what it was; it is left as it is."""
+        """Returns the distance of the model with some modules replaced, by path; the model itself is restored."""
         with replaced(self.model, forms):
             return self.distance_now()
 
     def distance_now(self) -> float:
-        """Returns how far the model as it is now is from what it was."""
+        """Returns the distance of the model in its current state from the original."""
         return sum(self._apart(numbers, logits) for numbers, logits in _logits(self.model, self.prepared, self.rows))
 
     def look(self) -> tuple[float, float | None]:
-        """Returns the same, and the primary metric on these rows; None for rows without labels."""
+        """Returns the current distance and the primary metric on the trial rows; the metric is None for calibration rows."""
 
         if self.labels is None:
             return self.distance_now(), None
@@ -129,11 +129,11 @@ class Trial:
         return apart, self._metric(gathered(answers, len(self.rows)))
 
     def metric_before(self) -> float | None:
-        """Returns the primary metric of the model as it was; None for rows without labels."""
+        """Returns the primary metric of the original model; None for calibration rows."""
         return None if self.labels is None else self._metric(self._kept(range(len(self.rows)), self.logits))
 
     def _apart(self, numbers: Sequence[int], logits: Array) -> float:
-        """Returns what some of the rows add to the distance."""
+        """Returns the contribution of some rows to the distance."""
         return len(numbers) * distance(self.context.task, self.logits[numbers], logits) / len(self.rows)
 
     def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
@@ -146,7 +146,7 @@ class Trial:
         return metrics(self.context.task, answers, self.labels)[PRIMARY[self.context.task]]
 
     def fewer(self, count: int) -> Self:
-        """Returns the trial on at most `count` of its rows, spread evenly."""
+        """Returns a trial on at most `count` of the rows, evenly spread."""
         chosen = spread(range(len(self.rows)), count)
         labels = None if self.labels is None else self.labels[chosen]
         return replace(self, rows=[self.rows[index] for index in chosen], logits=self.logits[chosen], labels=labels)
@@ -157,8 +157,8 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
 
     Args:
         task: The task.
-        reference: Logits `[n, C]`, or `[n, L, V]` for generation, whose mean is over tokens.
-        logits: Of the same shape.
+        reference: Logits `[n, C]`, or `[n, L, V]` for generation (mean over tokens).
+        logits: Logits to compare, of the same shape.
     """
     if task == "text-regression":
         return float(np.mean((reference.astype(np.float64) - logits) ** 2))
@@ -167,17 +167,17 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
 
 
 def floor_of(task: Task, reference: Array) -> float:
-    """Returns what a choice may add in any case, in the unit of `distance`; the arguments are those of `distance`."""
+    """Returns the distance that a choice may always add, in the unit of `distance` and for the same arguments."""
     return ADDED_FLOOR * (float(np.var(reference.astype(np.float64))) if TASKS[task].answer == "value" else 1.0)
 
 
 def bound_of(before: float, floor: float) -> float:
-    """Returns what a choice may add to the distance `before`."""
+    """Returns how much a choice may add to the distance `before`."""
     return max(ADDED_SHARE * before, floor)
 
 
 def spread(rows: Sequence[T], count: int) -> list[T]:
-    """Returns `count` of the rows at equal distances, all of them where there are no more."""
+    """Returns `count` evenly spaced rows, or all rows if there are no more."""
     return [rows[index * len(rows) // count] for index in range(count)] if len(rows) > count else list(rows)
 
 
@@ -188,9 +188,9 @@ def _log_softmax(logits: Array) -> Array:
 
 
 def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> Iterator[tuple[list[int], Array]]:
-    """Yields the indices of the rows of a batch and their logits; raises where the model answers NaN or infinity."""
+    """Yields the indices of the rows of a batch and their logits; raises InputError if a logit is NaN or infinite."""
     for indices, logits in logits_of(model, prepared, rows, BATCH_SIZE):
         bad = not_finite(logits)
         if len(bad):
-            raise InputError(f"model: the answer to {len(bad)} of {len(indices)} rows is NaN or infinite; check its weights")
+            raise InputError(f"model: the logits of {len(bad)} of {len(indices)} rows are NaN or infinite; check its weights")
         yield indices, logits

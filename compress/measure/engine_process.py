@@ -1,8 +1,8 @@
-"""One engine in a process of its own, spoken to in JSON lines.
+"""An engine in its own process, controlled through JSON lines.
 
-The thread pools of torch, ONNX Runtime and OpenVINO slow each other several times over when they share a process, so that every engine
-gets its own. What runs in there is not known here: a command, and a map that it understands (`export.engines.worker` is one). Each request
-is one line {"op": ..., ...}, each answer one line, {"error": "..."} where it failed. Arrays and rows travel through files.
+The thread pools of torch, ONNX Runtime and OpenVINO slow each other down several times if they share a process, so each engine gets its
+own. This module only knows a command and the map that opens the engine (`export.engines.worker` implements it). A request is one line
+{"op": ..., ...}, a response one line, {"error": "..."} on failure. Arrays and rows are passed in files.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from compress.standalone.preprocess import Row
 
 Array = NDArray[Any]
 KINDS: Mapping[str, type] = {"image": bytes, "block": np.ndarray}
-"""What kinds of rows but texts there are in a file of rows."""
+"""Kinds of rows in a file other than text."""
 
 
 class EngineError(RuntimeError):
-    """An engine failed; one line: which engine, and what it said."""
+    """An engine failed; a one-line message with the engine and its error."""
 
 
 class Job(Protocol):
-    """What has to be known of an engine to start its process."""
+    """What it takes to start the process of an engine."""
 
     @property
     def labels(self) -> dict[str, str]:
-        """What its rows and messages are marked with: `engine`, `mode`, `precision`, `float_precision`, `device`."""
+        """Labels of its latency rows and messages: `engine`, `mode`, `precision`, `float_precision`, `device`."""
 
     @property
     def threads(self) -> int:
-        """CPU threads it runs with."""
+        """Number of CPU threads."""
 
     @property
     def command(self) -> list[str]:
-        """The command line of its process."""
+        """Command line of its process."""
 
     def message(self) -> dict[str, Any]:
-        """What the process needs to open it, as JSON types."""
+        """Returns the map that opens the engine; JSON types."""
 
 
 class EngineProcess:
-    """A running engine. Use it in a `with` block.
+    """A running engine; a context manager.
 
     Args:
         job: The engine.
 
     Raises:
-        EngineError: It could not be opened.
+        EngineError: The engine could not be opened.
     """
 
     def __init__(self, job: Job) -> None:
@@ -74,10 +74,10 @@ class EngineProcess:
             raise
 
     def ask(self, op: str, **fields: Any) -> dict[str, Any]:
-        """Sends one request and waits for its answer.
+        """Sends a request and waits for the response.
 
         Raises:
-            EngineError: The engine reports an error, or its process died.
+            EngineError: The engine reported an error, or its process exited.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -88,17 +88,17 @@ class EngineProcess:
         except BrokenPipeError:
             line = b""
         if not line:
-            raise EngineError(f"{self._name}: its process ended with status {self._process.wait()} during {op!r}{self._last_words()}")
+            raise EngineError(f"{self._name}: its process exited with status {self._process.wait()} during {op!r}{self._last_words()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineError(f"{self._name}: {answer['error']}")
         return answer
 
     def predict(self, rows: Sequence[Row], batch_size: int) -> Array:
-        """Returns the logits of `rows`, float32 [n, C], or the answers [n, T, 2] of generation, in row order; rows fill their bucket.
+        """Returns the logits of `rows`, float32 [n, C] ([n, T, 2] for generation), in row order; rows are padded to their bucket.
 
         Raises:
-            EngineError: The engine failed, or answered NaN or infinity.
+            EngineError: The engine failed, or returned NaN or infinity.
         """
         given, answered = (Path(self._files.name, name) for name in ("rows.safetensors", "logits.safetensors"))
         write_rows(given, rows)
@@ -106,11 +106,11 @@ class EngineProcess:
         logits: Array = load_file(answered)["logits"]
         bad = np.flatnonzero(~np.isfinite(logits.reshape(len(logits), -1)).all(axis=1))
         if len(bad):
-            raise EngineError(f"{self._name}: the answer to {len(bad)} of {len(rows)} rows is NaN or infinite, first to row {bad[0]}")
+            raise EngineError(f"{self._name}: the logits of {len(bad)} of {len(rows)} rows are NaN or infinite, the first in row {bad[0]}")
         return logits
 
     def probe(self, tensors: Sequence[str], rows: Sequence[Row], length: int | None) -> dict[str, Array]:
-        """Returns tensors inside the graph by name, for `rows` in one batch, padded to `length` tokens.
+        """Returns internal tensors of the graph by name, for `rows` in one batch padded to `length` tokens.
 
         Raises:
             EngineError: The engine failed.
@@ -122,10 +122,10 @@ class EngineProcess:
         return found
 
     def close(self) -> None:
-        """Ends the process and removes its files; does nothing the second time."""
+        """Stops the process and removes its files; a second call does nothing."""
         if self._process.stdin is not None and not self._process.stdin.closed:
             try:
-                self._process.stdin.close()  # the end of its input ends it
+                self._process.stdin.close()  # it exits at the end of its input
             except BrokenPipeError:
                 self._process.kill()
         try:
@@ -156,7 +156,7 @@ class EngineProcess:
 
 
 def write_rows(path: Path, rows: Sequence[Row], more: Mapping[str, Array] | None = None) -> None:
-    """Writes rows, all of one type, to a safetensors file: `bytes` uint8 [all], `lengths` int64 [n, parts of a row], and `more`."""
+    """Writes rows of one type to a safetensors file: `bytes` uint8 [total], `lengths` int64 [n, parts of a row], and `more`."""
     kind = next((kind for kind, types in KINDS.items() if rows and isinstance(rows[0], types)), "text")
     parts = [_encode(row) for row in rows]
     data = np.frombuffer(b"".join(part for row in parts for part in row), dtype=np.uint8)
@@ -165,7 +165,7 @@ def write_rows(path: Path, rows: Sequence[Row], more: Mapping[str, Array] | None
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Reads the rows of a file of `write_rows`."""
+    """Reads a file written by `write_rows`."""
     from safetensors import safe_open
 
     with safe_open(path, framework="numpy") as file:

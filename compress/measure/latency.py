@@ -1,12 +1,12 @@
-"""Latency of several engines on one machine, measured so that the figures can be compared.
+"""Comparable latencies of several engines on one machine.
 
-Every engine runs in a process of its own. For each shape the processes take turns, A B C A B C A B C, so that whatever slows the
-machine for a while slows all of them; only one works at a time. A turn starts with warm-up calls that are discarded. Of each cell
-at least 30 samples are taken, and then more until there are 200 or 3 s of them. Ratios mean something within one call of `measure` only.
+Each engine runs in its own process. For each shape the processes take turns, A B C A B C A B C, one at a time, so that a slow phase of the
+machine affects all of them. A turn starts with discarded warm-up calls. Each engine and shape gets at least 30 samples, then more up to 200
+samples or 3 s. Compare latencies only within one call of `measure`.
 
     throughput = batch * n / sum(samples)          percentiles: linear interpolation; p99 is None below 200 samples
 
-Left out: several streams at once. What a server reaches under load is another question, and it is asked of the server.
+Not measured: concurrent streams. The load test of the Triton stage measures latency under load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Shape = tuple[int, int | None]
 
 
 def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) -> list[dict[str, Any]]:
-    """Measures every engine at every shape; all processes are alive at once.
+    """Measures every engine at every shape; all processes stay alive throughout.
 
     Args:
         jobs: The engines.
@@ -63,7 +63,7 @@ class Cell:
         self.peak_memory_bytes = 0
 
     def take(self, process: EngineProcess, shape: Shape, turns_left: int) -> None:
-        """Takes this turn's share of what is missing."""
+        """Takes this turn's share of the missing samples."""
         count = ceil((MAX_SAMPLES - len(self.samples_ms)) / turns_left)
         least = ceil((MIN_SAMPLES - len(self.samples_ms)) / turns_left)
         seconds = max(0.0, MAX_SECONDS - sum(self.samples_ms) / 1e3) / turns_left

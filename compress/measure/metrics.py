@@ -1,14 +1,14 @@
-"""Metrics: how good the answers of a model are, and where two models differ.
+"""Metrics of predictions against labels, and differences between the predictions of two models.
 
-The figures are the usual ones of these tasks, written out in numpy (tests compare them with scikit-learn and SciPy):
+The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):
 
-    accuracy  = mean(argmax(logits) == y)                                            ties take the lowest class
-    f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in answers or labels
-    matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k answered, t_k true counts
+    accuracy  = mean(argmax(logits) == y)                                            ties go to the lowest class
+    f1        = 2 tp / (2 tp + fp + fn)        two classes: of class 1; more: mean over the classes that occur in predictions or labels
+    matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
     perplexity and accuracy of the next token: `compress.core.next_token`
 
-A figure without a meaning (0 / 0: a constant answer has no correlation) is 0, so that it can never look good.
+An undefined metric (0 / 0: constant predictions have no correlation) is 0, so that it never looks good.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
 
 PRIMARY: dict[Task, str] = {task: row.metric for task, row in TASKS.items()}
-"""The metric that goals and the report are about."""
+"""The primary metric of each task, used by goals and report."""
 
 
 def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Returns the figures of a task, each as a fraction; perplexity is what it is.
+    """Returns the metrics of a task; accuracy and F1 are fractions.
 
     Args:
-        task: Decides which figures.
-        logits: Float `[n, C]`; `[n, 1]` for regression; for generation the answers `[n, T, 2]` of `compress.core.next_token`.
+        task: The task.
+        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`.
         labels: Class ids `[n]`, values `[n]` for regression, or ids of the next tokens `[n, T]`.
 
     Raises:
         InputError: There are no rows.
     """
     if not len(labels):
-        raise InputError("data: no row to evaluate; at least one labelled row is needed")
+        raise InputError("data: no row to evaluate; give at least one labelled row")
     assert len(logits) == len(labels), (logits.shape, labels.shape)
     if TASKS[task].answer == "tokens":
         return {"perplexity": next_token.perplexity(logits, labels), "accuracy": next_token.accuracy(logits, labels)}
@@ -70,12 +70,12 @@ def matthews(answers: Array, labels: Array) -> float:
 
 
 def pearson(x: Array, y: Array) -> float:
-    """Returns the linear correlation of two `[n]` arrays, in float64; 0 where either is constant."""
+    """Returns the linear correlation of two `[n]` arrays in float64; 0 if either is constant."""
     x, y = x.astype(np.float64), y.astype(np.float64)
-    if np.ptp(x) == 0 or np.ptp(y) == 0:  # the mean of equal values may differ from them by a rounding
+    if np.ptp(x) == 0 or np.ptp(y) == 0:  # the mean of equal values may differ from them by a rounding error
         return 0.0
     x, y = x - x.mean(), y - y.mean()
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of tiny or huge values would leave the range
+    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of tiny or huge values would underflow or overflow
     return min(1.0, max(-1.0, _ratio(float(x @ y), math.sqrt(float(x @ x) * float(y @ y)))))
 
 
@@ -93,7 +93,7 @@ def ranks(x: Array) -> Array:
 
 
 def num_predictions(labels: Array) -> int:
-    """Returns how many predictions were judged: rows, or for generation tokens."""
+    """Returns the number of evaluated predictions: rows, or tokens for generation."""
     return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)
 
 
@@ -101,13 +101,13 @@ def differences(task: Task, reference: Array, answers: Array) -> tuple[Array, Ar
     """Compares two sets of predictions for the same rows.
 
     Args:
-        task: What was predicted.
-        reference: Logits `[n, C]`, or for generation answers `[n, T, 2]`.
-        answers: Of the same shape.
+        task: The task.
+        reference: Logits `[n, C]`, or `[n, T, 2]` for generation.
+        answers: Predictions to compare, of the same shape.
 
     Returns:
-        Which predictions differ, bool `[N]`, rows or tokens (never for regression); and how far, float64 `[...]`: the absolute differences
-        of all logits, or of the nll of every token.
+        Which predictions (rows or tokens) differ, bool `[N]`, all False for regression; and the absolute differences, float64 `[...]`, of
+        all logits, or of the nll of every token.
     """
     if TASKS[task].answer == "tokens":
         before, after = next_token.choices(reference), next_token.choices(answers)

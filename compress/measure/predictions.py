@@ -1,4 +1,4 @@
-"""Predictions: what a model in torch answers to rows, in memory or streamed from its files."""
+"""Predictions of a model in torch, held in memory or streamed layer by layer from its files."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ STEP = 16
 
 
 def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None) -> Array:
-    """Returns what is `kept` of the logits of `rows`, in row order; every row is padded to its bucket, as engines and server do it.
+    """Returns the predictions for `rows` (see `kept`) in row order; every row is padded to its bucket, as in the engines and the server.
 
     Raises:
-        InputError: The model answers NaN or infinity; names the row.
+        InputError: A prediction is NaN or infinite; the message names the row.
     """
     found = logits_of(model, preprocessor, rows, batch_size, progress)
     return gathered(((indices, kept(preprocessor, [rows[index] for index in indices], logits)) for indices, logits in found), len(rows))
@@ -40,7 +40,7 @@ def predict(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], b
 def logits_of(
     model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
-    """Yields the indices of the rows of a batch and their logits, float32 `[b, C]`, or `[b, L, V]` for generation; in evaluation mode."""
+    """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode."""
     device, was_training = device_of(model), model.training
     model.eval()
     with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
@@ -54,19 +54,19 @@ def logits_of(
 
 
 def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int) -> Array:
-    """Returns what `predict` does, for answers that are only compared: texts are padded `finely`."""
+    """Like `predict`, but pads texts `finely`: faster, for predictions that are only compared with each other."""
     return predict(model, finely(preprocessor), rows, batch_size)
 
 
 def finely(preprocessor: Preprocessor) -> Preprocessor:
-    """Returns one that pads texts to the next multiple of `STEP` tokens, not to the lengths that are served."""
+    """Returns a preprocessor that pads texts to the next multiple of `STEP` tokens instead of the served lengths."""
     if facts(preprocessor.task).modality != "text":
         return preprocessor
     return replace(preprocessor, buckets=tuple(range(STEP, preprocessor.max_length, STEP)) + (preprocessor.max_length,))
 
 
 def predicts_streamed(folder: Path, task: Task) -> bool:
-    """Whether `predict` takes the place of a model in memory: for a language model that is large and can be streamed."""
+    """Whether a checkpoint is a large language model that `predict_streamed` supports."""
     if TASKS[task].answer != "tokens" or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
         return False
     return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
@@ -75,7 +75,7 @@ def predicts_streamed(folder: Path, task: Task) -> bool:
 def predict_streamed(
     folder: Path, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, scratch: Path, progress: Progress | None = None
 ) -> NDArray[Any]:
-    """Does what `compress.measure.predictions.predict` does, for a checkpoint in its files; see there."""
+    """Like `predict`, for a checkpoint that is streamed from its files layer by layer."""
 
     model = StreamedModel(folder)
     with freed_memory_returned(), torch.inference_mode():

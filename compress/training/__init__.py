@@ -1,1 +1,1 @@
-"""Training: one loop for finetuning, distillation, recovery and quantization-aware training, and what it learns from."""
+"""Training: one loop for finetuning, distillation, recovery and quantization-aware training, and its objectives."""

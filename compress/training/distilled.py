@@ -1,13 +1,13 @@
-"""Learning from a teacher and from the labels: what recovery after pruning, sparse and quantization-aware training are trained on.
+"""The objective of recovery after pruning, sparse training and quantization-aware training: labels plus a teacher.
 
-By default from its answers:
+By default the student learns the logits of the teacher:
 
     classification  loss_b = (1 - a) * -log p_b[y_b] + a * T^2 KL(softmax(t_b / T) || softmax(z_b / T))      p = softmax(z)
     regression      loss_b = (1 - a) * (z_b - y_b)^2 + a * (z_b - t_b)^2
-    generation      both parts of classification, as means over the tokens of a block (`compress.training.token_losses`)
+    generation      both terms of classification, as means over the tokens of a block (`compress.training.token_losses`)
 
-z are the model's logits, t the teacher's (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or `losses` it is
-the objective of the stage `distill`, which the pipeline hands over: this module and the stages above it know the names alone.
+z are the logits of the model, t those of the teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or
+`losses` it is the objective of the stage `distill`, injected by the pipeline; this module only knows the names of the losses.
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ TEMPERATURE = 2.0
 
 
 CACHE_BYTES = 2**26
-"""The teacher's logits are kept up to this size, and saved with every checkpoint; beyond it they are computed in every epoch."""
+"""Teacher logits up to this size are cached and saved with every checkpoint; larger ones are recomputed in every epoch."""
 
 
 def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
-    """Finds out before the first stage runs whether losses that are asked for by name fit; see `compress.stage.context.Losses.check`.
+    """Checks before the first stage runs that the named losses fit; see `compress.stage.context.Losses.check`.
 
     Raises:
-        InputError: They do not.
+        InputError: They do not fit.
     """
     if settings.named:
-        assert context.losses is not None, "the pipeline hands over the losses"
+        assert context.losses is not None, "the pipeline injects the losses"
         context.losses.check(settings, asked, student, teacher, part, context)
 
 
 def taught(learner: Learner, context: Context) -> nn.Module:
-    """Returns the objective of learning from a teacher, which is frozen from now on.
+    """Returns the objective of learning from a teacher; freezes the teacher.
 
     Args:
-        learner: Who learns what, and who from.
-        context: Data, task, seed; `scratch` is the folder of the training.
+        learner: Student, teacher and settings.
+        context: Data, task, seed; `scratch` is the folder of this training.
 
     Raises:
         InputError: A loss does not fit the models.
     """
     settings, prepared, theirs = learner.settings, learner.prepared, learner.theirs
     if settings.named:
-        assert context.losses is not None, "the pipeline hands over the losses"
+        assert context.losses is not None, "the pipeline injects the losses"
         return context.losses.objective(learner, context)
     rows = context.data.train.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
@@ -69,19 +69,19 @@ def taught(learner: Learner, context: Context) -> nn.Module:
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
-    """Returns everything that decides which tokens a text gets: the contents of tokenizer.json, the length and the padding."""
+    """Returns everything that determines the tokens of a text: the contents of tokenizer.json, the maximum length and the padding."""
     tokenizer = None if preprocessor.tokenizer is None else preprocessor.tokenizer.to_str()
     return tokenizer, preprocessor.max_length, preprocessor.pad_token_id, preprocessor.pad_token_type_id
 
 
 def inputs_of(preprocessor: Preprocessor) -> tuple[Any, ...]:
-    """Returns what decides what a model gets for a row: tokens and names of the inputs, or the steps that an image goes through."""
+    """Returns everything that determines the inputs of a row: tokens and input names, or the image transforms."""
     return *tokens_of(preprocessor), preprocessor.input_names, preprocessor.image
 
 
 @contextmanager
 def attention_as_before(model: nn.Module) -> Iterator[None]:
-    """Puts back which function the attention of a model goes through, as losses that look into it have a function of their own."""
+    """Restores the attention implementation of a model afterwards, because losses on attention replace it."""
     config: Any = model.config
     before = config._attn_implementation
     try:
@@ -95,13 +95,13 @@ class Distilled(nn.Module):
     """The objective of learning from a teacher and from the labels.
 
     Args:
-        teacher: Not trained, not saved.
+        teacher: The teacher; neither trained nor saved.
         task: The task.
         num_rows: Number of training rows.
-        num_logits: Number of logits of a row; 0 where its logits are too many to be kept (generation).
-        temperature: Softens both distributions.
-        soft_weight: Share of the teacher in the loss.
-        rows: The training rows as the teacher takes them; None where the features of a batch serve for both.
+        num_logits: Number of logits of a row; 0 if they are too many to cache (generation).
+        temperature: Temperature of both softmaxes.
+        soft_weight: Weight of the teacher in the loss.
+        rows: Training rows preprocessed for the teacher; None if teacher and student take the same features.
     """
 
     logits: Tensor | None
@@ -117,18 +117,18 @@ class Distilled(nn.Module):
         rows: Rows | None = None,
     ) -> None:
         super().__init__()
-        self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple: not a module of this one
+        self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is not a submodule
         self.task, self.temperature, self.soft_weight, self.rows = task, temperature, soft_weight, rows
-        # A buffer, so that a resumed training reads the same logits: computed anew in another batch they differ in the last bits.
+        # a buffer, so that a resumed training reads the same logits: recomputed in another batch they differ in the last bits
         fits = 0 < num_rows * num_logits * 4 <= CACHE_BYTES
         self.register_buffer("logits", torch.full((num_rows, num_logits), torch.nan) if fits else None)
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each."""
+        """Returns the loss terms, float32 `[b]` each."""
         return self.parts(forward(model, batch.features), self.answers(batch), batch.labels)
 
     def parts(self, logits_bC: Tensor, target_bC: Tensor, labels_b: Tensor) -> dict[str, Tensor]:
-        """Returns the parts of the loss of the model's logits, given the teacher's, float32 `[b]` each."""
+        """Returns the loss terms for the logits of student and teacher, float32 `[b]` each."""
         hard, soft = 1 - self.soft_weight, self.soft_weight
         if TASKS[self.task].answer == "tokens":
             return {
@@ -144,19 +144,19 @@ class Distilled(nn.Module):
         }
 
     def features(self, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns what the teacher gets for a batch."""
+        """Returns the features of a batch for the teacher."""
         if self.rows is None:
             return batch.features
         return {name: value.to(batch.labels.device) for name, value in self.rows.batch(batch.indices).items()}
 
     def answers(self, batch: Batch) -> Tensor:
-        """Returns the teacher's logits of a batch, float32 `[b, C]`; computed once a row where all of them fit in memory."""
+        """Returns the teacher logits of a batch, float32 `[b, C]`; cached if the logits of all rows fit in `CACHE_BYTES`."""
         rows = torch.from_numpy(batch.indices).to(batch.labels.device)
         if self.logits is not None and not self.logits[rows].isnan().any():
             return self.logits[rows]
         with torch.inference_mode():
             answers_bC = forward(self.teacher[0], self.features(batch))
-        answers_bC = answers_bC.clone()  # a tensor of inference mode cannot take part in a loss
+        answers_bC = answers_bC.clone()  # a tensor from inference mode cannot be part of a loss
         if self.logits is not None:
             self.logits[rows] = answers_bC
         return answers_bC

@@ -1,10 +1,10 @@
-"""Finetuning: the model learns the task from the labels of the train split.
+"""Finetuning on the labels of the train split.
 
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
-    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t
+    generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
 
-with p = softmax of the logits z. The weights kept are those that did best on the selection split, which takes no part in the training.
+with p = softmax of the logits z. The final weights are those with the best metric on the selection split, which is not trained on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from compress.training.train import TrainConfig, autocast_dtype, train, training
 
 
 class Finetune(Stage):
-    """Trains the model on the labels; the first stage where there is one, and its output is the baseline."""
+    """Trains the model on the labels. Must be the first stage; its output is the baseline."""
 
     NAME: ClassVar[str] = "finetune"
     TOGETHER: ClassVar[bool] = True
@@ -41,22 +41,22 @@ class Finetune(Stage):
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, where a whole batch does not fit; the result does not depend on it, up to rounding and dropout."""
+    """Rows in memory at once, if a whole batch does not fit; the result is the same up to rounding and dropout."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    """Decay of the learning rate to 0 after warm-up; constant: no decay."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; biases and norms have none."""
+    """Decoupled weight decay of matrices; none for biases and norms."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of the target that is spread over all classes; 0 for regression."""
+    """Share of the target probability that is spread over all classes; 0 for regression."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two looks at the selection split; absent: once an epoch."""
+    """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights that are kept: the best on the selection split, or the last."""
+    """Final weights: the best on the selection split, or the last."""
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward and twice as much backward for every row of every epoch, and a forward for the selection split."""
+        """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split."""
         return macs * self.epochs * (3.0 * len(data.train.rows) + len(data.selection.rows))
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -71,10 +71,10 @@ class Finetune(Stage):
 
         if self.label_smoothing and context.task == "text-regression":
             raise InputError(
-                f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes: leave it out"
+                f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes, so leave it out"
             )
         device = training_device()
-        model = load(parent.path, "cpu" if context.team.shards else device)  # one that is divided goes there block by block
+        model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
         prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
         config = TrainConfig.of(self)
         history = train(
@@ -110,5 +110,5 @@ class Finetune(Stage):
 
 
 def trained_here(context: Context) -> bool:
-    """Returns whether this run trained the baseline, and so kept the selection rows out of its training."""
+    """Whether this run trained the baseline, and so kept the selection rows out of its training."""
     return bool(context.checkpoints) and context.baseline.manifest["stage"] == Finetune.NAME

@@ -1,14 +1,14 @@
-"""Zeros that stay: a sparse model keeps the zeros of its weights through every later training.
+"""Kept zeros: a sparse model keeps its zero weights through all later training.
 
-The config of its checkpoint says `compress_keep_zeros: true`; `prune.sparsify.sparsify` writes that, and whatever is saved afterwards says
-it too. A second `sparsify` fills none of them. A training that starts from such a model takes the zeros it finds in the linear layers of
-the blocks as a mask, and masks gradients:
+`prune.sparsify.sparsify` writes `compress_keep_zeros: true` into the config of its checkpoint; later checkpoints inherit it, and a second
+`sparsify` keeps the zeros too. A training that starts from such a model uses the zeros in the linear layers of the blocks as a mask on the
+gradients:
 
     M = 1[W != 0] at the start,    g <- g * M
 
-AdamW moves a weight whose gradients have always been 0 by its decay alone, and 0 decays to 0, so that nothing has to be masked but
-gradients. Which weights are 0 is read off the weights themselves: a stage that cuts the model smaller in between needs to know nothing of
-it. Left out: zeros outside of the blocks (embeddings, pooler, head) and of weights that are no linear layers, such as stacked experts.
+Masking gradients suffices: with zero gradients AdamW only applies weight decay, and 0 decays to 0. The mask is read from the weights, so a
+stage that shrinks the model in between needs no special handling. Not covered: zeros outside the blocks (embeddings, pooler, head) and in
+weights that are not linear layers, such as stacked experts.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ NOTE = "compress_keep_zeros"
 
 
 def keep_zeros(model: nn.Module) -> None:
-    """Writes into the config of a model that its zeros have to stay."""
+    """Marks in the config of a model that its zeros must be kept."""
     config: Any = model.config
     setattr(config, NOTE, True)
 
 
 def keeps_zeros(model: nn.Module) -> bool:
-    """Returns whether the config of a model says that its zeros have to stay."""
+    """Whether the config of a model says that its zeros must be kept."""
     return bool(getattr(getattr(model, "config", None), NOTE, False))
 
 
@@ -41,7 +41,7 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
 
 @contextmanager
 def zeros_held(model: nn.Module) -> Iterator[None]:
-    """Keeps the zeros that a model has now where they are, for as long as the block lasts; does nothing where its config says nothing."""
+    """Keeps the current zeros of a model within the `with` block, if its config says so."""
     handles = []
     if keeps_zeros(model):
         for layer in block_linears(model).values():

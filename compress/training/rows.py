@@ -1,9 +1,9 @@
-"""Training rows: tokenized once, kept without padding, put together to batches of like length.
+"""Training rows: tokenized once, stored without padding, and batched by similar length.
 
     epoch: shuffle(seed, epoch) -> windows of 50 batches -> sort each by length -> cut into batches -> shuffle the batches of a window
 
-Sorting inside windows keeps nearly all of the speed of sorting everything (little padding) and nearly all of the randomness of not
-sorting at all. A batch is padded to its longest row, rounded up to a multiple of 8.
+Sorting within windows needs almost as little padding as sorting all rows, and is almost as random as not sorting. A batch is padded to its
+longest row, rounded up to a multiple of 8.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ MULTIPLE = 8
 WINDOW = 50
 CHUNK = 1024
 IMAGE_CACHE_BYTES = 2**30
-"""Prepared images are kept in memory up to this size; beyond it they are prepared again for every batch."""
+"""Preprocessed images up to this size stay in memory; otherwise they are preprocessed again for each batch."""
 
 
 @dataclass(frozen=True)
 class ByLength:
-    """Rows in the order of their lengths; rows of one length in a random order that is always the same."""
+    """Rows sorted by length; rows of equal length in a fixed random order."""
 
     order: NDArray[np.int64]
     """Index of the row at each position `[n]`."""
@@ -38,29 +38,29 @@ class ByLength:
 
     @classmethod
     def of(cls, lengths: NDArray[np.int64]) -> ByLength:
-        """Puts rows of these lengths `[n]` in order."""
+        """Sorts rows of these lengths `[n]`."""
         order = np.lexsort((np.random.default_rng(0).permutation(len(lengths)), lengths))
         return cls(order, np.argsort(order))
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Training rows, ready to be cut into batches."""
+    """Training rows, ready for batching."""
 
     preprocessor: Preprocessor
-    """What prepared them."""
+    """The preprocessor of the rows."""
     rows: Sequence[Any]
-    """The rows themselves; needed again only for images that do not fit in memory."""
+    """The raw rows, used again only for images that do not fit in memory."""
     lengths: NDArray[np.int64]
     """Tokens of each row `[n]`; 0 for images."""
     tokens: dict[str, NDArray[np.int32]]
-    """Text: the values of each input, all rows one after the other; empty for images."""
+    """Text: the values of each input, with all rows concatenated; empty for images."""
     pixels: NDArray[np.float32] | None
     """Images that fit in memory: float32 `[n, channels, H, W]`."""
 
     @classmethod
     def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
-        """Tokenizes texts, takes blocks of tokens as they are, or prepares images where they fit in memory."""
+        """Tokenizes texts, takes token blocks unchanged, and preprocesses images if they fit in memory."""
         if preprocessor.modality == "image":
             size = preprocessor.encode(rows[:1])[preprocessor.input_names[0]].nbytes * len(rows)
             pixels = preprocessor.encode(rows)[preprocessor.input_names[0]] if size <= IMAGE_CACHE_BYTES else None
@@ -79,7 +79,7 @@ class Rows:
 
     @cached_property
     def by_length(self) -> ByLength:
-        """The rows in the order of their lengths."""
+        """The rows sorted by length."""
         return ByLength.of(self.lengths)
 
     @cached_property
@@ -108,14 +108,14 @@ class Rows:
 
 
 def plan_epoch(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, window: int = WINDOW) -> list[NDArray[np.int64]]:
-    """Returns the batches of an epoch as arrays of row indices; every row occurs once, only the last batch planned may be smaller.
+    """Returns the batches of an epoch as arrays of row indices; every row occurs once, and only the last batch may be smaller.
 
     Args:
         lengths: Tokens of each row `[n]`.
         batch_size: Rows of a batch.
         seed: Seed of the training.
-        epoch: Number of the epoch, from 0.
-        window: Batches that are sorted by length together.
+        epoch: Index of the epoch, from 0.
+        window: Number of batches whose rows are sorted by length together.
     """
     random = np.random.default_rng([seed, epoch])
     order = random.permutation(len(lengths))

@@ -1,4 +1,4 @@
-"""How good a model is on the selection split while it is trained: by the labels, or by the answers of a teacher."""
+"""The metric on the selection split during training, against the labels or the predictions of a teacher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVALUATION_BATCH = 64
 
 
 def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.Module], float] | None:
-    """Returns the primary metric on the selection split as a function of the model; None where the split is empty."""
+    """Returns the primary metric on the selection split as a function of the model; None if the split is empty."""
 
     split = context.data.selection
     if not len(split.rows):
@@ -36,14 +36,14 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
 
 
 def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> Context:
-    """Returns the context with a teacher's answers in place of the labels of the selection split."""
+    """Returns the context with the labels of the selection split replaced by the predictions of a teacher."""
 
     selection = context.data.selection
     return answered(context, compared(teacher, prepared, selection.rows, EVALUATION_BATCH)) if len(selection) else context
 
 
 def answered(context: Context, logits: NDArray[Any]) -> Context:
-    """Returns the context with the answers of some logits, float32 `[n, C]`, in place of the labels of the selection split."""
+    """Returns the context with the labels of the selection split replaced by the predictions of these logits, float32 `[n, C]`."""
 
     answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
     return replace(context, data=replace(context.data, selection=Split(context.data.selection.rows, answers)))

@@ -1,8 +1,8 @@
-"""The checkpoint inside a training stage: everything that a killed run needs to go on as if nothing had happened.
+"""The checkpoint within a training stage: everything that a killed run needs to resume exactly.
 
-One folder, written beside the last one and renamed over it: `tensors.safetensors` (weights, best weights, optimizer, generators of
-torch) and `state.json` (position, history, generators of numpy and Python, the settings it belongs to, the sha256 of the tensors). A
-folder that is damaged, or that belongs to other settings, is not used, and a warning says so. No pickle.
+A folder that is written next to the previous one and then renamed over it: `tensors.safetensors` (weights, best weights, optimizer, torch
+generators) and `state.json` (position, history, numpy and Python generators, settings, sha256 of the tensors). A checkpoint that is damaged
+or has other settings is skipped with a warning. No pickle.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ STATE = "state.json"
 
 @dataclass(frozen=True)
 class State:
-    """What is saved."""
+    """The contents of a training checkpoint."""
 
     tensors: dict[str, Tensor]
-    """Everything that is a tensor, by name."""
+    """All tensors by name."""
     values: dict[str, Any]
     """Everything else: JSON types."""
 
 
 def write_state(scratch: Path, settings: Mapping[str, Any], state: State) -> None:
-    """Replaces the checkpoint in `scratch` by `state`, in one step.
+    """Atomically replaces the checkpoint in `scratch`.
 
     Args:
-        scratch: Folder of the stage; made where absent.
-        settings: What the training depends on (JSON types); `read_state` wants the same.
-        state: What to save, as it stands; the generators are added here.
+        scratch: Folder of the stage; created if missing.
+        settings: The dependencies of the training (JSON types); `read_state` requires the same.
+        state: What to save; this function adds the random generators.
     """
     from safetensors.torch import save_file
 
@@ -66,33 +66,33 @@ def write_state(scratch: Path, settings: Mapping[str, Any], state: State) -> Non
 
 
 def read_state(scratch: Path, settings: Mapping[str, Any], warn: Callable[[str], None]) -> State | None:
-    """Returns the checkpoint in `scratch` and sets the generators; None where there is none that can be used, with a warning."""
+    """Returns the checkpoint in `scratch` and restores the random generators; None, with a warning, if it cannot be used."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     folder = scratch / FOLDER
-    for leftover in scratch.glob(f".{FOLDER}.*"):  # a kill in the middle of writing
+    for leftover in scratch.glob(f".{FOLDER}.*"):  # left by a kill while writing
         shutil.rmtree(leftover)
     if not folder.exists():
         return None
     try:
         document = json.loads((folder / STATE).read_text(encoding="utf-8"))
         if document["schema"] != SCHEMA or document["settings"] != json.loads(json.dumps(settings)):
-            warn(f"{folder}: a training checkpoint of other settings, not used")
+            warn(f"{folder}: this training checkpoint has other settings and is not used")
             return None
         if file_digest(folder / TENSORS) != document["sha256"]:
-            raise ValueError(f"contents of {TENSORS} are not what {STATE} says")
+            raise ValueError(f"the sha256 of {TENSORS} is not the one in {STATE}")
         tensors = load_file(folder / TENSORS)
         _restore_generators(tensors, document["generators"])
         return State({name: value for name, value in tensors.items() if not name.startswith("generator.")}, document["values"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        warn(f"{folder}: the training checkpoint is damaged and not used; training starts again ({error})")
+        warn(f"{folder}: the training checkpoint is damaged and not used; training starts over ({error})")
         return None
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds the generators of torch, numpy and Python inside, and puts them back as they were."""
+    """Seeds the generators of torch, numpy and Python, and restores their state afterwards."""
     python, numbers = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=list(range(torch.cuda.device_count()))):
         torch.manual_seed(seed)
@@ -134,7 +134,7 @@ def _plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unshared(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies to the CPU what is not there, and all but the first of tensors that share memory: safetensors refuses those."""
+    """Copies tensors to the CPU, and clones all but the first of those that share memory, which safetensors rejects."""
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():

@@ -1,8 +1,8 @@
-"""Learning from the labels of the train split.
+"""The objective of learning from the labels of the train split.
 
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
-    generation      loss_b = mean over the tokens t of a block of the loss of classification, y the token behind t
+    generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
 
 with p = softmax of the logits z.
 """
@@ -19,7 +19,7 @@ from compress.training.train import Batch, Objective
 
 
 def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
-    """Returns the objective of learning from labels: cross entropy, of every next token for generation, or squared error for regression."""
+    """Returns the objective: cross entropy (of every next token for generation), or squared error for regression."""
 
     def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits = forward(model, batch.features)

@@ -1,11 +1,11 @@
-"""Losses of next-token prediction in torch: by the text, and by the answers of another model.
+"""Losses of next-token prediction in torch: against the text, and against the logits of another model.
 
-    nll_t = -log softmax(z_t)[x_{t+1}]                          z_t: logits at position t, x_{t+1}: the token behind it
+    nll_t = -log softmax(z_t)[x_{t+1}]                          z_t: logits at position t, x_{t+1}: the next token
     kl_t  = T^2 KL(softmax(y_t / T) || softmax(z_t / T))        y_t: logits of the other model
     loss_b = mean over the predicted tokens of block b
 
-Blocks that are trained on are all of one length (`compress.data.text_blocks`), so the mean of their means is the mean over all tokens of a
-batch, however it is split.
+Training blocks all have the same length (`compress.data.text_blocks`), so the mean of their means is the mean over all tokens of a batch,
+however it is split.
 
 Tensor names carry their shapes: b blocks, L positions, T = L - 1 predicted tokens, V vocabulary.
 """
@@ -20,12 +20,12 @@ from compress.core.next_token import IGNORED
 
 
 def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
-    """Returns the cross entropy of every predicted token, float32 `[b]`: the mean of each block.
+    """Returns the mean cross entropy over the predicted tokens of each block, float32 `[b]`.
 
     Args:
         logits_bLV: float32.
-        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is nothing to predict.
-        label_smoothing: Share of the target that is spread over the vocabulary.
+        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is no token to predict.
+        label_smoothing: Share of the target probability that is spread over the vocabulary.
     """
     labels_bT = labels[:, : logits_bLV.shape[1] - 1].long()
     losses = functional.cross_entropy(
@@ -35,12 +35,12 @@ def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.
 
 
 def token_divergence(logits_bLV: Tensor, target_bLV: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Returns T^2 KL(softmax(target / T) || softmax(logits / T)) of every predicted token, float32 `[b]`: the mean of each block.
+    """Returns the mean of T^2 KL(softmax(target / T) || softmax(logits / T)) over the predicted tokens of each block, float32 `[b]`.
 
     Args:
         logits_bLV: float32.
-        target_bLV: float32; takes no gradient.
-        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is nothing to predict.
+        target_bLV: float32; receives no gradient.
+        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is no token to predict.
         temperature: T > 0.
     """
     labels_bT = labels[:, : logits_bLV.shape[1] - 1]

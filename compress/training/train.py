@@ -1,15 +1,15 @@
-"""The one training loop: finetuning now, distillation, recovery after pruning and quantization-aware training by the same code.
+"""The training loop of finetuning, distillation, recovery after pruning and quantization-aware training.
 
-An objective gives the parts of the loss for every row of a batch; the loop sums them, divides by the rows of the whole batch and steps:
+An objective returns the loss terms of every row of a batch; the loop sums them, divides by the rows of the whole batch and steps:
 
-    loss = 1/B sum_b sum_parts part_b        so that splitting a batch into micro-batches changes nothing but rounding
-    w   <- AdamW(w, clip(grad, max_norm), lr(t))       decoupled decay (https://arxiv.org/abs/1711.05101), none on biases and norms
-    lr(t) = peak * min(1, (t + 1) / warmup) on the way up, then linear or half a cosine down to 0
+    loss = 1/B sum_b sum_terms term_b        so micro-batches change nothing but rounding
+    w   <- AdamW(w, clip(grad, max_norm), lr(t))       decoupled decay (https://arxiv.org/abs/1711.05101), none for biases and norms
+    lr(t) = peak * min(1, (t + 1) / warmup) during warm-up, then linear or half a cosine down to 0
 
-Rows are tokenized once. An epoch shuffles them, sorts windows of 50 batches by length and shuffles the batches of each window, so that a
-batch holds rows of like length and is padded to its longest row. Everything random comes from (seed, epoch) or from generators whose
-state is saved with the weights (`compress.training.state`): a killed run continues to bit-equal weights on the same hardware and
-number of threads. Several processes divide each batch, and the model where it is too large for one (`compress.machine.parallel`).
+Rows are tokenized once. An epoch shuffles them, sorts windows of 50 batches by length and shuffles the batches of each window, so that the
+rows of a batch have similar lengths and need little padding. All randomness comes from (seed, epoch) or from generators whose state is
+saved with the weights (`compress.training.state`): on the same hardware and number of threads a resumed run reaches bit-identical weights.
+Several processes split each batch, and also the model if it is too large for one (`compress.machine.parallel`).
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 ROUNDING = 1e-9
 RANK_SEED = 1_000_003
-"""Between the seeds of two processes: what they drop out differs."""
+"""Distance between the seeds of two processes, so that their dropout differs."""
 
 
 class TrainConfig(Config):
-    """The settings of the loop; stages fill it from their own fields."""
+    """Settings of the training loop; stages fill it from their own fields."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)]
     """Passes over the training rows; 0.5 is half a pass."""
@@ -56,78 +56,78 @@ class TrainConfig(Config):
     batch_size: Annotated[int, Field(ge=1, le=65536)]
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, of each process; a step adds up gradients over its micro-batches. Absent: all that are its own."""
+    """Rows in memory at once in each process; gradients are accumulated over the micro-batches. Default: the whole batch."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    """Decay of the learning rate to 0 after warm-up; constant: no decay."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; biases and norms have none."""
+    """Decoupled weight decay of matrices; none for biases and norms."""
     max_grad_norm: Annotated[float, Field(gt=0)] = 1.0
-    """Gradients of a larger norm are scaled down to it."""
+    """Maximum gradient norm; larger gradients are scaled down."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two looks at the selection split; absent: once an epoch."""
+    """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights that are kept: the best on the selection split, or the last."""
+    """Final weights: the best on the selection split, or the last."""
     look_first: bool = False
-    """Whether the weights that come in may be the best: for models that are good already."""
+    """Whether the initial weights count as a candidate for the best: for models that are already good."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
-    """Seconds between two checkpoints inside the stage: what a kill costs at most. 0: after every step."""
+    """Seconds between two checkpoints within the stage, the most that a kill costs. 0: after every step."""
 
     @classmethod
     def of(cls, settings: Config, **changes: Any) -> TrainConfig:
-        """Returns what a stage's own settings say of the loop, by the names of the fields; `changes` take precedence."""
+        """Returns the fields that a stage's settings share with this config, by name; `changes` take precedence."""
         shared = set(cls.model_fields) & set(type(settings).model_fields)
         return cls(**{**settings.model_dump(include=shared), **changes})
 
 
 @dataclass(frozen=True)
 class Batch:
-    """What an objective sees."""
+    """A batch of training rows."""
 
     features: dict[str, Tensor]
     """Inputs of the model: int64 `[b, L]` each, or `pixel_values` float32 `[b, channels, H, W]`."""
     labels: Tensor
     """Class ids int64 `[b]`, values float32 `[b]`, or the ids of the next tokens int32 `[b, T]`."""
     indices: NDArray[np.int64]
-    """Position of each row in the training rows `[b]`: the key of cached teacher outputs."""
+    """Index of each row in the training rows `[b]`; the key of cached teacher outputs."""
     step: int
-    """Number of the step, from 0."""
+    """Index of the step, from 0."""
     num_steps: int
-    """Number of steps in all."""
+    """Total number of steps."""
 
 
 Objective = Callable[[nn.Module, Batch], Mapping[str, Tensor]]
-"""Runs the model on a batch and returns the parts of the loss by name, float `[b]` each: one value per row, already weighted.
+"""Runs the model on a batch and returns the weighted loss terms by name, float `[b]` each: one value per row.
 
-An objective that is itself an `nn.Module` is trained and saved along (projections, learned scales)."""
+An objective that is an `nn.Module` is trained and saved with the model (projections, learned scales)."""
 
 
 @dataclass
 class History:
-    """What happened; plain values, saved with every checkpoint."""
+    """The training history; plain values, saved with every checkpoint."""
 
     losses: list[dict[str, float]] = field(default_factory=list)
-    """Per epoch: `epoch`, the mean of each part of the loss, and `loss`, their sum."""
+    """Per epoch: `epoch`, the mean of each loss term, and `loss`, their sum."""
     selection: list[dict[str, float]] = field(default_factory=list)
-    """Per look at the selection split: `step` (steps done) and `value`."""
+    """Per evaluation on the selection split: `step` (steps done) and `value`."""
     best_step: int | None = None
-    """Steps done when the best value was seen (the first of equals)."""
+    """Steps done at the best value (the first of equal ones)."""
     steps: int = 0
     """Steps done."""
     seconds: float = 0.0
-    """Time spent, interrupted runs included, up to their last checkpoint."""
+    """Training time, including interrupted runs up to their last checkpoint."""
     higher_is_better: bool = True
-    """Whether more is better on the selection split."""
+    """Whether a higher selection value is better."""
 
     @property
     def best(self) -> float:
-        """The best value on the selection split; infinitely bad before the first look."""
+        """The best selection value; infinitely bad before the first evaluation."""
         values = [entry["value"] for entry in self.selection]
         return max(values, default=-math.inf) if self.higher_is_better else min(values, default=math.inf)
 
     def improves(self, value: float) -> bool:
-        """Whether a value on the selection split is better than every one before."""
+        """Whether a selection value is better than all earlier ones."""
         return value > self.best if self.higher_is_better else value < self.best
 
 
@@ -147,27 +147,27 @@ def train(
     higher_is_better: bool = True,
     team: Team = ALONE,
 ) -> History:
-    """Trains `model` in place; leaves it in evaluation mode with the weights that `config.keep` asks for.
+    """Trains `model` in place and leaves it in evaluation mode with the best or last weights (`config.keep`).
 
     Args:
-        model: A loaded checkpoint, on the device to train on.
-        objective: Gives the parts of the loss for a batch.
+        model: A loaded checkpoint on the training device.
+        objective: Returns the loss terms of a batch.
         rows: Training rows.
         labels: Class ids or values `[n]`, or ids of the next tokens `[n, T]`.
         preprocessor: Turns rows into features.
         config: Settings of the loop.
-        seed: Seed of order and dropout.
-        scratch: Folder for checkpoints inside the stage; a checkpoint of the same settings found there is continued.
-        progress: Where to tell.
-        select: Value on the selection split; absent: the last weights are kept.
-        label: Name of the bar and of messages.
-        depends: Whatever else the objective depends on (JSON types): a checkpoint found in `scratch` has to have the same.
-        higher_is_better: Whether more of that value is better.
-        team: The processes that train; all of them call with the same arguments. Only the first one looks at the selection split (all do
-            where the model is divided), and writes to `scratch`.
+        seed: Seed of row order and dropout.
+        scratch: Folder for checkpoints within the stage; a checkpoint with the same settings is resumed.
+        progress: Where progress is shown.
+        select: Returns the value on the selection split; None keeps the last weights.
+        label: Name in the progress bar and in messages.
+        depends: Further dependencies of the objective (JSON types); a checkpoint in `scratch` is resumed only if they match.
+        higher_is_better: Whether a higher selection value is better.
+        team: The training processes; all of them make this call with the same arguments. Only the first one evaluates on the selection
+            split (all of them if the model is sharded) and writes to `scratch`.
 
     Returns:
-        The history of the whole training, resumed parts included.
+        The history of the whole training, including resumed parts.
 
     Raises:
         InputError: There are no rows, or the loss or its gradient became NaN or infinite.
@@ -175,7 +175,7 @@ def train(
     if not len(rows):
         raise InputError(f"{label}: no rows to train on; give a train split")
     if team.shards and getattr(getattr(model, "config", None), NOTE, False):
-        raise InputError(f"{label}: a model whose zeros are kept cannot be divided; give parallel: {{strategy: ddp}}")
+        raise InputError(f"{label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
     trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
     team.align(trained)
     digest = weights_digest(trained)
@@ -200,7 +200,7 @@ def train(
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype:
-    """Returns bfloat16 where the hardware multiplies it (CUDA from 8.0 on, AVX512-BF16, AMX), else float32."""
+    """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32."""
     if device.type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
@@ -208,12 +208,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
 
 
 def training_device() -> torch.device:
-    """Returns the device to train on: the GPU where there is one."""
+    """Returns the training device: the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def steps_in(factor: float, num_steps: int) -> int:
-    """Returns `factor` times some steps, rounded up; 1.1 times 50 is 55, though it is a little more in floats."""
+    """Returns `factor * num_steps`, rounded up; tolerates rounding errors, so that 1.1 * 50 is 55."""
     return math.ceil(factor * num_steps - ROUNDING)
 
 
@@ -229,9 +229,9 @@ def learning_rate(step: int, num_steps: int, peak: float, warmup: float, schedul
 
 
 def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Returns the optimizer's groups: matrices and larger with weight decay; biases, norms and scalars without.
+    """Returns the parameter groups: matrices with weight decay; biases, norms and scalars without.
 
-    Divided parameters have groups of their own: a fused step takes them and whole ones apart.
+    Sharded parameters are in separate groups, because a fused optimizer step cannot mix them with whole ones.
     """
     groups: dict[tuple[bool, type], list[nn.Parameter]] = {}
     for parameter in module.parameters():
@@ -271,15 +271,15 @@ class _Loop:
         self.keeps_best = config.keep == "best" and select is not None
         self.history = History()
         self.best: dict[str, Tensor] = {}
-        self.sums: dict[str, float] = {}  # parts of the loss in this epoch, summed over its rows
+        self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
         self.seen = 0  # rows of this epoch
 
     def run(self, write: Callable[[State], None], progress: Progress) -> None:
-        """Takes all steps that are left; the first process writes checkpoints."""
+        """Runs all remaining steps; the first process writes checkpoints."""
         self.trained.train()
         batches: list[NDArray[np.int64]] = []
         if self.config.look_first and self.select is not None and not self.history.selection:
-            progress.log(f"  {self.label}: as it came, selection {self._judge(self.select):.4f}")
+            progress.log(f"  {self.label}: initial weights, selection {self._judge(self.select):.4f}")
             self.trained.train()
         saved = last = time.monotonic()
         with progress.bar(self.label, self.num_steps) as advance:
@@ -300,14 +300,14 @@ class _Loop:
                     saved = time.monotonic()
 
     def _step(self, indices: NDArray[np.int64]) -> None:
-        """One step of the optimizer on the rows `indices`."""
+        """Takes one optimizer step on the rows `indices`."""
         step, team, config = self.history.steps, self.team, self.config
         most = -(-len(indices) // team.size)  # rows of a process
         size, own = config.micro_batch_size or most, team.share(indices)
         sums: dict[str, float] = {}
         for start in range(0, most, size):
             part = own[start : start + size]
-            # A process without a row left runs one that does not count: where the model is divided, all have to put it together.
+            # A process without rows runs one that does not count: all processes must take part in gathering a sharded model.
             for name, value in self._backward(part if len(part) else indices[:1], len(part) > 0, len(indices)).items():
                 sums[name] = sums.get(name, 0.0) + value
         for name, value in zip(sums, team.total(list(sums.values())), strict=True):
@@ -323,13 +323,13 @@ class _Loop:
         self.seen += len(indices)
 
     def _clip(self) -> float:
-        """Limits the norm of the gradient, that of the whole batch; returns what it was."""
+        """Clips the gradient norm of the whole batch; returns the norm before."""
         if self.team.shards:
             return clip_gradients(self.trained.parameters(), self.config.max_grad_norm)
         return float(nn.utils.clip_grad_norm_(self.trained.parameters(), self.config.max_grad_norm))
 
     def _backward(self, indices: NDArray[np.int64], counts: bool, num_rows: int) -> dict[str, float]:
-        """Adds the gradient of some rows of a step of `num_rows` rows; returns the sums of its parts, 0 if they do not count."""
+        """Accumulates the gradient of some rows of a `num_rows` step; returns the sums of the loss terms, 0 if they do not count."""
         features = {name: value.to(self.device, non_blocking=True) for name, value in self.rows.batch(indices).items()}
         batch = Batch(features, self.labels[torch.from_numpy(indices)].to(self.device), indices, self.history.steps, self.num_steps)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.autocast == torch.bfloat16):
@@ -348,7 +348,7 @@ class _Loop:
             )
 
     def _look(self, epoch: int, progress: Progress) -> None:
-        """Looks at the selection split where it is time, and closes an epoch where it is at its end."""
+        """Evaluates on the selection split when due, and records the losses at the end of an epoch."""
         steps, every = self.history.steps, self.config.evaluate_every or self.epoch_steps
         finished = steps == self.num_steps
         message = ""
@@ -363,7 +363,7 @@ class _Loop:
             progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
-        """Returns the value on the selection split; keeps the weights where it is the best so far."""
+        """Returns the selection value; keeps a copy of the weights if it is the best so far."""
         looks = self.team.is_first or self.team.shards
         value = self.team.tell(select(self.model) if looks else 0.0)
         self._check_finite(value, "value on the selection split")
@@ -374,13 +374,13 @@ class _Loop:
         return value
 
     def _weights(self) -> dict[str, Tensor]:
-        """Returns a copy of all weights, on the CPU where they are not divided."""
+        """Returns a copy of all weights, on the CPU unless they are sharded."""
         if self.team.shards:
             return {name: value.detach().clone() for name, value in self.trained.state_dict().items()}
         return {name: value.detach().cpu().clone() for name, value in self.trained.state_dict().items()}
 
     def state(self) -> State:
-        """Returns everything that `resume` needs; every process has to ask."""
+        """Returns everything that `resume` needs; all processes must make this call."""
         tensors = {f"now.{name}": value for name, value in self.trained.state_dict().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         for i, values in self.optimizer.state_dict()["state"].items():
@@ -388,11 +388,11 @@ class _Loop:
         if self.team.shards:
             tensors = {name: full(value).cpu() for name, value in tensors.items()}
         for rank, generator in enumerate(self.team.gather(_generator(self.device))):
-            tensors |= {f"rank.{rank}": generator} if rank else {}  # that of the first one is saved along anyway
+            tensors |= {f"rank.{rank}": generator} if rank else {}  # `write_state` saves that of the first process
         return State(tensors, {"history": asdict(self.history), "sums": self.sums, "seen": self.seen})
 
     def resume(self, state: State | None, progress: Progress) -> None:
-        """Continues from the checkpoint that the first process has found, where there is one."""
+        """Resumes from the checkpoint of the first process, if there is one."""
         values = self.team.tell(None if state is None else state.values)
         if values is None:
             return
@@ -412,10 +412,10 @@ class _Loop:
                 _set_generator(self.device, value)
         self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
         self.history, self.sums, self.seen = History(**values["history"]), values["sums"], values["seen"]
-        progress.log(f"  {self.label}: continued after step {self.history.steps} of {self.num_steps}")
+        progress.log(f"  {self.label}: resumed after step {self.history.steps} of {self.num_steps}")
 
     def finish(self) -> History:
-        """Puts the weights to keep in place."""
+        """Loads the best weights if they are kept, and gathers a sharded model."""
         if self.best:
             self.trained.load_state_dict(self.best)
         if self.plain is not None:
@@ -425,7 +425,7 @@ class _Loop:
 
 
 def _generator(device: torch.device) -> Tensor:
-    """Returns the state of the generator that dropout draws from, on the CPU."""
+    """Returns the state, on the CPU, of the random generator of dropout."""
     return torch.cuda.get_rng_state() if device.type == "cuda" else torch.get_rng_state()
 
 

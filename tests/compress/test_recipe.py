@@ -110,7 +110,7 @@ MALFORMED = [
     ("empty file", GOOD, "", ["map"]),
     ("key that is no word", "name: tiny", "? [a, b]\n: 1\nname: tiny", ["plain word"]),
     ("id that is no name", "- export: {}", "- export: {id: '../x'}", ["stages.", "'../x'"]),
-    ("id taken by the baseline", "- export: {}", "- export: {id: baseline}", ["baseline", "taken"]),
+    ("id taken by the baseline", "- export: {}", "- export: {id: baseline}", ["baseline", "already used"]),
 ]
 
 

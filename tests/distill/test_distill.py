@@ -134,7 +134,7 @@ def test_a_killed_run_continues_to_equal_bits(
             distill(dataclasses.replace(context, scratch=tmp_path / "b"), tmp_path / "killed", **kind)
     torch.manual_seed(99)  # a new process has other generators
     resumed = distill(dataclasses.replace(context, scratch=tmp_path / "b"), tmp_path / "resumed", **kind)
-    assert "continued after step 3 of 4" in "".join(told.lines)
+    assert "resumed after step 3 of 4" in "".join(told.lines)
     assert weights(tmp_path / "whole") == weights(tmp_path / "resumed")
     assert (whole["losses"], whole["selection"]) == (resumed["losses"], resumed["selection"])
 
@@ -182,7 +182,7 @@ def test_a_teacher_from_outside_is_checked_and_imported(make_context: Contexts, 
     renamed = dataclasses.replace(outside, data=dataclasses.replace(context.data, labels=("positive", "negative")))
     with pytest.raises(
         InputError,
-        match=r"stages.distill.teacher: the teacher has the labels negative, positive, the data positive.*; give a model",
+        match=r"stages.distill.teacher: its labels are negative, positive, those of the data positive.*; give a model",
     ):
         distill(renamed, tmp_path / "renamed", teacher=str(checkpoint("bert", num_labels=2)))
 

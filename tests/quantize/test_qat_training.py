@@ -185,7 +185,7 @@ def test_a_killed_training_continues_to_equal_bits(bert: Artifact, context: Cont
     with pytest.raises(Killed):
         run(Dies, "killed")
     resumed, objective = run(Distilled, "killed")
-    assert f"continued after step {at} of 12" in "".join(context.progress.lines)  # type: ignore[attr-defined]
+    assert f"resumed after step {at} of 12" in "".join(context.progress.lines)  # type: ignore[attr-defined]
     assert expected.logits is not None
     assert not expected.logits.isnan().any()
     assert torch.equal(objective.logits, expected.logits)  # type: ignore[arg-type]

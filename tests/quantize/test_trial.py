@@ -84,7 +84,7 @@ def test_without_selection_rows_calibration_rows_are_taken_and_the_log_says_so(b
     rows = context.data.train.rows * 5
     trial = Trial.prepare(load(bert.path), bert.path, rows, alone)
     assert trial.rows == spread(rows, TRIAL_ROWS)
-    assert told.lines == ["  no selection rows: choices are made on calibration rows"]
+    assert told.lines == ["  no selection split: choices are made on calibration rows"]
 
 
 def test_a_look_tells_the_metric_by_labels_too(bert: Artifact, context: Context) -> None:

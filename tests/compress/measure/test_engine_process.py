@@ -29,12 +29,12 @@ def test_an_error_is_one_line_that_names_the_engine(tmp_path: Path) -> None:
 def test_a_crash_is_told_with_its_last_words(tmp_path: Path) -> None:
     with EngineProcess(Scripted("openvino", tmp_path / "log")) as engine:
         for _ in range(2):  # the second time the pipe is closed already
-            with pytest.raises(EngineError, match=r"its process ended with status 9 during 'crash': Segmentation fault of the library$"):
+            with pytest.raises(EngineError, match=r"its process exited with status 9 during 'crash': Segmentation fault of the library$"):
                 engine.ask("crash")
 
 
 def test_an_engine_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(EngineError, match="unopenable static int8: its process ended with status 9 during 'open'"):
+    with pytest.raises(EngineError, match="unopenable static int8: its process exited with status 9 during 'open'"):
         EngineProcess(Scripted("unopenable", tmp_path / "log"))
 
 

@@ -101,7 +101,7 @@ def test_a_model_that_answers_nan_is_an_error(tiny_bert: Path) -> None:
     prepared = preprocessor(tiny_bert, "text-classification", 32, Target())
     model = load(tiny_bert)
     model.classifier.bias.data.fill_(float("nan"))  # type: ignore[union-attr,operator]
-    with pytest.raises(InputError, match=r"2 of 2 rows is NaN or infinite, first to row 0"):
+    with pytest.raises(InputError, match=r"2 of 2 rows are NaN or infinite, the first in row 0"):
         predictions.predict(model, prepared, ["good", "bad"], 2)
 
 

@@ -175,7 +175,7 @@ def test_the_limit_of_a_control_group_counts(tmp_path: Path, monkeypatch: pytest
 def test_a_row_of_nan_is_told(tmp_path: Path) -> None:
     folder = tiny.write(tmp_path / "model", "llama", shard="1GB")
     edited(folder, lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
-    with pytest.raises(InputError, match="the answer to 9 of 9 rows is NaN or infinite"):
+    with pytest.raises(InputError, match="the logits of 9 of 9 rows are NaN or infinite"):
         predictions.predict_streamed(folder, processor_of(folder), tiny.data().evaluation.rows, 4, tmp_path / "scratch")
 
 

@@ -94,7 +94,7 @@ def test_a_killed_run_continues_to_equal_bits(at: int, tiny_bert: Path, sentence
         run(tiny_bert, sentences, told, tmp_path / "killed", Dies(at), select=peak, evaluate_every=2, checkpoint_seconds=0)
     torch.manual_seed(99)  # a new process has other generators
     resumed, history = run(tiny_bert, sentences, told, tmp_path / "killed", select=peak, evaluate_every=2)
-    assert f"continued after step {at} of 18" in "".join(told.lines)
+    assert f"resumed after step {at} of 18" in "".join(told.lines)
     assert_equal(whole, resumed)
     assert (history.losses, history.selection, history.best_step) == (expected.losses, expected.selection, expected.best_step)
 
