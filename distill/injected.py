@@ -1,10 +1,10 @@
 """The losses of this package in other stages that train against a teacher: recovery after pruning, sparse and quantization-aware training.
 
 Those stages do not know this package: the pipeline hands `Injected` over to them (`compress.stage.context.Losses`), and they say what they
-want by name (`compress.stage.taught.Taught`). What becomes of it is what the stage `distill` would make of the same keys, with one thing
-more: of a teacher whose parts the student is made of only those parts are seen (`compress.models.origin`), so that every layer, channel and
-head learns from the one that it was. There layers are counted among those that are left. Left out: rows of their own (`extra_text`,
-`augment`, `corpus`), several teachers.
+want by name (`compress.stage.distillation.DistillationSettings`). What becomes of it is what the stage `distill` would make of the same
+keys, with one thing more: of a teacher whose parts the student is made of only those parts are seen (`compress.models.origin`), so that
+every layer, channel and head learns from the one that it was. There layers are counted among those that are left. Left out: rows of their
+own (`extra_text`, `augment`, `corpus`), several teachers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from compress.core.errors import InputError
 from compress.core.problems import explain
 from compress.machine.parallel import ALONE
 from compress.stage.context import Context
-from compress.stage.taught import Asked, Learner, Taught
+from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from distill.distill import Distill
 from distill.steps import Steps
 from distill.teacher import freeze
@@ -50,12 +50,12 @@ class _Lesson(Distill):
 class Injected:
     """Losses by name for stages that are no part of this package; see `compress.stage.context.Losses`."""
 
-    def check(self, settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
+    def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
         """Finds out before the first stage runs whether losses fit two models and the task.
 
         Args:
             settings: Which losses.
-            asked: Where they are asked for.
+            keys: Key paths of the settings, for messages.
             student: Transformers config of the model that is trained.
             teacher: That of its teacher.
             part: Whether the student is made of parts of the teacher.
@@ -64,29 +64,30 @@ class Injected:
         Raises:
             InputError: They do not, or a setting of a loss is not one.
         """
-        self._lesson(settings, asked, part).check(student, teacher, replace(context, team=ALONE))
+        self._lesson(settings, keys, part).check(student, teacher, replace(context, team=ALONE))
 
-    def objective(self, learner: Learner, context: Context) -> nn.Module:
+    def objective(self, distillation: Distillation, context: Context) -> nn.Module:
         """Returns what a model is trained on; it holds the teacher.
 
         Args:
-            learner: Who learns what, and who from.
+            distillation: Student, teacher and losses.
             context: Data, seed, progress; `scratch` is the folder of the training.
 
         Raises:
             InputError: A loss does not fit the models.
         """
         assert context.teacher is not None, "the pipeline hands over the teacher"
-        lesson = self._lesson(learner.settings, learner.asked, learner.origin is not None)
+        lesson = self._lesson(distillation.settings, distillation.keys, distillation.origin is not None)
         lesson = lesson.model_copy(update={"teacher": context.teacher.id})  # for messages
-        steps, split = Steps(lesson, learner.source, replace(context, team=ALONE), learner.origin), context.data.train
-        return steps.objective(learner.model, [freeze(learner.teacher)], learner.prepared, [learner.theirs], split, len(split))
+        steps, split = Steps(lesson, distillation.source, replace(context, team=ALONE), distillation.origin), context.data.train
+        teachers, prepared = [freeze(distillation.teacher)], distillation.prepared
+        return steps.objective(distillation.model, teachers, prepared, [distillation.theirs], split, len(split))
 
-    def _lesson(self, settings: Taught, asked: Asked, part: bool) -> _Lesson:
+    def _lesson(self, settings: DistillationSettings, keys: SettingKeys, part: bool) -> _Lesson:
         given = {"loss": settings.loss, "losses": settings.losses, "temperature": settings.temperature, "hard_weight": settings.hard_weight}
         micro = getattr(settings, "micro_batch_size", None)
-        own = {"id": asked.stage, "where": asked.key, "taught_by": asked.teacher_key, "made_of_teacher": part, "micro_batch_size": micro}
+        own = {"id": keys.stage, "where": keys.key, "taught_by": keys.teacher_key, "made_of_teacher": part, "micro_batch_size": micro}
         try:
             return _Lesson.model_validate({**given, **own})
         except ValidationError as error:
-            raise InputError(*explain(error, _Lesson, asked.key)) from error
+            raise InputError(*explain(error, _Lesson, keys.key)) from error

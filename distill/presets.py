@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from compress.stage.taught import LossName
+from compress.stage.distillation import LossName
 from distill.losses.distilbert import Cosine
 from distill.losses.hidden import Hidden
 from distill.losses.logit_standardization import LogitStandardization

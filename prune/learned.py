@@ -19,7 +19,7 @@ from torch import nn
 
 from compress.models.origin import Origin
 from compress.stage.context import Context
-from compress.stage.taught import Asked, Taught
+from compress.stage.distillation import DistillationSettings, SettingKeys
 from compress.training.train import Objective, steps_in, training_device
 from prune.cost import Costs
 from prune.joint import Joint, Learn, mask_rate
@@ -49,7 +49,7 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
         objective: What the loss is made of.
     """
     return Recover(
-        **objective.model_dump(include={*Taught.model_fields, "hidden_weight", "weight_decay", "warmup"}),
+        **objective.model_dump(include={*DistillationSettings.model_fields, "hidden_weight", "weight_decay", "warmup"}),
         **settings.model_dump(include={"epochs", "learning_rate", "batch_size", "micro_batch_size"}),
         schedule="constant",
         keep="last",
@@ -66,7 +66,7 @@ def learn(
     settings: Learn,
     objective: Recover,
     source: Path,
-    asked: Asked,
+    asked: SettingKeys,
     context: Context,
     key: str,
     depends: Mapping[str, Any],

@@ -75,9 +75,9 @@ class Prune(PruneSettings):
         self._try_on_shapes(config)
         if self.recover is not None:
             after = self.config_after(config) if self.recover.named else config
-            check_recovery(self.recover, self.taught, config, after, teacher, context)
+            check_recovery(self.recover, self.recovery_keys, config, after, teacher, context)
             if self.method in LEARNED:  # masks are learned on the whole model
-                check_recovery(as_trained(self.learn, self.recover), self.taught, config, config, teacher, context)
+                check_recovery(as_trained(self.learn, self.recover), self.recovery_keys, config, config, teacher, context)
 
     def config_after(self, config: Any) -> Any:
         """The config of the pruned model, as far as it is known before. The vocabulary is kept.

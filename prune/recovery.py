@@ -29,15 +29,15 @@ from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
 from compress.stage.context import Context
-from compress.stage.taught import Asked, Learner, Taught
-from compress.training.distilled import Distilled, attention_as_before, check_taught, taught
+from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
+from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective
 from compress.training.finetune import trained_here
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
 
 
-class Recover(Taught):
+class Recover(DistillationSettings):
     """How the pruned model is trained."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
@@ -144,7 +144,7 @@ def recover(
     epochs: float,
     origin: Origin | None,
     source: Path,
-    asked: Asked,
+    asked: SettingKeys,
     context: Context,
     scratch: Path,
     label: str,
@@ -184,8 +184,8 @@ def recover(
             judged = judged_by(context, teacher, theirs) if outside else context
             if settings.distill:
                 part = origin if same_shape(read_config(source, "model.path"), teacher.config) else None
-                learner = Learner(settings, asked, model, source, prepared, teacher, theirs, part)
-                objective = taught(learner, replace(context, scratch=scratch))
+                distillation = Distillation(settings, asked, model, source, prepared, teacher, theirs, part)
+                objective = distillation_objective(distillation, replace(context, scratch=scratch))
                 if settings.hidden_weight:
                     assert isinstance(objective, Distilled)
                     assert origin is not None, "checked before the first stage"
@@ -210,7 +210,7 @@ def recover(
     return history
 
 
-def check_recovery(settings: Recover, asked: Asked, config: Any, after: Any, teacher: Any, context: Context) -> None:
+def check_recovery(settings: Recover, asked: SettingKeys, config: Any, after: Any, teacher: Any, context: Context) -> None:
     """Finds out whether a pruned model can learn like that.
 
     Args:
@@ -225,7 +225,7 @@ def check_recovery(settings: Recover, asked: Asked, config: Any, after: Any, tea
         InputError: The teacher has not what is to be learned.
     """
     check_hidden(settings, config, teacher, asked.key)
-    check_taught(settings, asked, after, teacher, same_shape(config, teacher), context)
+    check_distillation(settings, asked, after, teacher, same_shape(config, teacher), context)
 
 
 def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None:

@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 from compress.core.errors import InputError
 from compress.models.structure import Structure
 from compress.stage.context import TimedPrecision
+from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
-from compress.stage.taught import Asked
 from prune.cost import Cost, Costs, Measure
 from prune.cubic import cubic
 from prune.joint import Learn
@@ -121,9 +121,9 @@ class PruneSettings(ModelStage):
         return f"stages.{self.id or self.NAME}"
 
     @property
-    def taught(self) -> Asked:
-        """Where it says what the pruned model learns."""
-        return Asked(self.id or self.NAME, f"{self.key}.recover", f"{self.key}.teacher")
+    def recovery_keys(self) -> SettingKeys:
+        """Key paths of the recovery settings, for messages."""
+        return SettingKeys(self.id or self.NAME, f"{self.key}.recover", f"{self.key}.teacher")
 
     @property
     def asked(self) -> str:

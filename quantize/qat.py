@@ -48,8 +48,8 @@ from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
 from compress.stage.context import Context
-from compress.stage.taught import Asked, Learner, Taught
-from compress.training.distilled import attention_as_before, taught
+from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
+from compress.training.distilled import attention_as_before, distillation_objective
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
@@ -61,7 +61,7 @@ Learned = Literal["lsq", "pact", "fixed"]
 Select = Callable[[nn.Module], float] | None
 
 
-class Qat(Taught):
+class Qat(DistillationSettings):
     """How a quantized model is trained."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
@@ -290,9 +290,9 @@ def extract(model: nn.Module) -> dict[str, LayerScales]:
     return scales
 
 
-def asked_by(stage: str) -> Asked:
-    """Returns where the settings of the training are, for the id of the stage."""
-    return Asked(stage, f"stages.{stage}.qat", f"stages.{stage}.teacher")
+def setting_keys(stage: str) -> SettingKeys:
+    """Returns the key paths of the settings of a stage, for messages."""
+    return SettingKeys(stage, f"stages.{stage}.qat", f"stages.{stage}.teacher")
 
 
 def learn(
@@ -336,8 +336,8 @@ def learn(
         objective = supervised(context.task)
         if taught_by is not None:
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
-            learner = Learner(settings, asked_by(label), model, checkpoint, prepared, taught_by, theirs, part)
-            objective = taught(learner, context).to(training_device())
+            distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part)
+            objective = distillation_objective(distillation, context).to(training_device())
         insert(model, scales, settings.scales, settings.scale_learning_rate)
         history = train(
             model,

@@ -19,12 +19,12 @@ from compress.measure.closeness import TRIAL_ROWS
 from compress.models.origin import same_shape
 from compress.schemes.sites import save_sites
 from compress.stage.context import Context
-from compress.training.distilled import check_taught
+from compress.training.distilled import check_distillation
 from quantize.calibration import METHODS
 from quantize.escalation import budget_of, escalate
 from quantize.in_memory import quantize_in_memory
 from quantize.ptq import SELECTION_ROWS, write_checkpoint
-from quantize.qat import asked_by
+from quantize.qat import setting_keys
 from quantize.schemes import NUMBERS
 from quantize.sensitivity import SCAN_ROWS
 from quantize.settings import QuantizeSettings
@@ -61,7 +61,7 @@ class Quantize(QuantizeSettings):
         if self.stream is True:
             check_streamed(self, config, context)
         if self.mode != "ptq" and teacher is not None:
-            check_taught(self.qat, asked_by(self.title), config, teacher, same_shape(config, teacher), context)
+            check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the quantized checkpoint.

@@ -13,7 +13,7 @@ from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
-from compress.stage.taught import Asked, Learner, Taught
+from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,14 +84,14 @@ class Context:
 class Losses(Protocol):
     """The losses of the stage `distill` by name, for other stages that learn from a teacher."""
 
-    def check(self, settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
+    def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
         """Checks before the first stage runs that the losses fit both models (Transformers configs) and the task.
 
         Raises:
             InputError: They do not fit, or a setting of a loss is invalid.
         """
 
-    def objective(self, learner: Learner, context: Context) -> nn.Module:
+    def objective(self, distillation: Distillation, context: Context) -> nn.Module:
         """Returns the training objective, which holds the teacher; with an `origin`, only the teacher parts that it names are used.
 
         Raises:

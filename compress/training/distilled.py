@@ -23,7 +23,7 @@ from torch.nn import functional
 from compress.core.tasks import TASKS, Task
 from compress.models.forward import forward
 from compress.stage.context import Context
-from compress.stage.taught import Asked, Learner, Taught
+from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
 from compress.training.rows import Rows
 from compress.training.token_losses import token_divergence, token_losses
@@ -36,7 +36,7 @@ CACHE_BYTES = 2**26
 """Teacher logits up to this size are cached and saved with every checkpoint; larger ones are recomputed in every epoch."""
 
 
-def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
+def check_distillation(settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
     """Checks before the first stage runs that the named losses fit; see `compress.stage.context.Losses.check`.
 
     Raises:
@@ -44,28 +44,28 @@ def check_taught(settings: Taught, asked: Asked, student: Any, teacher: Any, par
     """
     if settings.named:
         assert context.losses is not None, "the pipeline injects the losses"
-        context.losses.check(settings, asked, student, teacher, part, context)
+        context.losses.check(settings, keys, student, teacher, part, context)
 
 
-def taught(learner: Learner, context: Context) -> nn.Module:
+def distillation_objective(distillation: Distillation, context: Context) -> nn.Module:
     """Returns the objective of learning from a teacher; freezes the teacher.
 
     Args:
-        learner: Student, teacher and settings.
+        distillation: Student, teacher and settings.
         context: Data, task, seed; `scratch` is the folder of this training.
 
     Raises:
         InputError: A loss does not fit the models.
     """
-    settings, prepared, theirs = learner.settings, learner.prepared, learner.theirs
+    settings, prepared, theirs = distillation.settings, distillation.prepared, distillation.theirs
     if settings.named:
         assert context.losses is not None, "the pipeline injects the losses"
-        return context.losses.objective(learner, context)
+        return context.losses.objective(distillation, context)
     rows = context.data.train.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
     num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
-    return Distilled(learner.teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, own)
+    return Distilled(distillation.teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, own)
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from compress.core.config import Config
+from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
-from compress.stage.taught import Asked
 from prune.recovery import Recover
 from prune.sparsify.lasso import Groups
 from prune.sparsify.patterns import NM, Blocks, Pattern, Unstructured
@@ -154,7 +154,7 @@ class SparsifySettings(ModelStage):
         """Whether zeros are learned in training."""
         return self.method in ("movement", "lasso")
 
-    def asked_in(self, phase: str) -> Asked:
-        """Returns where the settings of a training are."""
+    def keys_of(self, phase: str) -> SettingKeys:
+        """Returns the key paths of the settings of a training phase, for messages."""
         name = "learning" if phase == LEARNING else "recover"
-        return Asked(self.id or self.NAME, f"{self.key}.{name}", f"{self.key}.teacher")
+        return SettingKeys(self.id or self.NAME, f"{self.key}.{name}", f"{self.key}.teacher")

@@ -86,7 +86,7 @@ class Sparsify(SparsifySettings):
         self._check_share(self.layers_of(on_meta(config)))
         for name, settings in ((LEARNING, self.learning if self.learns else None), (RECOVERY, self.recover)):
             if settings is not None:
-                check_recovery(settings, self.asked_in(name), config, config, teacher, context)
+                check_recovery(settings, self.keys_of(name), config, config, teacher, context)
 
     def _check_share(self, layers: Mapping[str, nn.Linear]) -> None:
         """Finds out whether whole blocks come near to the share of zeros.
@@ -289,7 +289,7 @@ class Sparsify(SparsifySettings):
             settings.epochs,
             Origin.of_config(config),
             source,
-            self.asked_in(folder),
+            self.keys_of(folder),
             context,
             context.scratch / folder,
             self.id or self.NAME,

@@ -21,8 +21,8 @@ from compress.models.origin import Origin, same_shape
 from compress.models.preprocessor import preprocessor
 from compress.models.structure import Structure
 from compress.stage.context import Context
-from compress.stage.taught import Asked, Learner, LossName, Taught
-from compress.training.distilled import taught
+from compress.stage.distillation import Distillation, DistillationSettings, LossName, SettingKeys
+from compress.training.distilled import distillation_objective
 from compress.training.train import Batch
 from distill.injected import Injected
 from distill.presets import PRESETS
@@ -34,7 +34,7 @@ from tests.prune.conftest import WORDS, write_tokenizer
 from tests.prune.small_runs import pruned
 
 KEY = "stages.prune"
-ASKED = Asked("prune", f"{KEY}.recover", f"{KEY}.teacher")
+ASKED = SettingKeys("prune", f"{KEY}.recover", f"{KEY}.teacher")
 NAMES: list[LossName] = [name for name in get_args(LossName) if name != "logit_standardization"]
 QUICK: dict[str, Any] = {"rows": 16, "multiple_of": 4, "allocation": "global", "sparsity": 0.4}
 
@@ -44,9 +44,9 @@ def context(make_context: Callable[..., Context]) -> Context:
     return replace(make_context(), losses=Injected())
 
 
-def objective_of(settings: Taught, student: nn.Module, folder: Path, origin: Origin | None, context: Context) -> Any:
+def objective_of(settings: DistillationSettings, student: nn.Module, folder: Path, origin: Origin | None, context: Context) -> Any:
     prepared = preprocessor(folder, context.task, context.max_length, context.target)
-    return taught(Learner(settings, ASKED, student, folder, prepared, load(folder), prepared, origin), context)
+    return distillation_objective(Distillation(settings, ASKED, student, folder, prepared, load(folder), prepared, origin), context)
 
 
 def batch_of(folder: Path, context: Context, num: int = 4) -> Batch:
@@ -196,7 +196,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
     teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
     settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
     with pytest.raises(InputError, match=r"stages.prune.teacher: distill splits the rows into other tokens than the student"):
-        taught(Learner(settings, ASKED, load(folder), folder, student, load(other), theirs, None), run)
+        distillation_objective(Distillation(settings, ASKED, load(folder), folder, student, load(other), theirs, None), run)
 
 
 def test_masks_and_zeros_are_learned_from_them_too(checkpoint: Callable[..., Path], context: Context, tmp_path: Path) -> None:
@@ -249,8 +249,8 @@ def test_a_teacher_of_another_shape_is_seen_whole(checkpoint: Callable[..., Path
     [
         ({"loss": "minilm", "losses": [{"name": "minilm"}]}, "give either loss"),
         ({"loss": "minilm", "distill": False}, "loss: given with distill: false"),
-        ({"loss": "minilm", "soft_weight": 0.5}, "soft_weight: 0.5 given beside loss; give hard_weight"),
-        ({"hard_weight": 0.5}, "hard_weight: 0.5 given; it goes with loss or losses"),
+        ({"loss": "minilm", "soft_weight": 0.5}, "soft_weight: 0.5 given with loss; give hard_weight instead"),
+        ({"hard_weight": 0.5}, "hard_weight: 0.5 given without loss or losses"),
         ({"losses": [{"name": "minilm"}], "hidden_weight": 1}, "hidden_weight: 1 given beside loss or losses"),
         ({"loss": "minilmm"}, "minilmm"),
     ],

@@ -22,12 +22,12 @@ from compress.models.importing import import_model
 from compress.models.origin import Origin, same_shape
 from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
-from compress.stage.taught import Learner, LossName
-from compress.training.distilled import taught
+from compress.stage.distillation import Distillation, LossName
+from compress.training.distilled import distillation_objective
 from compress.training.train import Batch
 from distill.injected import Injected
 from quantize.in_memory import quantize_in_memory
-from quantize.qat import Qat, QatLinear, asked_by, insert, learn
+from quantize.qat import Qat, QatLinear, insert, learn, setting_keys
 from quantize.quantize import Quantize
 from tests.quantize.test_qat_training import features, start_of
 
@@ -75,8 +75,8 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     prepared = preprocessor(bert.path, run.task, run.max_length, run.target)
     insert(model, scales)
     settings = Qat(losses=({"name": "hidden"},))
-    learner = Learner(settings, asked_by("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
-    objective: Any = taught(learner, run)
+    distillation = Distillation(settings, setting_keys("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
+    objective: Any = distillation_objective(distillation, run)
     labels = torch.from_numpy(run.data.train.labels[:8])
     with torch.no_grad():
         found = objective(model.eval(), Batch(inputs, labels, range(8), 0, 10))["hidden"]  # type: ignore[arg-type]
@@ -95,7 +95,9 @@ def answered_as_itself(student: Path, teacher: Path, context: Context) -> bool:
     """Whether the teacher's answers that a student learns from are those to the teacher's own inputs."""
     prepared, theirs = (preprocessor(folder, context.task, context.max_length, context.target) for folder in (student, teacher))
     model, split = load(teacher), context.data.train
-    objective: Any = taught(Learner(Qat(), asked_by("quantize"), load(student), student, prepared, model, theirs, None), context)
+    objective: Any = distillation_objective(
+        Distillation(Qat(), setting_keys("quantize"), load(student), student, prepared, model, theirs, None), context
+    )
     given, own = ({name: torch.from_numpy(value) for name, value in each.encode(split.rows[:4], 0).items()} for each in (prepared, theirs))
     found = objective.answers(Batch(given, torch.from_numpy(split.labels[:4]), np.arange(4), 0, 1))
     return torch.allclose(found, forward(model, own).detach(), atol=1e-5)
@@ -172,13 +174,13 @@ def test_smoothing_is_nothing_to_be_unlearned(bert: Artifact, run: Context, tmp_
 def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatch: pytest.MonkeyPatch) -> None:
     from quantize import qat as module
 
-    seen, taught = [], module.taught
+    seen, original = [], module.distillation_objective
 
-    def told(learner: Any, *args: Any) -> Any:
-        seen.append((forward(learner.model, inputs), forward(learner.teacher, inputs)))
-        return taught(learner, *args)
+    def recorded(distillation: Any, *args: Any) -> Any:
+        seen.append((forward(distillation.model, inputs), forward(distillation.teacher, inputs)))
+        return original(distillation, *args)
 
-    monkeypatch.setattr(module, "taught", told)
+    monkeypatch.setattr(module, "distillation_objective", recorded)
     inputs = features(bert.path, run, 16)
     coarse = {"rows": 16, "method": "percentile", "percentile": 90}  # so that there is something to correct
     stage = Quantize(mode="qat", qat=QUICK, calibration=coarse, bias_correction=True, smoothquant=False)
@@ -194,7 +196,7 @@ def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatc
         ({"teacher": "baseline"}, "teacher: baseline given, and mode: ptq trains nothing; give mode: qat or auto"),
         ({"mode": "qat", "teacher": "baseline", "qat": {"distill": False}}, "teacher: baseline given, and qat.distill: false learns from"),
         ({"mode": "qat", "teacher": "owner/model"}, "'owner/model' given; input, baseline or the id of an earlier stage is allowed"),
-        ({"mode": "qat", "qat": {"loss": "distilbert", "soft_weight": 0.5}}, "soft_weight: 0.5 given beside loss"),
+        ({"mode": "qat", "qat": {"loss": "distilbert", "soft_weight": 0.5}}, "soft_weight: 0.5 given with loss"),
     ],
     ids=str,
 )
