@@ -200,7 +200,7 @@ def _samples(row: Report) -> list[float]:
     """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in ms; if they are unknown, the median four times and the p90."""
     if not row.get("p50_ms"):
         return []
-    quantiles = row.get("quantiles_ms") or ()
+    quantiles: Sequence[float] = row.get("quantiles_ms") or ()
     if len(quantiles) == NUM_QUANTILES and None not in quantiles:
         return [quantiles[1], quantiles[5], row["p50_ms"], quantiles[15], quantiles[19]]
     return [*[row["p50_ms"]] * 4, row.get("p90_ms") or row["p50_ms"]]
