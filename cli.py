@@ -15,6 +15,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from compress.core.errors import InputError
+from compress.core.named import one_of
+from compress.core.tasks import TASKS
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 
 app = typer.Typer(
@@ -37,7 +39,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and li
 
 @app.command()
 def init(
-    task: Annotated[str, typer.Option("--task", help="text-classification, text-regression, text-generation or image-classification.")],
+    task: Annotated[str, typer.Option("--task", help=f"{one_of(list(TASKS))}.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:
     """Write a commented recipe to edit."""

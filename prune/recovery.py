@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
+from compress.measure.metrics import primary
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
@@ -177,7 +178,7 @@ def recover(
     model.to(device)
     prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (source, folder))
     judged, objective = context, supervised(context.task)
-    outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
+    outside = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or outside:
             teacher = load(folder, device).requires_grad_(False)
@@ -204,7 +205,7 @@ def recover(
             selection_metric(judged, prepared),
             label,
             depends=depends,
-            higher_is_better=TASKS[context.task].higher_is_better,
+            higher_is_better=primary(context.task).higher_is_better,
         )
     model.cpu()
     return history

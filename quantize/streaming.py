@@ -20,7 +20,7 @@ from typing import Any, cast
 
 from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
+from compress.core.tasks import TASKS, tasks_with
 from compress.machine.process import freed_memory_returned
 from compress.models.config import read_config
 from compress.models.files import TEXT_FILES, copy_files
@@ -53,7 +53,8 @@ def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> No
     """Raises an `InputError` where a stage cannot quantize a model a layer at a time, by the recipe and the model's config alone."""
     key = f"stages.{stage.title}.stream: true"
     if TASKS[context.task].answer != "tokens":
-        raise InputError(f"{key}: language models are streamed, task text-generation; {context.task} is quantized in memory")
+        streamed = tasks_with(lambda row: row.answer == "tokens")
+        raise InputError(f"{key}: language models are streamed, task {streamed}; {context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
     if problem is not None:
         raise InputError(f"{key}: {problem}; give stream: false")

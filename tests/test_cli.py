@@ -67,7 +67,7 @@ def test_serving_generated_text_is_refused_in_one_line(verb: str, tmp_path: Path
 
 
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
-    from compress.commands.init import TASKS
+    from compress.core.tasks import TASKS
     from compress.recipe import read
 
     for task in TASKS:

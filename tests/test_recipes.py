@@ -10,6 +10,7 @@ from PIL import Image
 
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
+from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from tests.compress import tiny_gpt
@@ -71,7 +72,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else 40)
     assert cell["n"] >= 40
     assert cell["low"] <= cell["value"] <= cell["high"]
-    assert report["metric"] == {"name": facts.metric, "higher_is_better": facts.higher_is_better}
+    assert report["metric"] == {"name": facts.metric, "higher_is_better": METRICS[facts.metric].higher_is_better}
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
 
 

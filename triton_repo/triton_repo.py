@@ -23,7 +23,7 @@ from pydantic import Field
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.errors import InputError
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 
@@ -148,7 +148,7 @@ class TritonRepo(Stage):
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, asks it everything, and returns its part of triton.json."""
         from compress.measure.answers import save_predictions
-        from compress.measure.metrics import PRIMARY, metrics
+        from compress.measure.metrics import metrics
         from triton_repo import client, environment
         from triton_repo.server import TritonServer
 
@@ -163,7 +163,7 @@ class TritonRepo(Stage):
         figures = metrics(context.task, answers.logits, split.labels)
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
-            f"  {model.name} in Triton: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={len(split.rows)}), "
+            f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={len(split.rows)}), "
             f"{_told(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
@@ -197,7 +197,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
     difference = np.abs(answers.logits.astype(np.float64) - expected)
-    if task == "text-regression":
+    if TASKS[task].answer == "value":
         difference /= float(np.std(labels.astype(np.float64))) or 1.0
     other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
     median, limit = float(np.median(difference)), max(1, len(expected) // 1000)

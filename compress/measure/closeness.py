@@ -31,7 +31,7 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
-from compress.measure.metrics import PRIMARY, metrics
+from compress.measure.metrics import metrics
 from compress.measure.predictions import finely, logits_of
 from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
@@ -106,7 +106,7 @@ class Trial:
     @property
     def measure(self) -> str:
         """What `distance` returns: kl or mse."""
-        return "mse" if self.context.task == "text-regression" else "kl"
+        return "mse" if TASKS[self.context.task].answer == "value" else "kl"
 
     def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
         """Returns how far the model with other modules in the place of some, by path, is from what it was; it is left as it is."""
@@ -143,7 +143,7 @@ class Trial:
     def _metric(self, answers: Array) -> float:
 
         assert self.labels is not None
-        return metrics(self.context.task, answers, self.labels)[PRIMARY[self.context.task]]
+        return metrics(self.context.task, answers, self.labels)[TASKS[self.context.task].metric]
 
     def fewer(self, count: int) -> Self:
         """Returns the trial on at most `count` of its rows, spread evenly."""
@@ -160,7 +160,7 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
         reference: Logits `[n, C]`, or `[n, L, V]` for generation, whose mean is over tokens.
         logits: Of the same shape.
     """
-    if task == "text-regression":
+    if TASKS[task].answer == "value":
         return float(np.mean((reference.astype(np.float64) - logits) ** 2))
     expected, found = _log_softmax(reference), _log_softmax(logits)
     return float(np.mean(np.sum(np.exp(expected) * (expected - found), axis=-1)))

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.core.tasks import TASKS
 from compress.machine.environment import NATIVE_INT8
+from compress.measure.metrics import METRICS
 
 FLOATS = ("fp32", "bf16", "fp16")
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01
@@ -114,15 +114,17 @@ def drop(report: Mapping[str, Any]) -> Figure:
     if before.get("n") != after.get("n"):
         counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
         return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {hop} on {counts[1]}")
-    if is_relative((report.get("metric") or {}).get("name")):
-        return Figure(after["value"] / before["value"] - 1, at=hop, low=paired.get("low"), high=paired.get("high"))
-    sign = -1 if (report.get("metric") or {}).get("higher_is_better") is False else 1
-    return Figure(sign * (before["value"] - after["value"]), at=hop, low=paired.get("low"), high=paired.get("high"))
+    metric = report.get("metric") or {}
+    if metric.get("name") in METRICS:
+        lost = METRICS[metric["name"]].drop(before["value"], after["value"])
+    else:
+        lost = (-1 if metric.get("higher_is_better") is False else 1) * (before["value"] - after["value"])
+    return Figure(lost, at=hop, low=paired.get("low"), high=paired.get("high"))
 
 
 def is_relative(metric: str | None) -> bool:
     """Whether a drop of a metric is a fraction of its value before, not a difference."""
-    return any(row.relative for row in TASKS.values() if row.metric == metric)
+    return metric is not None and metric in METRICS and METRICS[metric].relative
 
 
 def speedup(report: Mapping[str, Any]) -> Figure:

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.next_token import choices
-from compress.core.tasks import facts
+from compress.core.tasks import TASKS
 from compress.data.splits import Data
 from compress.measure.answers import load_predictions
 from compress.measure.engine_process import read_rows, write_rows
@@ -106,7 +106,7 @@ def write_flips(run: Run, data: Data) -> int:
     lines: list[dict[str, Any]] = []
     baseline: np.ndarray | None = None
     before: tuple[np.ndarray, str] | None = None
-    generates = facts(run.recipe["model"]["task"]).answer == "tokens"
+    generates = TASKS[run.recipe["model"]["task"]].answer == "tokens"
     describe = TokenFlips(next(iter(run.variants.values())).path, data) if generates else RowFlips(data)
     for hop in hops(run):
         answers = describe.answers(hop.logits)

@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compress.measure.metrics import METRICS
 from compress.report import goals
 
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"
 NAMES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT", "triton": "Triton"}
 DISTANCES = {"kl": "KL of the logits, nats", "mse": "squared error of the output"}
-SHARES = ("accuracy", "f1")
-"""Metrics that are written in percent, their differences in points; correlations are plain numbers."""
 
 MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no line ends after a dash
 
@@ -26,13 +25,18 @@ def engine_name(key: str | None) -> str:
     return NAMES.get(str(key), str(key)) if key else "no engine"
 
 
+def is_share(metric: str | None) -> bool:
+    """Whether a metric is written in percent and its differences in points; correlations are plain numbers."""
+    return metric is not None and metric in METRICS and METRICS[metric].is_share
+
+
 def figure(value: float | None, metric: str | None) -> str:
     """Returns a metric: `89.79 %` for shares, `0.8979` for correlations, `23.41` for perplexity."""
     if value is None:
         return NOT_MEASURED
     if goals.is_relative(metric):
         return f"{value:,.2f}"
-    return f"{100 * value:.2f}{SPACE}%".replace("-", MINUS) if metric in SHARES else f"{value:.4f}".replace("-", MINUS)
+    return f"{100 * value:.2f}{SPACE}%".replace("-", MINUS) if is_share(metric) else f"{value:.4f}".replace("-", MINUS)
 
 
 def interval(low: float | None, high: float | None, metric: str | None) -> str | None:
@@ -40,7 +44,7 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     if low is None or high is None:
         return None
     texts = [
-        f"{100 * end:.1f}" if metric in SHARES else f"{end:,.2f}" if goals.is_relative(metric) else f"{end:.3f}" for end in (low, high)
+        f"{100 * end:.1f}" if is_share(metric) else f"{end:,.2f}" if goals.is_relative(metric) else f"{end:.3f}" for end in (low, high)
     ]
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
@@ -49,7 +53,7 @@ def change(drop: float | None, metric: str | None) -> str | None:
     """Returns what a drop is from the reader's side, with its sign: a drop of 0.0046 is `-0.46 pt`, of perplexity `+0.46 %`."""
     if drop is None:
         return None
-    return _signed(drop, metric) + (f"{SPACE}pt" if metric in SHARES else f"{SPACE}%" if goals.is_relative(metric) else "")
+    return _signed(drop, metric) + (f"{SPACE}pt" if is_share(metric) else f"{SPACE}%" if goals.is_relative(metric) else "")
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
@@ -62,7 +66,7 @@ def change_interval(low: float | None, high: float | None, metric: str | None) -
 
 
 def _signed(drop: float, metric: str | None) -> str:
-    text = f"{100 * drop:+.2f}" if goals.is_relative(metric) else f"{-100 * drop:+.2f}" if metric in SHARES else f"{-drop:+.4f}"
+    text = f"{100 * drop:+.2f}" if goals.is_relative(metric) else f"{-100 * drop:+.2f}" if is_share(metric) else f"{-drop:+.4f}"
     return text.lstrip("+-") if not float(text) else text.replace("-", MINUS)
 
 
@@ -162,7 +166,7 @@ def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
 
 
 def _points(value: float, metric: str | None) -> str:
-    return f"{100 * value:.2f} points" if metric in SHARES else f"{value:.4g}"
+    return f"{100 * value:.2f} points" if is_share(metric) else f"{value:.4g}"
 
 
 def verdict(report: Mapping[str, Any]) -> list[tuple[str, bool]]:

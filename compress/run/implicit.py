@@ -11,7 +11,7 @@ from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import save_predictions
-from compress.measure.metrics import PRIMARY, metrics, num_predictions
+from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, read_config
 from compress.models.importing import import_model, source_digest
@@ -71,7 +71,8 @@ class Evaluate(Stage):
         save_predictions(out / PREDICTIONS, logits, split.labels)
         figures = metrics(context.task, logits, split.labels)
         count_judged = num_predictions(split.labels)
-        context.progress.log(f"  {parent.id} in torch: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={count_judged})")
+        name = TASKS[context.task].metric
+        context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         size = count(model, context.task, context.max_length)
         return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
 

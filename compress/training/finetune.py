@@ -18,7 +18,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
-from compress.measure.metrics import PRIMARY
+from compress.measure.metrics import primary
 from compress.models.checkpoint import load, save
 from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
@@ -69,7 +69,7 @@ class Finetune(Stage):
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
 
-        if self.label_smoothing and context.task == "text-regression":
+        if self.label_smoothing and TASKS[context.task].answer == "value":
             raise InputError(
                 f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes: leave it out"
             )
@@ -90,7 +90,7 @@ class Finetune(Stage):
             selection_metric(context, prepared),
             label=self.id or self.NAME,
             depends={"label_smoothing": self.label_smoothing},
-            higher_is_better=TASKS[context.task].higher_is_better,
+            higher_is_better=primary(context.task).higher_is_better,
             team=context.team,
         )
         if context.team.is_first:
@@ -102,7 +102,7 @@ class Finetune(Stage):
             )
         return {
             "losses": history.losses,
-            "selection": {"metric": PRIMARY[context.task], "values": history.selection, "best_step": history.best_step},
+            "selection": {"metric": TASKS[context.task].metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": str(autocast_dtype(device)).removeprefix("torch."),

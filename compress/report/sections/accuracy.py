@@ -29,7 +29,7 @@ def plots(report: Report) -> list[View]:
     for shape in _shapes(report):
         points = _points(report, shape)
         if points:
-            tick = (lambda value: f"{100 * value:.4g}%") if metric in phrases.SHARES else (lambda value: f"{value:.4g}")
+            tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
             wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
             narrow = scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
