@@ -162,7 +162,6 @@ class Distill(DistillSettings):
         from compress.measure.metrics import primary
         from compress.models.blocks import repeated_blocks
         from compress.models.checkpoint import load, save
-        from compress.models.preprocessor import preprocessor
         from compress.training.train import TrainConfig, autocast_dtype, train, training_device
         from distill.steps import Steps
         from distill.student import build
@@ -179,8 +178,8 @@ class Distill(DistillSettings):
         else:
             student.to(device)
             teachers = [freeze(load(folder, device)) for folder in folders]
-        prepared = preprocessor(source, context.task, context.max_length, context.target)
-        theirs = [preprocessor(folder, context.task, context.max_length, context.target) for folder in folders]
+        prepared = context.preprocessor(source)
+        theirs = [context.preprocessor(folder) for folder in folders]
         split, num_labelled = steps.rows()
         objective = steps.objective(student, teachers, prepared, theirs, split, num_labelled)
         outside = not trained_here(context) and TASKS[context.task].needs_labels

@@ -171,12 +171,11 @@ def recover(
         InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     assert context.teacher is not None, "the pipeline hands over the teacher"
     device, folder = training_device(), context.teacher.path
     model.to(device)
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (source, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task)
     outside = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):

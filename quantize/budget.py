@@ -83,6 +83,5 @@ def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> f
 
 
 def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:
-    from compress.models.preprocessor import preprocessor
 
-    return compared(model, preprocessor(checkpoint, context.task, context.max_length, context.target), rows, BATCH_SIZE)
+    return compared(model, context.preprocessor(checkpoint), rows, BATCH_SIZE)

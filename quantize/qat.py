@@ -323,11 +323,10 @@ def learn(
         InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     model.to(training_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (checkpoint, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (checkpoint, folder))
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher

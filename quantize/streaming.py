@@ -25,14 +25,13 @@ from compress.machine.process import freed_memory_returned
 from compress.models.config import read_config
 from compress.models.files import TEXT_FILES, copy_files
 from compress.models.forward import linears
-from compress.models.preprocessor import preprocessor
 from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.calibration import Method
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
-from quantize.schemes import NUMBERS
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
@@ -97,7 +96,7 @@ def quantize_streamed(
         rows, hidden_bytes = [], 0
         if settings.observes:
             rows = context.data.calibration(stage.calibration.rows, context.seed).rows
-            processor = preprocessor(source, context.task, context.max_length, context.target)
+            processor = context.preprocessor(source)
             batches, hidden_bytes = model.batches(processor, rows, context.scratch)
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
         tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
@@ -112,7 +111,7 @@ def quantize_streamed(
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)
     save_settings(out, stage.scheme, written.entries, kept)
-    count, number = len(written.entries), NUMBERS[stage.scheme]
+    count, number = len(written.entries), SCHEMES[stage.scheme].numbers
     _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
     context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
     figures = _figures(written, settings, len(rows), context.progress.log)

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.core.engines import served_on
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.stage.context import Context
@@ -83,7 +84,7 @@ class TritonRepo(Stage):
             results: dict[str, Any] = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if "tensorrt" in context.target.engines:  # for the machines that have a GPU: beside the repository that was checked here
+            if served_on("cuda") in context.target.engines:  # for the machines that have a GPU: beside the repository that was checked here
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
         write_json(out / RESULTS, results)
         return _summary(results)
@@ -108,7 +109,7 @@ class TritonRepo(Stage):
 
             results["versions"] = dict(environment.check().versions)
         for model in models:
-            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": "openvino"}
+            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": model.engine["engine"]}
             entry["mode"] = model.engine["mode"]
             results["models"].append(entry | (self._measure(model, context, out) if self.serve else _unasked("serve: false")))
         return results
@@ -139,7 +140,7 @@ class TritonRepo(Stage):
             name=name,
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
         )
-        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": "tensorrt", "mode": "static"}
+        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
         return entry | _unasked(str(figures["reason"])), str(figures["layout"])
 
     def _starts(self, context: Context) -> bool:

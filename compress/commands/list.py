@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from compress.core.engines import ENGINES
 from compress.core.errors import InputError, nearest
 from compress.core.named import Named
-from compress.core.target import EngineName
 from compress.core.tasks import TASKS
 from compress.recipe import STAGES, Recipe, schema
 
@@ -49,14 +49,8 @@ def _methods() -> Iterator[str]:
 
 
 def _engines() -> Iterator[str]:
-    where = {
-        "openvino": "CPU (default)",
-        "onnxruntime": "CPU",
-        "tensorrt": "NVIDIA GPUs; proved ahead of time without one",
-        "torch": "CPU, CUDA; the baseline",
-    }
-    for name in get_args(EngineName):
-        yield f"{name:<14}{where[name]}"
+    for name, row in ENGINES.items():
+        yield f"{name:<14}{row.where}"
 
 
 def _tasks() -> Iterator[str]:

@@ -33,7 +33,6 @@ from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
 from compress.measure.metrics import metrics
 from compress.measure.predictions import finely, logits_of
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor, Row
 
@@ -98,7 +97,7 @@ class Trial:
             count = max(1, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
         chosen = spread(chosen, count)
         rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
-        prepared = finely(preprocessor(checkpoint, context.task, context.max_length, context.target))
+        prepared = finely(context.preprocessor(checkpoint))
         batches = sorted(_logits(model, prepared, rows), key=lambda batch: batch[0])
         order = np.concatenate([indices for indices, _ in batches])
         return cls(model, prepared, rows, context, np.concatenate([logits for _, logits in batches])[np.argsort(order)], labels)

@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compress.core.engines import ENGINES
 from compress.measure.metrics import METRICS
 from compress.report import goals
 
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"
-NAMES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT", "triton": "Triton"}
 DISTANCES = {"kl": "KL of the logits, nats", "mse": "squared error of the output"}
 
 MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no line ends after a dash
@@ -22,7 +22,9 @@ MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no lin
 
 def engine_name(key: str | None) -> str:
     """Returns the name of an engine or hop as its makers write it."""
-    return NAMES.get(str(key), str(key)) if key else "no engine"
+    if not key:
+        return "no engine"
+    return ENGINES[key].title if key in ENGINES else "Triton" if key == "triton" else str(key)
 
 
 def is_share(metric: str | None) -> bool:
@@ -247,5 +249,5 @@ def goals_sentence(judged: list[Mapping[str, Any]]) -> str:
 
 def place(at: str | None) -> str | None:
     """Returns where a goal was judged with engines and products as they are written for readers."""
-    words = [NAMES.get(word, word) for word in re.split(r"(, | )", at)] if at else []
+    words = [engine_name(word) if word in (*ENGINES, "triton") else word for word in re.split(r"(, | )", at)] if at else []
     return "".join(TIMES if word == "x" else word for word in words) or None

@@ -14,6 +14,7 @@ import yaml
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run, open_run
+from compress.core.engines import REFERENCE
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import primary
 from compress.report import goals, hops, intervals, page
@@ -103,7 +104,7 @@ def _accuracy(run: Run, name: str, task: Task, mine: list[Hop], build: dict[str,
     metric = primary(task)
     cells: dict[str, Any] = {hop.hop: intervals.single(metric, hop.logits, hop.labels) for hop in mine}
     for engine in run.recipe["target"]["engines"]:
-        if engine not in cells and engine != "torch":
+        if engine not in cells and engine != REFERENCE:
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
             reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
             cells[engine] = {"value": None, "reason": reason}

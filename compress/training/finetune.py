@@ -20,7 +20,6 @@ from compress.core.tasks import TASKS
 from compress.data.splits import Data
 from compress.measure.metrics import primary
 from compress.models.checkpoint import load, save
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.selection import selection_metric
@@ -75,7 +74,7 @@ class Finetune(Stage):
             )
         device = training_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # one that is divided goes there block by block
-        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        prepared = context.preprocessor(parent.path)
         config = TrainConfig.of(self)
         history = train(
             model,

@@ -37,10 +37,11 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.schemes.checkpoint import Scales, load_quantization
+from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import HIGH, LOW, Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales, levels, quantize
+from compress.schemes.scales import Scales
 from export.graph.onnx import prune_initializers, save
 from export.graph.qdq import find_layers
 
