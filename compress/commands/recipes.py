@@ -55,11 +55,11 @@ def copy_of(name: str, output: str) -> str:
     known = shipped()
     if name not in known:
         raise InputError(f"--recipe {name}: unknown; shipped: {', '.join(known)}{nearest(name, known)}")
-    first, _, *lines = known[name].read_text(encoding="utf-8").splitlines()
+    first, command, *lines = known[name].read_text(encoding="utf-8").splitlines()
     body = [line for line in lines if not line.startswith("# yaml-language-server:")]  # its schema lies beside the shipped recipe alone
     if any(line.startswith("extends:") for line in body):
         body = _resolved(known[name])
-    return "\n".join([first, f"# compress run {output}", *body]) + "\n"
+    return "\n".join([first, command.replace(f"recipes/{known[name].name}", output), *body]) + "\n"
 
 
 def _resolved(path: Path) -> list[str]:
