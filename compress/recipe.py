@@ -7,6 +7,7 @@ what is allowed, nearest key. A new stage is one import and one line in `STAGES`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -114,20 +115,19 @@ def read(path: Path, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         InputError: Every problem of the recipe, one line each.
     """
-    raw = _read_file(path, ())
+    return check(_read_file(path, ()), settings)
+
+
+def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """Turns plain data and `key.path=value` overrides into a `Recipe`, or raises one `InputError` with every problem."""
+    data = deepcopy(dict(raw))
     for setting in settings:
-        _apply(raw, setting)
-    return check(raw)
-
-
-def check(raw: Mapping[str, Any]) -> Recipe:
-    """Turns plain data into a `Recipe`, or raises one `InputError` with every problem."""
-    raw = dict(raw)
-    entries = raw.pop("stages", None)
+        _apply(data, setting)
+    entries = data.pop("stages", None)
     problems: list[str] = []
     recipe: Recipe | None = None
     try:
-        recipe = Recipe.model_validate(raw)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
         problems += explain(error, Recipe)
     stages, stage_problems = _check_stages(entries)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+
+if TYPE_CHECKING:
+    from triton_repo.server import TritonServer
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 GPU_SPEC = "gpu.json"
@@ -211,6 +214,31 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     return {"disagreements": len(other), "median_abs": median, "max_abs": float(difference.max())}
 
 
+def server_of(repository: Path, log: Path) -> TritonServer:
+    """Returns the server of a repository, which runs for as long as it is entered.
+
+    Args:
+        repository: The folder `model_repository`.
+        log: File for the output of the server.
+
+    Raises:
+        InputError: The repository cannot be served here, or the server environment is missing.
+    """
+    from triton_repo import environment
+    from triton_repo.server import TritonServer
+
+    if (repository / GPU_SPEC).exists():
+        raise InputError(f"{repository}: for GPUs; its plans are built and served in NVIDIA's container, see {repository / 'README.md'}")
+    if not model_names(repository):
+        raise InputError(f"{repository}: no model in it; a folder that the triton_repo stage wrote is needed")
+    return TritonServer(repository, environment.check(), log)
+
+
+def model_names(repository: Path) -> list[str]:
+    """Returns the models of a repository."""
+    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
+
+
 def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
     """Serves a repository in the foreground until it is interrupted.
 
@@ -223,17 +251,9 @@ def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
         InputError: The repository cannot be served here, or the server environment is missing.
         ServerError: The server did not start, or ended by itself.
     """
-    from triton_repo import environment
-    from triton_repo.server import TritonServer
-
-    if (repository / GPU_SPEC).exists():
-        raise InputError(f"{repository}: for GPUs; its plans are built and served in NVIDIA's container, see {repository / 'README.md'}")
-    names = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
-    if not names:
-        raise InputError(f"{repository}: no model in it; a folder that the triton_repo stage wrote is needed")
-    found = environment.check()
-    say(f"starting Triton on {', '.join(names)}; log: {log}")
-    with TritonServer(repository, found, log) as server:
+    server = server_of(repository, log)
+    say(f"starting Triton on {', '.join(model_names(repository))}; log: {log}")
+    with server:
         say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; Ctrl-C stops it")
         try:
             server.wait()

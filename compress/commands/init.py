@@ -1,10 +1,11 @@
-"""The commented recipe that `compress init` writes for each task."""
+"""The recipe that `compress init` writes: a commented one for each task, or a copy of a shipped one."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
 
+from compress.commands.recipes import copy_of
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import TASKS
 from compress.measure.metrics import primary
@@ -96,7 +97,19 @@ def write_template(task: str, output: Path) -> Path:
     Raises:
         InputError: There is no such task, or `output` exists already.
     """
-    text = template(task, str(output))
+    return _write(template(task, str(output)), output)
+
+
+def write_copy(recipe: str, output: Path) -> Path:
+    """Writes a copy of a shipped recipe.
+
+    Raises:
+        InputError: There is no such recipe, or `output` exists already.
+    """
+    return _write(copy_of(recipe, str(output)), output)
+
+
+def _write(text: str, output: Path) -> Path:
     try:
         with output.open("x", encoding="utf-8") as stream:
             stream.write(text)

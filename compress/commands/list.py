@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from compress.commands.recipes import about, shipped
 from compress.core.engines import ENGINES
 from compress.core.errors import InputError, nearest
 from compress.core.named import Named
 from compress.core.tasks import TASKS
 from compress.recipe import STAGES, Recipe, schema
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 def schema_text() -> str:
@@ -58,8 +56,8 @@ def _tasks() -> Iterator[str]:
 
 
 def _recipes() -> Iterator[str]:
-    for path in sorted(RECIPES.glob("**/*.yaml")):
-        yield f"{path.relative_to(RECIPES.parent)}: {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}"
+    for name, path in shipped().items():
+        yield f"{name:<24}{about(path)}"
 
 
 def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[Any, ...]]]:

@@ -64,6 +64,11 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
     return [goal for goal in judged if goal["limit"] is not None]
 
 
+def missed(report: Mapping[str, Any]) -> list[str]:
+    """Returns the goals that were judged and not met."""
+    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
+
+
 def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the variant that the run ends with; empty where there is none."""
     variants = report.get("variants") or [{}]

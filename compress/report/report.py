@@ -39,11 +39,6 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
     return report
 
 
-def missed(report: dict[str, Any]) -> list[str]:
-    """Returns the goals that were judged and not met."""
-    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
-
-
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     """Returns the report of a run as plain data, in the schema of `report.json`."""
     task: Task = run.recipe["model"]["task"]

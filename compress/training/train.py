@@ -365,7 +365,7 @@ class _Loop:
             message = f", loss {sum(means.values()):.4f}{message}"
             self.sums, self.seen = {}, 0
         if message:
-            progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
+            progress.tick(self.label, f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the value on the selection split; keeps the weights where it is the best so far."""

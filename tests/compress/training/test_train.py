@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
 from compress.data.splits import Split
 from compress.machine.parallel import Team
@@ -360,3 +361,20 @@ def test_biases_and_norms_have_no_decay(tiny_bert: Path) -> None:
     assert all(name.endswith("weight") and "LayerNorm" not in name for name in decayed)
     assert all(name.endswith("bias") or "LayerNorm" in name for name in free)
     assert len(decayed) + len(free) == len(names)
+
+
+def test_many_quick_epochs_are_few_lines_of_the_console(
+    tiny_bert: Path, sentences: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = 0.0
+
+    def objective(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        nonlocal seconds
+        seconds += 0.25  # an epoch of 6 steps lasts 1.5 s
+        return supervised("text-classification")(model, batch)
+
+    progress = ConsoleProgress(file=tmp_path / "log.txt", clock=lambda: seconds)
+    run(tiny_bert, sentences, progress, tmp_path / "scratch", objective, epochs=20)
+    shown = [int(line.split("epoch ")[1].split(",")[0]) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [1, 7, 14, 20]  # 20 epochs in 30 s: the first, one every 10 s, the last
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 20
