@@ -10,7 +10,7 @@ import ast
 import inspect
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import typer
 
 import cli
 from compress.commands.list import reference, schema_text
-from compress.report.keys import KEYS
+from compress.report.keys import KEYS, Key
 
 ROOT = Path(__file__).resolve().parent.parent
 README = ROOT / "README.md"
@@ -127,21 +127,30 @@ def _default(parameter: Any) -> str:
 
 
 def report_page() -> str:
-    """Returns every key of report.json."""
-    rows = "\n".join(f"| `{key.path}` | {key.type} | {key.meaning} |" for key in KEYS)
+    """Returns every key of report.json, a section for each map."""
+    sections: dict[str, list[Key]] = {}
+    for key in KEYS:
+        sections.setdefault(key.path.removesuffix(".*").rpartition(".")[0], []).append(key)
+    body = "\n".join(_map(path, keys) for path, keys in sections.items())
     return f"""{NOTICE}
 # report.json
 
-`report.json` holds every figure of `report.html`, and nothing else is shown there. `compress report RUN` writes both again from the files
-of the run. The schema is version {next(key for key in KEYS if key.path == "schema").meaning.split()[-1].rstrip(".")}.
+`report.json` holds every figure of `report.html`. `compress report RUN` writes both again from the files of the run.
 
-`[]` stands for the entries of a list, `HOP` for `torch`, an engine or `triton`, `METRIC` for a metric of the task. A figure that was not
-measured is null or has a `reason` beside it; it is never 0.
+`[]` stands for the entries of a list, `HOP` for `torch`, an engine or `triton`, `METRIC` for a metric of the task, `PACKAGE` for a library.
+A figure that was not measured is null or has a `reason` beside it; it is never 0.
 
-| key | type | meaning |
-| --- | --- | --- |
-{rows}
-"""
+{body}"""
+
+
+def _map(path: str, keys: Sequence[Key]) -> str:
+    title = f"`{path}`" if path else "The report"
+    rows = "\n".join(f"| `{_within(key.path, path)}` | {key.type} | {key.meaning} |" for key in keys)
+    return f"## {title}\n\n| key | type | meaning |\n| --- | --- | --- |\n{rows}\n"
+
+
+def _within(path: str, above: str) -> str:
+    return path.removesuffix(".*").removeprefix(f"{above}." if above else "")
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ def test_readme_is_short_and_its_links_lead_somewhere() -> None:
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The documentation, built strictly: a dead link, an anchor that is gone or a page that no menu names fails."""
     folder = tmp_path_factory.mktemp("site")
-    result = python("-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder))
+    result = python("-m", "mkdocs", "build", "--strict", "--site-dir", str(folder))
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
