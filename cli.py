@@ -15,6 +15,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from compress.core.errors import InputError
+from compress.core.named import one_of
+from compress.core.tasks import TASKS
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 
 app = typer.Typer(
@@ -38,9 +40,7 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and li
 
 @app.command()
 def init(
-    task: Annotated[
-        str | None, typer.Option("--task", help="text-classification, text-regression, text-generation or image-classification.")
-    ] = None,
+    task: Annotated[str | None, typer.Option("--task", help=f"{one_of(list(TASKS))}.")] = None,
     recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Copy a shipped recipe instead.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
+from compress.measure.metrics import primary
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
@@ -170,14 +171,13 @@ def recover(
         InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     assert context.teacher is not None, "the pipeline hands over the teacher"
     device, folder = training_device(), context.teacher.path
     model.to(device)
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (source, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task)
-    outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
+    outside = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or outside:
             teacher = load(folder, device).requires_grad_(False)
@@ -204,7 +204,7 @@ def recover(
             selection_metric(judged, prepared),
             label,
             depends=depends,
-            higher_is_better=TASKS[context.task].higher_is_better,
+            higher_is_better=primary(context.task).higher_is_better,
         )
     model.cpu()
     return history

@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
 from compress.measure.closeness import distance
+from compress.measure.metrics import primary
 from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
@@ -322,11 +323,10 @@ def learn(
         InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     model.to(training_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (checkpoint, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (checkpoint, folder))
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
@@ -365,7 +365,7 @@ def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocess
     """
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].answer == "tokens" or not rows:
-        return selection_metric(context, prepared), TASKS[context.task].higher_is_better
+        return selection_metric(context, prepared), primary(context.task).higher_is_better
     before = compared(teacher, theirs, rows, EVALUATION_BATCH)
     return lambda now: distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH)), False
 

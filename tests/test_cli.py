@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli import app
 from compress.report.goals import judge
-from tests.compress.test_goals import make_report
+from tests.compress.report.test_goals import make_report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -70,7 +70,7 @@ def test_serving_generated_text_is_refused_in_one_line(verb: str, tmp_path: Path
 
 
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
-    from compress.commands.init import TASKS
+    from compress.core.tasks import TASKS
     from compress.recipe import read
 
     for task in TASKS:

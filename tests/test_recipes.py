@@ -13,6 +13,7 @@ from compress.commands.recipes import about, find, shipped
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
+from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from tests.compress import tiny_gpt
@@ -56,7 +57,7 @@ SHRUNK = {  # by stage: what it does in a test
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
     monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
@@ -74,7 +75,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else 40)
     assert cell["n"] >= 40
     assert cell["low"] <= cell["value"] <= cell["high"]
-    assert report["metric"] == {"name": facts.metric, "higher_is_better": facts.higher_is_better}
+    assert report["metric"] == {"name": facts.metric, "higher_is_better": METRICS[facts.metric].higher_is_better}
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
 
 

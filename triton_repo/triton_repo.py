@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.core.engines import served_on
 from compress.core.errors import InputError
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 
@@ -86,7 +87,7 @@ class TritonRepo(Stage):
             results: dict[str, Any] = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if "tensorrt" in context.target.engines:  # for the machines that have a GPU: beside the repository that was checked here
+            if served_on("cuda") in context.target.engines:  # for the machines that have a GPU: beside the repository that was checked here
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
         write_json(out / RESULTS, results)
         return _summary(results)
@@ -111,7 +112,7 @@ class TritonRepo(Stage):
 
             results["versions"] = dict(environment.check().versions)
         for model in models:
-            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": "openvino"}
+            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": model.engine["engine"]}
             entry["mode"] = model.engine["mode"]
             results["models"].append(entry | (self._measure(model, context, out) if self.serve else _unasked("serve: false")))
         return results
@@ -142,7 +143,7 @@ class TritonRepo(Stage):
             name=name,
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
         )
-        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": "tensorrt", "mode": "static"}
+        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
         return entry | _unasked(str(figures["reason"])), str(figures["layout"])
 
     def _starts(self, context: Context) -> bool:
@@ -151,7 +152,7 @@ class TritonRepo(Stage):
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, asks it everything, and returns its part of triton.json."""
         from compress.measure.answers import save_predictions
-        from compress.measure.metrics import PRIMARY, metrics
+        from compress.measure.metrics import metrics
         from triton_repo import client, environment
         from triton_repo.server import TritonServer
 
@@ -166,7 +167,7 @@ class TritonRepo(Stage):
         figures = metrics(context.task, answers.logits, split.labels)
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
-            f"  {model.name} in Triton: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={len(split.rows)}), "
+            f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={len(split.rows)}), "
             f"{_told(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
@@ -200,7 +201,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
     difference = np.abs(answers.logits.astype(np.float64) - expected)
-    if task == "text-regression":
+    if TASKS[task].answer == "value":
         difference /= float(np.std(labels.astype(np.float64))) or 1.0
     other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
     median, limit = float(np.median(difference)), max(1, len(expected) // 1000)

@@ -17,7 +17,7 @@ from compress.artifacts import artifact
 from compress.artifacts.run_folder import REPOSITORY, Run, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.core.tasks import facts
+from compress.core.tasks import TASKS
 from compress.measure.metrics import differences
 from compress.report import hops
 
@@ -95,7 +95,7 @@ def _files(run: Run, log: Log) -> Iterator[str]:
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from compress.measure.engine_process import EngineError, EngineProcess
-    from export.engine import spec_of
+    from export.engines.spec import spec_of
 
     exported = run.of_kind("engine")
     target = Target.model_validate(run.recipe["target"])
@@ -129,7 +129,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 def _compare(key: str, run: Run, recorded: np.ndarray, answered: np.ndarray, log: Log) -> Iterator[str]:
     changed, distance = differences(run.recipe["model"]["task"], recorded, answered)
     flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
-    told = f"median |d{'nll' if facts(run.recipe['model']['task']).answer == 'tokens' else 'logit'}| {median:.4f}"
+    told = f"median |d{'nll' if TASKS[run.recipe['model']['task']].answer == 'tokens' else 'logit'}| {median:.4f}"
     log(f"{key}: {len(recorded)} golden rows, {flips} flips, {told}")
     if flips > allowed or median > MEDIAN_ABS:
         yield f"{key}: {flips} of {len(changed)} golden answers differ (at most {allowed}), {told}"

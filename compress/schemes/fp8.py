@@ -47,10 +47,16 @@ class Fp8Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Fp8Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         if entry["weight_bits"] != 8:
             raise ValueError("weight_bits other than 8")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"])
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Fp8Scales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""

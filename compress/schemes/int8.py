@@ -59,9 +59,15 @@ class LayerScales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> LayerScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         bits, smooth_I = _bits(entry), tensors.get(f"{name}.input_smooth")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], bits, smooth_I)
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> LayerScales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale, bits, smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""
@@ -101,8 +107,13 @@ class DynamicScales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> DynamicScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         return cls(tensors[f"{name}.weight_scale"], _bits(entry), tensors.get(f"{name}.input_smooth"))
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> DynamicScales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        return cls(weight_scale, bits, smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""

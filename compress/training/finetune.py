@@ -18,9 +18,8 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
-from compress.measure.metrics import PRIMARY
+from compress.measure.metrics import primary
 from compress.models.checkpoint import load, save
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.selection import selection_metric
@@ -69,13 +68,13 @@ class Finetune(Stage):
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
 
-        if self.label_smoothing and context.task == "text-regression":
+        if self.label_smoothing and TASKS[context.task].answer == "value":
             raise InputError(
                 f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes: leave it out"
             )
         device = training_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # one that is divided goes there block by block
-        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        prepared = context.preprocessor(parent.path)
         config = TrainConfig.of(self)
         history = train(
             model,
@@ -90,7 +89,7 @@ class Finetune(Stage):
             selection_metric(context, prepared),
             label=self.id or self.NAME,
             depends={"label_smoothing": self.label_smoothing},
-            higher_is_better=TASKS[context.task].higher_is_better,
+            higher_is_better=primary(context.task).higher_is_better,
             team=context.team,
         )
         if context.team.is_first:
@@ -102,7 +101,7 @@ class Finetune(Stage):
             )
         return {
             "losses": history.losses,
-            "selection": {"metric": PRIMARY[context.task], "values": history.selection, "best_step": history.best_step},
+            "selection": {"metric": TASKS[context.task].metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": str(autocast_dtype(device)).removeprefix("torch."),
