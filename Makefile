@@ -1,10 +1,10 @@
-# Five verbs. VENV is the environment to build and use; nothing is installed outside of it but the server environment of Triton,
+# Six verbs. VENV is the environment to build and use; nothing is installed outside of it but the server environment of Triton,
 # which lives in the user's cache folder.
 VENV ?= .venv
 PYTHON ?= python3
 BIN = $(VENV)/bin
 
-.PHONY: install demo test lint bench
+.PHONY: install demo test lint docs bench
 
 install: $(VENV)/.installed
 
@@ -29,6 +29,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[bench]'

@@ -19,6 +19,15 @@ from compress.core.named import one_of
 from compress.core.tasks import TASKS
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 
+STATUSES = {
+    0: "finished, no goal missed",
+    1: "an internal error: our fault (`--verbose` shows where)",
+    2: "the input or the machine is wrong, one line for each problem; `verify`: something differs",
+    3: "finished and everything is written, but a goal was missed",
+    130: "stopped with Ctrl-C; finished stages are kept",
+}
+"""What each exit status means."""
+
 app = typer.Typer(
     name="compress",
     add_completion=False,
@@ -31,6 +40,7 @@ app = typer.Typer(
 )
 
 RecipeFile = Annotated[Path, typer.Argument(help="The recipe: a YAML file, or the name of a shipped one (compress list recipes).")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; runs/<name> where absent.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; stages are named by id. Repeatable.")
@@ -58,9 +68,7 @@ def init(
 
 
 @app.command()
-def plan(
-    recipe: RecipeFile, settings: Settings = None, out: Annotated[Path | None, typer.Option("--out")] = None, verbose: Verbose = False
-) -> None:
+def plan(recipe: RecipeFile, settings: Settings = None, out: Out = None, verbose: Verbose = False) -> None:
     """Check everything and predict size, FLOPs, disk and time; loads no weights."""
     from compress.commands.plan import describe
 
@@ -70,7 +78,7 @@ def plan(
 @app.command()
 def run(
     recipe: RecipeFile,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder; runs/<name> where absent.")] = None,
+    out: Out = None,
     settings: Settings = None,
     start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run that stage and every later one again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run every stage again.")] = False,

@@ -95,7 +95,7 @@ class Recipe(Config):
     target: Target = Target()
     """Where to serve it."""
     parallel: Parallel = Parallel()
-    """How several processes train; see `docs/processes.md`."""
+    """How several processes train; see `docs/how-to/several-processes.md`."""
     stages: tuple[Any, ...] = ()
     """One-key maps, in order: the key names the stage, the value is its config."""
 

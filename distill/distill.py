@@ -159,10 +159,9 @@ class Distill(DistillSettings):
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
         from compress.machine.parallel import shard
-        from compress.measure.metrics import primary
         from compress.models.blocks import repeated_blocks
         from compress.models.checkpoint import load, save
-        from compress.training.train import TrainConfig, autocast_dtype, train, training_device
+        from compress.training.train import TrainConfig, Training, autocast_dtype, train, training_device
         from distill.steps import Steps
         from distill.student import build
         from distill.teacher import freeze
@@ -184,23 +183,17 @@ class Distill(DistillSettings):
         objective = steps.objective(student, teachers, prepared, theirs, split, num_labelled)
         outside = not trained_here(context) and TASKS[context.task].needs_labels
         judged = steps.judged(teachers, theirs) if outside and self.corpus is None else context
-        config = TrainConfig.of(self)
-        history = train(
-            student,
-            objective.to(device),
-            split.rows,
-            split.labels,
+        training = Training.of(
+            context,
             prepared,
-            config,
-            context.seed,
-            context.scratch,
-            context.progress,
-            selection_metric(judged, prepared) if self.corpus is None else None,
-            label=self.id or self.NAME,
+            TrainConfig.of(self),
+            self.id or self.NAME,
+            split=split,
+            select=selection_metric(judged, prepared) if self.corpus is None else None,
             depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
-            higher_is_better=primary(context.task).higher_is_better,
             team=team,
         )
+        history = train(student, objective.to(device), training)
         if team.is_first:
             save(
                 student.cpu(),

@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.measure.metrics import primary
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
@@ -35,7 +34,7 @@ from compress.training.distilled import Distilled, attention_as_before, check_ta
 from compress.training.finetune import trained_here
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
 
 
 class Recover(Taught):
@@ -191,21 +190,16 @@ def recover(
                     assert origin is not None, "checked before the first stage"
                     objective = Recovery(objective, origin, settings.hidden_weight)
                 objective.to(device)
-        history = train(
-            model,
-            around(objective),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             TrainConfig.of(settings, epochs=epochs),
-            context.seed,
-            scratch,
-            context.progress,
-            selection_metric(judged, prepared),
             label,
+            scratch=scratch,
+            select=selection_metric(judged, prepared),
             depends=depends,
-            higher_is_better=primary(context.task).higher_is_better,
         )
+        history = train(model, around(objective), training)
     model.cpu()
     return history
 

@@ -53,7 +53,7 @@ from compress.stage.taught import Asked, Learner, Taught
 from compress.training.distilled import attention_as_before, taught
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -339,21 +339,16 @@ def learn(
             learner = Learner(settings, asked_by(label), model, checkpoint, prepared, taught_by, theirs, part)
             objective = taught(learner, context).to(training_device())
         insert(model, scales, settings.scales, settings.scale_learning_rate)
-        history = train(
-            model,
-            objective if settings.dropout else WithoutDropout(objective),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             TrainConfig.of(settings, look_first=True),
-            context.seed,
-            context.scratch,
-            context.progress,
-            select,
             label,
-            depends=settings.model_dump(mode="json"),
+            select=select,
             higher_is_better=higher_is_better,
+            depends=settings.model_dump(mode="json"),
         )
+        history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
     return extract(model.cpu()), history
 
 

@@ -18,6 +18,7 @@ from compress.pipeline import run
 from compress.recipe import Recipe, read
 from tests.compress import tiny_gpt
 from tests.export import sentiment
+from tests.report_keys import undocumented
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
@@ -76,6 +77,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell["n"] >= 40
     assert cell["low"] <= cell["value"] <= cell["high"]
     assert report["metric"] == {"name": facts.metric, "higher_is_better": METRICS[facts.metric].higher_is_better}
+    assert undocumented(report) == []
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
 
 

@@ -70,10 +70,14 @@ class Fp8Scales:
         """Returns the weights that a checkpoint keeps."""
         return to_e4m3(weight_OI, self.weight_scale[:, None]).float() * self.weight_scale[:, None]
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, float8_e4m3fn `[O, I]`."""
+        return to_e4m3(weight_OI, self.weight_scale[:, None])
+
     def module(self, name: str, linear: nn.Linear) -> Fp8Linear:
         """Returns the E4M3 form of a float layer."""
         bias_O = None if linear.bias is None else linear.bias.detach().float()
-        return Fp8Linear(name, to_e4m3(linear.weight.detach().float(), self.weight_scale[:, None]), self, bias_O)
+        return Fp8Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these cannot be the scales of a layer with weights on their grid."""

@@ -70,11 +70,14 @@ class Int4Scales:
         scale_OI = self.expanded(weight_OI.shape[1])
         return quantize(weight_OI, scale_OI, LOW, HIGH).float() * scale_OI
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, int8 `[O, I]` in [-8, 7]."""
+        return quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH)
+
     def module(self, name: str, linear: nn.Linear) -> Int4Linear:
         """Returns the packed form of a float layer."""
-        weight_OI = linear.weight.detach().float()
         bias_O = None if linear.bias is None else linear.bias.detach()
-        return Int4Linear(name, quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH), self, bias_O)
+        return Int4Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these cannot be the scales of a layer with weights on their grid."""

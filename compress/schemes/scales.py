@@ -48,6 +48,9 @@ class Scales(Protocol):
     def on_grid(self, weight_OI: Tensor) -> Tensor:
         """Returns the weights that a checkpoint keeps, float32 `[O, I]`: weights that are on the grid already stay what they are."""
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights that are on the grid, `[O, I]`: int8 for integers, float8_e4m3fn for FP8."""
+
     def module(self, name: str, linear: nn.Linear) -> nn.Module:
         """Returns the quantized form of a float layer, whose weights need not be on the grid; the layer itself stays as it is.
 

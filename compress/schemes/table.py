@@ -12,6 +12,7 @@ This module imports no torch: the processes of the engines read it too.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -58,33 +59,19 @@ class SchemeFacts:
     """Whether the products of attention and residual additions can be int8 too."""
 
 
-def _w8a8() -> type[Scales]:
-    from compress.schemes.int8 import LayerScales
+def scales_in(module: str, name: str) -> Callable[[], type[Scales]]:
+    """Returns what imports the scales of a scheme from a file of this folder once they are needed."""
 
-    return LayerScales
+    def imported() -> type[Scales]:
+        found: type[Scales] = getattr(importlib.import_module(f"compress.schemes.{module}"), name)
+        return found
 
-
-def _w8a8_dynamic() -> type[Scales]:
-    from compress.schemes.int8 import DynamicScales
-
-    return DynamicScales
-
-
-def _w4a16() -> type[Scales]:
-    from compress.schemes.int4 import Int4Scales
-
-    return Int4Scales
-
-
-def _fp8() -> type[Scales]:
-    from compress.schemes.fp8 import Fp8Scales
-
-    return Fp8Scales
+    return imported
 
 
 SCHEMES: Mapping[str, SchemeFacts] = {
     "w8a8": SchemeFacts(
-        scales=_w8a8,
+        scales=scales_in("int8", "LayerScales"),
         numbers="int8",
         precision="int8",
         activations="static",
@@ -97,7 +84,7 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         sites=True,
     ),
     "w8a8-dynamic": SchemeFacts(
-        scales=_w8a8_dynamic,
+        scales=scales_in("int8", "DynamicScales"),
         numbers="int8",
         precision="int8-dynamic",
         activations="dynamic",
@@ -107,10 +94,16 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         smoothed=True,
     ),
     "w4a16": SchemeFacts(
-        scales=_w4a16, numbers="int4", precision="w4a16", activations="float", weight_bits=4, largest_weight=8, grouped=True
+        scales=scales_in("int4", "Int4Scales"),
+        numbers="int4",
+        precision="w4a16",
+        activations="float",
+        weight_bits=4,
+        largest_weight=8,
+        grouped=True,
     ),
     "fp8": SchemeFacts(
-        scales=_fp8,
+        scales=scales_in("fp8", "Fp8Scales"),
         numbers="fp8",
         precision="fp8",
         activations="static",

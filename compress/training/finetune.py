@@ -18,13 +18,12 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
-from compress.measure.metrics import primary
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.selection import selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import TrainConfig, autocast_dtype, train, training_device
+from compress.training.train import TrainConfig, Training, autocast_dtype, train, training_device
 
 
 class Finetune(Stage):
@@ -76,22 +75,16 @@ class Finetune(Stage):
         model = load(parent.path, "cpu" if context.team.shards else device)  # one that is divided goes there block by block
         prepared = context.preprocessor(parent.path)
         config = TrainConfig.of(self)
-        history = train(
-            model,
-            supervised(context.task, self.label_smoothing),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             config,
-            context.seed,
-            context.scratch,
-            context.progress,
-            selection_metric(context, prepared),
-            label=self.id or self.NAME,
+            self.id or self.NAME,
+            select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing},
-            higher_is_better=primary(context.task).higher_is_better,
             team=context.team,
         )
+        history = train(model, supervised(context.task, self.label_smoothing), training)
         if context.team.is_first:
             save(
                 model.cpu(),

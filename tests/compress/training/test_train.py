@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
+from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
 from compress.training.rows import Rows, plan_epoch
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
+from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, parameter_groups, steps_in, train
 
 TARGET = Target(sequence_lengths=(8,))
 
@@ -62,9 +63,8 @@ def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any =
     prepared = preprocessor(folder, "text-classification", 32, TARGET)
     select = changes.pop("select", None)
     seed = changes.pop("seed", 0)
-    history = train(
-        model, objective or supervised("text-classification"), *sentences, prepared, config(**changes), seed, scratch, told, select
-    )
+    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select)
+    history = train(model, objective or supervised("text-classification"), training)
     return model, history
 
 
@@ -335,7 +335,11 @@ def test_a_checkpoint_knows_how_several_processes_divide_a_model(
     for size in (1, 2):
         for strategy in strategies:
             team = Team(0, size, strategy)  # type: ignore[arg-type]
-            train(load(tiny_bert), supervised("text-classification"), *sentences, prepared, config(), 0, tmp_path, told, team=team)
+            train(
+                load(tiny_bert),
+                supervised("text-classification"),
+                Training(Split(*sentences), prepared, config(), 0, tmp_path, told, team=team),
+            )
     assert found[0] == found[1]  # one process divides nothing
     assert found[2] != found[3]
     assert len({str(settings) for settings in found}) == 3
