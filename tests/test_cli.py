@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from tests.compress.test_goals import make_report
+from tests.compress.report.test_goals import make_report
 from typer.testing import CliRunner
 
 from cli import app

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.compress.test_goals import make_report
+from tests.compress.report.test_goals import make_report
 
 from compress.core.errors import InputError
 from compress.report import goals
