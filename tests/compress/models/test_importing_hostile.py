@@ -29,21 +29,21 @@ def test_a_broken_config(text: str, folder: Path, out: Path) -> None:
 
 def test_no_weights(folder: Path, out: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(named(folder), out, "has no weights; model.safetensors is allowed")
+    refused(named(folder), out, "has no weights; model.safetensors is needed")
 
 
 def test_only_pickle(folder: Path, out: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(named(folder), out, r"holds its weights as pytorch_model.bin, .* convert it first: python -c .*save_pretrained")
+    refused(named(folder), out, r"has its weights in pytorch_model.bin, .* convert it first: python -c .*save_pretrained")
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -5])
 def test_truncated_weights(size: int, folder: Path, out: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(InputError, match="is no whole safetensors file"):
+    with pytest.raises(InputError, match="is not a complete safetensors file"):
         check_model(named(folder), 2)
-    refused(named(folder), out, r"model.safetensors is no whole safetensors file .*; copy or download it again")
+    refused(named(folder), out, r"model.safetensors is not a complete safetensors file .*; copy or download it again")
 
 
 def test_a_missing_shard(folder: Path, out: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_missing_shard(folder: Path, out: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number(value: float, folder: Path, out: Path) -> None:
     rewrite(folder, lambda tensors: tensors["bert.encoder.layer.1.output.dense.weight"].view(-1)[5:7].fill_(value))
-    refused(named(folder), out, r"bert.encoder.layer.1.output.dense.weight holds 2 NaN or infinite values of 2048")
+    refused(named(folder), out, r"2 of 2048 values in bert.encoder.layer.1.output.dense.weight are NaN or infinite")
 
 
 def test_a_missing_weight(folder: Path, out: Path) -> None:
