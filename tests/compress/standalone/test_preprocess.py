@@ -346,7 +346,7 @@ def test_a_file_of_too_many_bytes_is_not_even_opened(monkeypatch: pytest.MonkeyP
 
 def test_a_sliver_cannot_be_blown_up(tmp_path: Path) -> None:
     reader = preprocessor(image_checkpoint(tmp_path, CLIPImageProcessorPil()), "image-classification", 0, Target())
-    with pytest.raises(BadRow, match="too narrow to resize"):
+    with pytest.raises(BadRow, match="too narrow: resizing would make it"):
         reader.encode([png(noise(20_000, 1, 3))])
 
 
