@@ -69,12 +69,12 @@ def test_a_missing_weight(folder: Path, out: Path) -> None:
 
 def test_weights_of_another_shape(folder: Path, out: Path) -> None:
     edit(folder, intermediate_size=48)
-    refused(named(folder), out, "weights are missing or of another shape than config.json says")
+    refused(named(folder), out, "weights are missing or do not have the shape in config.json")
 
 
 def test_more_layers_than_the_config(folder: Path, out: Path) -> None:
     edit(folder, num_hidden_layers=1)
-    refused(named(folder), out, "holds layers that config.json does not have: bert.encoder.layer.1")
+    refused(named(folder), out, "has weights of layers that are not in config.json: bert.encoder.layer.1")
 
 
 def test_another_label_count(tiny_bert: Path, out: Path) -> None:
@@ -96,21 +96,23 @@ def test_one_label_is_no_classification(tiny_bert: Path, out: Path) -> None:
 
 def test_a_quantized_model(folder: Path, out: Path) -> None:
     edit(folder, quantization_config={"quant_method": "bitsandbytes"})
-    refused(named(folder), out, "is quantized already")
+    refused(named(folder), out, "is already quantized")
 
 
 def test_code_of_its_own_is_never_run(folder: Path, out: Path) -> None:
     (folder / "modeling_x.py").write_text("raise SystemExit('ran')")
     edit(folder, model_type="x", auto_map={"AutoConfig": "modeling_x.X", "AutoModelForSequenceClassification": "modeling_x.X"})
     refused(
-        named(folder), out, "model_type 'x', which this Transformers does not know; it brings Python code of its own, which is never run"
+        named(folder),
+        out,
+        "model_type 'x', which this Transformers version does not know; it needs its own Python code, which is never run",
     )
 
 
 def test_no_tokenizer(folder: Path, out: Path) -> None:
     for file in folder.glob("*token*"):
         file.unlink()
-    refused(named(folder), out, r"has no tokenizer \(tokenizer.json or vocab.txt, vocab.json\); save it beside the model")
+    refused(named(folder), out, r"has no tokenizer \(tokenizer.json or vocab.txt, vocab.json\); save it next to the model")
 
 
 def test_a_broken_tokenizer(folder: Path, out: Path) -> None:
@@ -122,7 +124,7 @@ def test_a_tokenizer_of_another_model(folder: Path, out: Path) -> None:
     values = json.loads((folder / "tokenizer.json").read_text())
     values["model"]["vocab"]["extra"] = 4000
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    refused(named(folder), out, "the tokenizer's highest id is 4000, the model has")
+    refused(named(folder), out, "the tokenizer's highest id is 4000, but the model has")
 
 
 def test_a_file_and_nothing(tiny_bert: Path, tmp_path: Path, out: Path) -> None:
@@ -140,7 +142,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, out: Path
 
 
 def test_a_name_that_is_no_hub_id(out: Path) -> None:
-    refused(ModelConfig(path="no such name!", task="text-classification"), out, "no local folder and no Hub id")
+    refused(ModelConfig(path="no such name!", task="text-classification"), out, "not a local folder and not a Hub id")
 
 
 def test_images_without_settings(tiny_vit: Path, tmp_path: Path, out: Path) -> None:
