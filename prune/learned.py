@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -24,9 +24,6 @@ from prune.masks import fold, masked
 from prune.recovery import Recover, RecoveryJob, recover
 from prune.selection import Incoming, Limits, Scores
 from prune.structured_movement import StructuredMovement
-
-Learned = Literal["joint", "movement"]
-LEARNED: tuple[Learned, ...] = ("joint", "movement")
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
     )
 
 
-def learn(method: Learned, model: nn.Module, goal: SparsityGoal, settings: Learn, job: RecoveryJob, key: str) -> LearnedScores:
+def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, job: RecoveryJob, key: str) -> LearnedScores:
     """Trains a model and its gates in place; leaves it on the CPU in evaluation mode, with the gates folded into its weights.
 
     Args:

@@ -27,7 +27,8 @@ from compress.stage.context import Context
 from prune.allocation import uniform
 from prune.cost import count_of
 from prune.latency_budget import LatencyBudget
-from prune.learned import LEARNED, as_trained
+from prune.learned import as_trained
+from prune.methods import is_learned
 from prune.recovery import check_recovery
 from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES
@@ -58,7 +59,7 @@ class Prune(PruneSettings):
         """Forward and backward passes over calibration rows, a dozen passes over selection rows per scanned layer, and the training."""
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
         trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
-        masks = 3.0 * len(data.train) * self.learn.epochs * (self.method in LEARNED)
+        masks = 3.0 * len(data.train) * self.learn.epochs * (is_learned(self.method))
         return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained + masks)
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
@@ -76,7 +77,7 @@ class Prune(PruneSettings):
         if self.recover is not None:
             after = self.config_after(config) if self.recover.named else config
             check_recovery(self.recover, self.training_keys, config, after, teacher, context)
-            if self.method in LEARNED:  # masks are learned on the unpruned model
+            if is_learned(self.method):  # masks are learned on the unpruned model
                 check_recovery(as_trained(self.learn, self.recover), self.training_keys, config, config, teacher, context)
 
     def config_after(self, config: Any) -> Any:

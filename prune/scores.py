@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,40 +23,14 @@ from compress.models.structure import Structure
 from compress.training.train import Batch, Objective
 from prune.activation import activation, block_influence
 from prune.cost import Component, count_of
-from prune.fisher import fisher
 from prune.gates import GateSite, gated
 from prune.hook_points import HookPoints, token_mask
 from prune.magnitude import magnitude
 from prune.selection import COMPONENTS, Scores
 from prune.slices import channel_slices, component_slices
-from prune.taylor import taylor
 
-Method = Literal["magnitude", "taylor", "fisher", "activation"]
-RELATIVE: tuple[Method, ...] = ("magnitude", "activation")
-"""Methods whose scores are comparable within a layer only."""
 Batches = Callable[[], Iterable[Batch]]
 """Starts a new pass over the calibration rows."""
-
-
-def scores_of(method: Method, model: nn.Module, structure: Structure, batches: Batches, objective: Objective, hidden: bool) -> Scores:
-    """Returns the scores of a model.
-
-    Args:
-        method: The importance score.
-        model: The model, in evaluation mode; it is not changed.
-        structure: Its structure.
-        batches: Starts a pass over the calibration rows; not called by magnitude.
-        objective: The loss of a batch, for taylor and fisher.
-        hidden: Whether taylor and fisher also score the channels of the residual stream.
-    """
-    if method == "magnitude":
-        return unread_first(comparable(by_magnitude(model, structure)), model, structure)
-    activations = by_activation(model, structure, batches)
-    if method == "activation":
-        return unread_first(comparable(activations), model, structure)
-    found = by_gradient(taylor if method == "taylor" else fisher, model, structure, batches, objective, hidden)
-    components = {where: score for where, score in found.items() if isinstance(where, tuple)}
-    return unread_first(Scores(components, activations.layers, found["hidden"] if hidden else activations.hidden), model, structure)
 
 
 def by_magnitude(model: nn.Module, structure: Structure) -> Scores:

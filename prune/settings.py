@@ -16,9 +16,8 @@ from prune.cubic import cubic
 from prune.joint import Learn
 from prune.latency_budget import LatencyBudget
 from prune.latency_cost import LatencyCost
-from prune.learned import LEARNED, Learned
+from prune.methods import Method, is_learned, scored
 from prune.recovery import Recover
-from prune.scores import Method
 from prune.selection import Granularity, Limits, protected_parts
 from prune.timing import LatencyTarget
 
@@ -34,7 +33,7 @@ class PruneSettings(ModelStage):
 
     NAME: ClassVar[str] = "prune"
 
-    method: Method | Learned = "activation"
+    method: Method = "activation"
     """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
     of the loss; magnitude: weight norm. Or learned by training masks: joint: L0 gates on heads, FFN neurons, channels and layers together,
     as far as `granularity` names them; movement: whether training moves the weights of heads and FFN neurons towards 0."""
@@ -95,11 +94,11 @@ class PruneSettings(ModelStage):
         beyond = [name for name in ("hidden", "experts") if name in self.granularity]
         if self.measure == "latency" and beyond:
             raise ValueError(f"measure: latency given; the latency table does not cover {beyond[0]}: give macs or parameters")
-        if self.method in LEARNED and "experts" in self.granularity:
-            raise ValueError(f"method: {self.method} given; it has no masks for experts: give activation, taylor, fisher or magnitude")
+        if is_learned(self.method) and "experts" in self.granularity:
+            raise ValueError(f"method: {self.method} given; it has no masks for experts: give {scored()}")
         if self.method == "movement" and not {"heads", "ffn", "vocabulary"} >= set(self.granularity):
             raise ValueError("method: movement given; it only scores heads and ffn: give joint, or granularity: [heads, ffn]")
-        if self.method in LEARNED and self.schedule == "cubic":
+        if is_learned(self.method) and self.schedule == "cubic":
             raise ValueError(f"schedule: cubic given; {self.method} prunes gradually in its own training: give one_shot")
         if (self.sparsity or targets) and set(self.granularity) == {"vocabulary"}:
             raise ValueError(

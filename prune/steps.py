@@ -32,11 +32,11 @@ from prune.allocation import Counts, Part, by_distance, by_score, by_worth, unif
 from prune.calibration import calibration_batches
 from prune.cost import Component
 from prune.latency_budget import LatencyBudget
-from prune.learned import Learned, SparsityGoal, learn
+from prune.learned import SparsityGoal, learn
 from prune.least_squares import update
+from prune.methods import METHODS, Method, Scoring, is_learned, scores_of
 from prune.proof import prove
 from prune.recovery import Recover, RecoveryJob, part_of, recover
-from prune.scores import RELATIVE, scores_of
 from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
@@ -118,14 +118,14 @@ class Steps:
         cost, limits = stage.cost(model, structure, self.latency), stage.limits(structure)
         batches = partial(calibration_batches, model, self.source, stage.rows, self.context)
         figures: dict[str, Any] = {"share": share}
-        if stage.method == "joint" or stage.method == "movement":
+        if is_learned(stage.method):
             scores = Scores.equal(structure, limits.inside)
             if share < 1 and limits.free(structure):
                 scores = self.learn(stage.method, model, SparsityGoal(cost, incoming, 1 - share, limits), share, figures)
             allocate: Allocate = by_worth(scores.components)
         else:
             hidden, loss = "hidden" in stage.granularity, supervised(self.context.task)
-            scores = scores_of(stage.method, model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden)
+            scores = scores_of(stage.method, Scoring(model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden))
             allocate = self.allocation(model, structure, scores, figures)
         learned = stage.method == "joint"
 
@@ -154,7 +154,7 @@ class Steps:
             if self.stage.allocation == "uniform":
                 return uniform(parts, budget)
             of_parts = {part: scores.components[part.block, part.component] for part in parts}
-            if self.stage.method in RELATIVE:  # the mean score per unit of cost is then the same in every component
+            if METHODS[self.stage.method].relative:  # the mean score per unit of cost is then the same in every component
                 of_parts = {part: score * part.cost for part, score in of_parts.items()}
             if self.stage.allocation == "global":
                 return by_score(parts, of_parts, budget)
@@ -165,7 +165,7 @@ class Steps:
 
         return allocate
 
-    def learn(self, method: Learned, model: nn.Module, goal: SparsityGoal, share: float, figures: dict[str, Any]) -> Scores:
+    def learn(self, method: Method, model: nn.Module, goal: SparsityGoal, share: float, figures: dict[str, Any]) -> Scores:
         """Learns masks together with the weights, in place; returns the scores and adds the training's figures to `figures`."""
         stage, teacher, structure = self.stage, self.context.teacher, goal.cost.structure
         assert teacher is not None, "the pipeline provides the teacher"

@@ -21,7 +21,8 @@ from prune.fisher import fisher
 from prune.gates import gated
 from prune.hook_points import HookPoints
 from prune.magnitude import magnitude
-from prune.scores import by_activation, by_gradient, by_magnitude, comparable, scores_of
+from prune.methods import Scoring, scores_of
+from prune.scores import by_activation, by_gradient, by_magnitude, comparable
 from prune.slices import component_slices
 from prune.taylor import taylor
 
@@ -216,7 +217,7 @@ def test_everything_gets_a_score_and_the_model_stays_as_it_is(
     model = make_model(kind)
     structure, batch = Structure.of(model, KEY), batch_of(kind, make_features(kind))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    scores = scores_of(method, model, structure, lambda: [batch], supervised(task_of(kind)), hidden=True)
+    scores = scores_of(method, Scoring(model, structure, lambda: [batch], supervised(task_of(kind)), hidden=True))
     expected = {(block, what) for block in range(3) for what in ("heads", "ffn" if kind == "bert" else "experts")}
     assert scores.components.keys() >= expected
     assert all(bool((score >= 0).all()) for score in scores.components.values())
@@ -250,7 +251,7 @@ def test_what_nobody_reads_scores_nothing(
         model.get_submodule(hooks.heads[0]).weight[:, width : 2 * width] = 0
         model.get_submodule(hooks.ffn[2]).weight[:, [3, 7]] = 0
     batch = batch_of(kind, make_features(kind))
-    scores = scores_of(method, model, structure, lambda: iter([batch]), supervised(task_of(kind)), False)
+    scores = scores_of(method, Scoring(model, structure, lambda: iter([batch]), supervised(task_of(kind)), False))
     assert [unit for unit, score in enumerate(scores.components[0, "heads"].tolist()) if score == 0] == [1]
     assert [unit for unit, score in enumerate(scores.components[2, "ffn"].tolist()) if score == 0] == [3, 7]
     assert float(scores.components[1, "ffn"].min()) > 0
