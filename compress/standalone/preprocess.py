@@ -360,7 +360,7 @@ class Preprocessor:
                 pixels = np.empty((len(rows), *one.shape), np.float32)
             if one.shape != pixels.shape[1:]:
                 raise BadRow(
-                    f"row {index}: an image of {one.shape[2]} x {one.shape[1]} pixels beside one of {pixels.shape[3]} x {pixels.shape[2]}"
+                    f"row {index}: {one.shape[2]} x {one.shape[1]} pixels, others have {pixels.shape[3]} x {pixels.shape[2]}; images of one size are allowed"
                 )
             pixels[index] = one
         return pixels
