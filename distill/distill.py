@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, num_classes
+from compress.core.tasks import TASKS, Task, num_classes
 from compress.stage.context import Context
 from compress.stage.stage import teachers_named
 from compress.training.finetune import trained_here
@@ -90,7 +90,7 @@ class Distill(DistillSettings):
         from distill.student import check_student
 
         if TASKS[context.task].answer == "tokens":
-            self._check_tokens(self.resolved())
+            self._check_tokens(context.task, self.resolved())
         self._check_rows(context)
         self._check_answers()
         num_labels = num_classes(context.task, context.data.labels)
@@ -139,14 +139,14 @@ class Distill(DistillSettings):
                 "the inside of the teacher: give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational"
             )
 
-    def _check_tokens(self, preset: Preset) -> None:
+    def _check_tokens(self, task: Task, preset: Preset) -> None:
         """Raises where a model that answers token by token cannot be distilled in this way."""
         if self.student.path is not None:
-            raise InputError(f"{self.key}.student.path: {self.student.path} given; text-generation keeps the tokens of the incoming model")
+            raise InputError(f"{self.key}.student.path: {self.student.path} given; {task} keeps the tokens of the incoming model")
         other = [loss.name for loss in preset.losses if loss.ONE_ANSWER]
         if other:
             where = f"loss: {self.loss}" if self.loss else f"losses: {other[0]}"
-            raise InputError(f"{self.key}.{where} given; {other[0]} compares one answer a row, text-generation has many: give soft_target")
+            raise InputError(f"{self.key}.{where} given; {other[0]} compares one answer a row, {task} has many: give soft_target")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the student as a checkpoint.
@@ -159,11 +159,9 @@ class Distill(DistillSettings):
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
         from compress.machine.parallel import shard
-        from compress.measure.metrics import PRIMARY
         from compress.models.blocks import repeated_blocks
         from compress.models.checkpoint import load, save
-        from compress.models.preprocessor import preprocessor
-        from compress.training.train import TrainConfig, autocast_dtype, train, training_device
+        from compress.training.train import TrainConfig, Training, autocast_dtype, train, training_device
         from distill.steps import Steps
         from distill.student import build
         from distill.teacher import freeze
@@ -179,29 +177,23 @@ class Distill(DistillSettings):
         else:
             student.to(device)
             teachers = [freeze(load(folder, device)) for folder in folders]
-        prepared = preprocessor(source, context.task, context.max_length, context.target)
-        theirs = [preprocessor(folder, context.task, context.max_length, context.target) for folder in folders]
+        prepared = context.preprocessor(source)
+        theirs = [context.preprocessor(folder) for folder in folders]
         split, num_labelled = steps.rows()
         objective = steps.objective(student, teachers, prepared, theirs, split, num_labelled)
-        outside = not trained_here(context) and TASKS[context.task].answer != "tokens"  # text is its own label
+        outside = not trained_here(context) and TASKS[context.task].needs_labels
         judged = steps.judged(teachers, theirs) if outside and self.corpus is None else context
-        config = TrainConfig.of(self)
-        history = train(
-            student,
-            objective.to(device),
-            split.rows,
-            split.labels,
+        training = Training.of(
+            context,
             prepared,
-            config,
-            context.seed,
-            context.scratch,
-            context.progress,
-            selection_metric(judged, prepared) if self.corpus is None else None,
-            label=self.id or self.NAME,
+            TrainConfig.of(self),
+            self.id or self.NAME,
+            split=split,
+            select=selection_metric(judged, prepared) if self.corpus is None else None,
             depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
-            higher_is_better=TASKS[context.task].higher_is_better,
             team=team,
         )
+        history = train(student, objective.to(device), training)
         if team.is_first:
             save(
                 student.cpu(),
@@ -209,7 +201,7 @@ class Distill(DistillSettings):
                 out,
                 f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}",
             )
-        metric = PRIMARY[context.task] + (" against the teacher" if outside else "")
+        metric = TASKS[context.task].metric + (" against the teacher" if outside else "")
         return {
             "losses": history.losses,
             "selection": {"metric": metric, "values": history.selection, "best_step": history.best_step},

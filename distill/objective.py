@@ -70,7 +70,7 @@ class Objective(nn.Module):
         of_student, of_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
         for i in counting:
             of_student, of_teacher = of_student | self.wanted[i][0], of_teacher | self.wanted[i][1]
-        pair, regression = self.pair, self.task == "text-regression"
+        pair, regression = self.pair, TASKS[self.task].answer == "value"
         assert model is pair.student.model, "the objective belongs to another model"
         if pair.masking is not None:
             batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))

@@ -206,11 +206,10 @@ class Prune(PruneSettings):
         if "vocabulary" not in self.granularity:
             return parent.path, {}
         from compress.models.checkpoint import load, save
-        from compress.models.preprocessor import preprocessor
         from prune.vocabulary import cut_vocabulary, write_tokenizer
 
         model, data = load(parent.path), context.data
-        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        prepared = context.preprocessor(parent.path)
         cut = cut_vocabulary(parent.path, model.config, prepared, data.train.rows, data.selection.rows, self.key)
         if cut.unknown > self.max_unknown:
             raise InputError(

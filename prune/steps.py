@@ -20,8 +20,8 @@ from typing import Any
 from torch import nn
 
 from compress.artifacts.artifact import write_json, writing
+from compress.core.tasks import TASKS
 from compress.measure.closeness import Trial
-from compress.measure.metrics import PRIMARY
 from compress.models.checkpoint import load, save
 from compress.models.origin import Origin
 from compress.models.structure import Structure
@@ -199,7 +199,7 @@ class Steps:
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
         if "sensitivity" not in figures:
-            whole = {} if trial.labels is None else {"metric": PRIMARY[context.task], "whole": trial.metric_before()}
+            whole = {} if trial.labels is None else {"metric": TASKS[context.task].metric, "whole": trial.metric_before()}
             figures["sensitivity"] = {"measure": trial.measure, "rows": len(trial.rows), **whole, "layers": []}
         figures["sensitivity"]["layers"] += [entry.as_row() for entry in found]
         return {(entry.part.block, entry.part.what): entry for entry in found}

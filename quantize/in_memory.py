@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.ptq import UNREACHED, divide, range_warnings
-from quantize.schemes import NUMBERS, choose_scales, layer_figures, round_weights
+from quantize.schemes import choose_scales, layer_figures, round_weights
 from quantize.settings import QuantizeSettings
 from quantize.steps import Steps
 
@@ -72,7 +73,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     kept |= floating
     scales = {layer: scales[layer] for layer in layers}
     warnings = [*range_warnings(steps.rows, unreached), *steps.compare_ranges(figures, layers, smoothed)]
-    numbers = f"{len(layers)} layers in {NUMBERS[settings.scheme]}, weights of {steps.bits} bits"
+    numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
 
     trained: dict[str, Any] = {}

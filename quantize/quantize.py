@@ -18,6 +18,7 @@ from compress.data.splits import Data
 from compress.measure.closeness import TRIAL_ROWS
 from compress.models.origin import same_shape
 from compress.schemes.sites import save_sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.training.distilled import check_taught
 from quantize.calibration import METHODS
@@ -25,7 +26,6 @@ from quantize.escalation import budget_of, escalate
 from quantize.in_memory import quantize_in_memory
 from quantize.ptq import SELECTION_ROWS, write_checkpoint
 from quantize.qat import asked_by
-from quantize.schemes import NUMBERS
 from quantize.sensitivity import SCAN_ROWS
 from quantize.settings import QuantizeSettings
 from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
@@ -82,11 +82,11 @@ class Quantize(QuantizeSettings):
         else:
             made = escalate(self, parent.path, context) if self.mode == "auto" else quantize_in_memory(self, parent.path, context)
             figures, kept, warnings = made.figures, made.kept, made.warnings
-            write_checkpoint(made.model, parent.path, out, made.scales, kept, f"{NUMBERS[self.scheme]} ({self.scheme})")
+            write_checkpoint(made.model, parent.path, out, made.scales, kept, f"{SCHEMES[self.scheme].numbers} ({self.scheme})")
             if made.sites.names:
                 save_sites(out, made.sites)
         for warning in warnings:
             context.progress.warn(f"{self.title}: {warning}")
         settings = {"mode": self.mode, "scheme": self.scheme, "weight_bits": self.bits(context)}
-        settings |= {"group_size": self.group_size} if self.scheme == "w4a16" else {}
+        settings |= {"group_size": self.group_size} if SCHEMES[self.scheme].grouped else {}
         return {**settings, **figures, "float_layers": kept, "warnings": warnings}

@@ -8,15 +8,15 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.core.config import Config
-from compress.schemes.checkpoint import Scheme
 from compress.schemes.int8 import weight_bits
+from compress.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, is_model
 from quantize.calibration import METHODS, Method
 from quantize.products import Switch
 from quantize.qat import Qat
 from quantize.rounding import Method as Rounding
-from quantize.schemes import CALIBRATORS, DEFAULT_CALIBRATOR, INTEGER, SMOOTHED
+from quantize.schemes import calibrators, default_calibrator
 
 
 class Calibration(Config):
@@ -62,7 +62,7 @@ class QuantizeSettings(ModelStage):
     """How a quantized model is trained."""
     teacher: Annotated[str, Field(min_length=1)] = "input"
     """Who teaches it then: input (the model before quantization), baseline, or the id of an earlier stage."""
-    scheme: Scheme = "w8a8"
+    scheme: Scheme = DEFAULT_SCHEME
     """w8a8: int8 weights per output channel, int8 activations per tensor, static; w8a8-dynamic: activations per token, at run time;
     w4a16: int4 weights in groups of inputs, float activations; fp8: E4M3 weights per output channel, E4M3 activations, static."""
     group_size: Literal[16, 32, 64, 128, 256] = 128
@@ -102,8 +102,9 @@ class QuantizeSettings(ModelStage):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        if self.mode != "ptq" and self.scheme != "w8a8":
-            raise ValueError(f"mode: {self.mode} trains in w8a8 alone; scheme {self.scheme} takes ptq")
+        row = SCHEMES[self.scheme]
+        if self.mode != "ptq" and not row.trainable:
+            raise ValueError(f"mode: {self.mode} trains in {schemes_with(lambda row: row.trainable)} alone; scheme {self.scheme} takes ptq")
         if is_model(self.teacher):
             raise ValueError(f"teacher: {self.teacher!r} given; input, baseline or the id of an earlier stage is allowed")
         if self.mode == "ptq" and self.teacher != "input":
@@ -112,15 +113,17 @@ class QuantizeSettings(ModelStage):
             raise ValueError(f"teacher: {self.teacher} given, and qat.distill: false learns from the labels alone; leave one of them out")
         if self.mode == "qat" and self.rounding != "nearest":
             raise ValueError(f"rounding: {self.rounding} is for mode ptq; qat learns the weights themselves")
-        if self.rounding != "nearest" and self.scheme not in INTEGER:
+        if self.rounding != "nearest" and not row.integer:
             raise ValueError(f"rounding: {self.rounding} is for integer weights; scheme {self.scheme} takes nearest")
-        if (self.attention or self.residual) and self.scheme != "w8a8":
-            raise ValueError(f"attention, residual: int8 products and sums go with scheme w8a8; {self.scheme} leaves them in float")
-        if self.awq and self.scheme != "w4a16":
-            raise ValueError(f"awq: for scheme w4a16 alone; {self.scheme} has smoothquant, or needs none")
-        if self.weight_bits != "auto" and self.scheme not in SMOOTHED:
-            raise ValueError(f"weight_bits: for int8 weights; those of scheme {self.scheme} have {'4' if self.scheme == 'w4a16' else '8'}")
-        method, methods = self.calibration.method, CALIBRATORS.get(self.scheme, METHODS)
+        if (self.attention or self.residual) and not row.sites:
+            named = schemes_with(lambda row: row.sites)
+            raise ValueError(f"attention, residual: int8 products and sums go with scheme {named}; {self.scheme} leaves them in float")
+        if self.awq and not row.grouped:
+            named = schemes_with(lambda row: row.grouped)
+            raise ValueError(f"awq: for scheme {named} alone; {self.scheme} has smoothquant, or needs none")
+        if self.weight_bits != "auto" and not row.choose_bits:
+            raise ValueError(f"weight_bits: for int8 weights; those of scheme {self.scheme} have {row.weight_bits}")
+        method, methods = self.calibration.method, calibrators(self.scheme) or METHODS
         if method not in (None, "auto", *methods):
             raise ValueError(f"calibration.method: {method} counts the equal steps of int8; {self.scheme} takes {', '.join(methods)}")
         return self
@@ -142,21 +145,22 @@ class QuantizeSettings(ModelStage):
 
     def bits(self, context: Context) -> int:
         """Returns the bits of a weight with `auto` resolved."""
-        if self.scheme not in SMOOTHED:
-            return 4 if self.scheme == "w4a16" else 8
+        row = SCHEMES[self.scheme]
+        if not row.choose_bits:
+            return row.weight_bits
         return weight_bits(context.target.device) if self.weight_bits == "auto" else self.weight_bits
 
     @property
     def smoothing(self) -> SmoothQuant | None:
         """How to smooth; None for not at all."""
-        if self.scheme not in SMOOTHED:
+        if not SCHEMES[self.scheme].smoothed:
             return None
         return SmoothQuant() if self.smoothquant is True else self.smoothquant or None
 
     @property
     def calibrator(self) -> Method | Literal["auto"] | None:
         """How the range of the inputs is found; None for a scheme that needs none."""
-        if self.scheme not in CALIBRATORS:
+        if not calibrators(self.scheme):
             return None
         smoothed = self.smoothing is not None and self.smoothing.prescale
-        return self.calibration.method or ("minmax" if smoothed else DEFAULT_CALIBRATOR[self.scheme])
+        return self.calibration.method or ("minmax" if smoothed else default_calibrator(self.scheme))

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
-from compress.schemes.checkpoint import Scales
 from compress.schemes.int8 import LayerScales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.awq import awq
@@ -42,7 +43,7 @@ from quantize.products import add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches
 from quantize.qat import learn
 from quantize.rounding import IntegerScales, round_layers
-from quantize.schemes import CALIBRATORS, DEFAULT_CALIBRATOR, HIGHEST, weight_scales
+from quantize.schemes import calibrators, default_calibrator, weight_scales
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
 from quantize.settings import QuantizeSettings
@@ -103,11 +104,12 @@ class Steps:
     def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
         """Adds the inputs on selection rows to the figures of each layer; returns a warning where calibration does not cover them."""
         selection = self.context.data.selection.rows[:SELECTION_ROWS]
-        if not selection or self.settings.scheme not in HIGHEST:
+        highest = SCHEMES[self.settings.scheme].largest_activation
+        if not selection or highest is None:
             return []
         batches = feature_batches(self.source, selection, self.context, f"{self.name}: checking")
         seen = collect(self.model, layers, batches, forward, Histogram, smoothed)
-        return compare_ranges(figures, seen, HIGHEST[self.settings.scheme])
+        return compare_ranges(figures, seen, highest)
 
     def train(self, scales: Mapping[str, Scales], uncorrected: nn.Module | None) -> tuple[dict[str, Scales], dict[str, Any]]:
         """Trains the model in int8, in place.
@@ -140,7 +142,7 @@ class Steps:
             self.context.progress.log(f"  equalization: {len(figures['equalization'])} pairs of layers")
         if smoothing is not None:
             seen = collect(self.model, layers, self.feed(f"{self.name}: smoothing"), forward, Channels)
-            how = smoothing.alpha, smoothing.prescale, self.settings.scheme == "w8a8-dynamic"
+            how = smoothing.alpha, smoothing.prescale, SCHEMES[self.settings.scheme].activations == "dynamic"
             vectors, figures["smoothquant"] = smooth(self.model, layers, folds, seen, self.bits, *how)
             self.context.progress.log(f"  smoothquant: {describe(figures['smoothquant'])}")
         return vectors, figures
@@ -158,7 +160,7 @@ class Steps:
 
     def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
         """Returns the calibrator to use, None for a scheme without, and what `auto` tried."""
-        methods, method = CALIBRATORS.get(self.settings.scheme, ()), self.settings.calibrator
+        methods, method = calibrators(self.settings.scheme), self.settings.calibrator
         if method != "auto":
             return method, {}
         assert self.trial is not None
@@ -254,7 +256,7 @@ class Steps:
         if not (self.settings.attention or self.settings.residual):
             return Sites(), {}
         assert calibrator is not None, self.settings.scheme
-        unsmoothed = calibrator if self.settings.calibration.method else DEFAULT_CALIBRATOR[self.settings.scheme]
+        unsmoothed = calibrator if self.settings.calibration.method else default_calibrator(self.settings.scheme)
         sites, figures, found = add_sites(
             self.model,
             cast("Mapping[str, LayerScales]", scales),

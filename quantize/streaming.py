@@ -20,19 +20,18 @@ from typing import Any, cast
 
 from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
+from compress.core.tasks import TASKS, tasks_with
 from compress.machine.process import freed_memory_returned
 from compress.models.config import read_config
 from compress.models.files import TEXT_FILES, copy_files
 from compress.models.forward import linears
-from compress.models.preprocessor import preprocessor
 from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.calibration import Method
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
-from quantize.schemes import NUMBERS
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
@@ -53,7 +52,8 @@ def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> No
     """Raises an `InputError` where a stage cannot quantize a model a layer at a time, by the recipe and the model's config alone."""
     key = f"stages.{stage.title}.stream: true"
     if TASKS[context.task].answer != "tokens":
-        raise InputError(f"{key}: language models are streamed, task text-generation; {context.task} is quantized in memory")
+        streamed = tasks_with(lambda row: row.answer == "tokens")
+        raise InputError(f"{key}: language models are streamed, task {streamed}; {context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
     if problem is not None:
         raise InputError(f"{key}: {problem}; give stream: false")
@@ -96,7 +96,7 @@ def quantize_streamed(
         rows, hidden_bytes = [], 0
         if settings.observes:
             rows = context.data.calibration(stage.calibration.rows, context.seed).rows
-            processor = preprocessor(source, context.task, context.max_length, context.target)
+            processor = context.preprocessor(source)
             batches, hidden_bytes = model.batches(processor, rows, context.scratch)
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
         tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
@@ -111,7 +111,7 @@ def quantize_streamed(
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)
     save_settings(out, stage.scheme, written.entries, kept)
-    count, number = len(written.entries), NUMBERS[stage.scheme]
+    count, number = len(written.entries), SCHEMES[stage.scheme].numbers
     _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
     context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
     figures = _figures(written, settings, len(rows), context.progress.log)

@@ -19,10 +19,16 @@ def stock_auto(task: Task) -> Any:
     return getattr(transformers, TASKS[task].auto_class)
 
 
-def task_of(config: Any) -> Task:
-    """Returns a task for which a checkpoint can be loaded, from the model class named in its config."""
+def task_of(config: Any, answer: str | None = None) -> Task:
+    """Returns a task for which a checkpoint can be loaded, from the model class named in its config; else the first in the table.
+
+    Args:
+        config: A Transformers config.
+        answer: Consider only tasks with this answer, if given.
+    """
     named = (config.architectures or [""])[0]
-    return next((task for task in TASKS if named in task_classes(config, task)), "text-classification")
+    tasks = [task for task, row in TASKS.items() if answer in (None, row.answer)]
+    return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 
 def task_classes(config: Any, task: Task) -> list[str]:

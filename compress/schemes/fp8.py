@@ -48,10 +48,16 @@ class Fp8Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Fp8Scales:
-        """Returns the scales of a layer, read from a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Returns the scales of a layer, read from a checkpoint."""
         if entry["weight_bits"] != 8:
             raise ValueError("weight_bits must be 8")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"])
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Fp8Scales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors to store in `quantization.safetensors`."""
@@ -65,10 +71,14 @@ class Fp8Scales:
         """Returns the weights rounded to the grid, as the checkpoint stores them."""
         return to_e4m3(weight_OI, self.weight_scale[:, None]).float() * self.weight_scale[:, None]
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, float8_e4m3fn `[O, I]`."""
+        return to_e4m3(weight_OI, self.weight_scale[:, None])
+
     def module(self, name: str, linear: nn.Linear) -> Fp8Linear:
         """Returns the fp8 layer for a float layer."""
         bias_O = None if linear.bias is None else linear.bias.detach().float()
-        return Fp8Linear(name, to_e4m3(linear.weight.detach().float(), self.weight_scale[:, None]), self, bias_O)
+        return Fp8Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these scales do not match the layer's grid weights, or None if they match."""

@@ -26,6 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.models.forward import device_of
 from compress.training.rows import ByLength, Rows
 from distill.capture import Capture, Wanted
@@ -87,7 +88,7 @@ class MixKD(Loss):
     def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `mixed_labels` and `mixed_answers`, those with a weight."""
         pair, batch = seen.pair, seen.batch
-        device, regression = batch.labels.device, seen.setting.task == "text-regression"
+        device, regression = batch.labels.device, TASKS[seen.setting.task].answer == "value"
         originals = None if pair.masking is None else pair.masking.originals
         partners, shares = draw(batch.indices, batch.step, pair.rows.by_length, pair.seed, self.alpha, originals)
         share_b = torch.from_numpy(shares).to(device)

@@ -39,7 +39,7 @@ class SoftTarget(Loss):
         """Returns `soft_target`."""
         if TASKS[seen.setting.task].answer == "tokens":
             return {"soft_target": token_divergence(seen.student.logits, seen.teacher.logits, seen.batch.labels, seen.temperature)}
-        regression = seen.setting.task == "text-regression"
+        regression = TASKS[seen.setting.task].answer == "value"
         return {"soft_target": soft_target(seen.student.logits, seen.teacher.logits, seen.temperature, regression)}
 
 

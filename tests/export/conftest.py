@@ -38,6 +38,7 @@ def _build(checkpoint: Path, prepared: Preprocessor, folder: Path, *, quantized:
     model = export_float(checkpoint, prepared, folder / ("float.onnx" if quantized else "model.onnx"))
     if quantized:
         model = insert_qdq(model, checkpoint, folder / "model.onnx")
-    openvino.build(model, folder)
-    onnxruntime.build(model, folder, quantized=quantized)
+    openvino.convert(model, folder)
+    if quantized:
+        onnxruntime.with_uint8_activations(model, folder)
     return folder

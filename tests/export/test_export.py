@@ -250,7 +250,7 @@ def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path
         entry = {"engine": "tensorrt", "mode": "dynamic", "float_precision": "fp32", "runnable": False, "reason": "no GPU"}
         return [{**entry, "metrics": {}, "int8_share": None}]
 
-    monkeypatch.setattr("export.engines.tensorrt.build", build)
+    monkeypatch.setattr("export.engines.tensorrt.build_plans", build)
     context = small(tmp_path / "scratch", ("tensorrt", "onnxruntime"))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")

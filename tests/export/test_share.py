@@ -57,7 +57,8 @@ def length(family: str) -> int | None:
 
 def open_one(engine: str, mode: str, model: Path, folder: Path, quantized: bool) -> OpenVino | OnnxRuntime:
     precision = "int8" if quantized else "fp32"
-    path = openvino.build(model, folder)[0] if engine == "openvino" else onnxruntime.build(model, folder, quantized=quantized)
+    path = openvino.convert(model, folder)[0] if engine == "openvino" else model
+    path = onnxruntime.with_uint8_activations(model, folder) if engine == "onnxruntime" and quantized else path
     spec = EngineSpec(engine, mode, precision, "fp32", "cpu", 1, str(path), str(folder), (1, 2))
     return OpenVino(spec) if engine == "openvino" else OnnxRuntime(spec)
 

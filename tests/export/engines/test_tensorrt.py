@@ -48,7 +48,7 @@ def proofs(graphs, tmp_path_factory):
     out = tmp_path_factory.mktemp("out")
     settings = {"buckets": BUCKETS, "max_batch_size": LARGEST, "capabilities": ("80", "89"), "log": lines.append}
     entries = {
-        precision: tensorrt.build(path, out, precision=precision, **settings)
+        precision: tensorrt.build_plans(path, out, precision=precision, **settings)
         for precision, path in (("fp32", floating), ("int8", quantized))
     }
     return entries, lines, out
@@ -150,7 +150,7 @@ def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs,
     monkeypatch.setitem(sys.modules, tensorrt.RTX, None)
     monkeypatch.setattr(tensorrt, "installed", lambda module: False)
     lines = []
-    (entry,) = tensorrt.build(graphs[0], tmp_path, precision="fp32", buckets=BUCKETS, max_batch_size=2, log=lines.append)
+    (entry,) = tensorrt.build_plans(graphs[0], tmp_path, precision="fp32", buckets=BUCKETS, max_batch_size=2, log=lines.append)
     assert entry["runnable"] is False
     assert "pip install 'compress-transformers[tensorrt]'" in entry["reason"]
     assert lines == [entry["reason"]]
@@ -158,7 +158,7 @@ def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs,
 
 def test_unknown_precision(tmp_path):
     with pytest.raises(ValueError, match="precision fp16; allowed: fp32, int8"):
-        tensorrt.build(tmp_path / "x", tmp_path, precision="fp16", buckets=(), max_batch_size=1, log=print)
+        tensorrt.build_plans(tmp_path / "x", tmp_path, precision="fp16", buckets=(), max_batch_size=1, log=print)
 
 
 @pytest.mark.parametrize(("which", "rows", "length"), [(0, 4, 16), (1, 1, 40), (1, 11, 16)])

@@ -22,7 +22,7 @@ from tests.export import tiny_checkpoints as tiny
 NOISY = """
 import os, sys
 print("before the protocol")
-import export.engines.torch_engine as module
+import export.engines.torch as module
 class Noisy(module.Torch):
     def predict(self, features):
         print("a library talks", flush=True)

@@ -234,7 +234,7 @@ def test_a_smoothed_tensor_is_multiplied_once_by_the_reciprocal(family):
 @pytest.mark.parametrize(("name", "mode"), [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")])
 def test_engines_run_smoothed_layers_in_exact_integers(name, mode, tmp_path):
     path = made_smooth("bert")[2]
-    built = openvino.build(path, tmp_path)[0] if name == "openvino" else ort.build(path, tmp_path, quantized=True)
+    built = openvino.convert(path, tmp_path)[0] if name == "openvino" else ort.with_uint8_activations(path, tmp_path)
     engine = open_engine(EngineSpec(name, mode, "int8", "fp32", "cpu", 1, str(built), str(tmp_path), (1, 4)))
     gemms = quantized_gemms(path)
     compared = compare_layers(

@@ -16,10 +16,11 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from compress.models.forward import forward
-from compress.schemes.checkpoint import Scales, apply_quantization, load_quantization, save_quantization
+from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
+from compress.schemes.scales import Scales
 from export.graph.macs import count_macs
 from export.graph.onnx import module_of
 from export.graph.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
