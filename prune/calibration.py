@@ -1,4 +1,4 @@
-"""Calibration: the training rows that a model is looked at with, in batches of like length, the longest first."""
+"""Calibration: batches of training rows of similar length, longest first."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ BATCH_SIZE = 32
 
 
 def calibration_batches(model: nn.Module, source: Path, number: int, context: Context, label: str) -> Iterator[Batch]:
-    """Yields calibration rows, on the device of the model.
+    """Yields batches of calibration rows on the model's device.
 
     Args:
-        model: What is going to see them.
+        model: The model that reads them.
         source: Checkpoint with its tokenizer or image processor.
-        number: How many rows, at most.
+        number: Most rows to use.
         context: Data, task, seed, progress.
-        label: Of the bar; empty for none.
+        label: Label of the progress bar; empty for none.
     """
     chosen, device = context.data.calibration(number, context.seed), device_of(model)
     rows = Rows.prepare(chosen.rows, context.preprocessor(source))

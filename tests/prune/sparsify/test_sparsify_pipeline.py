@@ -92,5 +92,5 @@ def test_it_may_come_in_any_order_with_prune_and_distill_but_not_after_quantize(
 
 
 def test_it_is_listed() -> None:
-    assert "sparsify      Puts zeros into the matrices of the blocks" in catalogue("stages")
+    assert "sparsify      Sets weights in the blocks' matrices to zero" in catalogue("stages")
     assert "sparsify.method: magnitude, wanda, sparsegpt, movement, lasso" in catalogue("methods")
