@@ -88,7 +88,7 @@ def run(
         if team.is_first:
             sweep(folder)
             progress.file = folder / "log.txt"
-        team.tell(None)  # the folder is there, and ours
+        team.broadcast(None)  # the folder is there, and ours
         context = prepare(recipe, folder, progress, team)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         so_far = SoFar()
@@ -104,7 +104,7 @@ def run(
         if team.is_first:
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = finish(folder, context.data, progress.warnings)
-        return Outcome(folder, team.tell(contents))
+        return Outcome(folder, team.broadcast(contents))
 
 
 def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:

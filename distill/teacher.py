@@ -205,7 +205,7 @@ def cached_logits(
     autocast = autocast_dtype(device)
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
     folder = scratch / f"teacher-{digest(identity)[:16]}"
-    if team.tell((folder / FILE).exists()):
+    if team.broadcast((folder / FILE).exists()):
         progress.log(f"  {label}: the teacher's answers are taken from {folder}")
         return dict(team.spread(load_file(folder / FILE) if team.is_first else {}))["logits"]
     order = np.argsort(-rows.lengths, kind="stable")

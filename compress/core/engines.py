@@ -1,9 +1,9 @@
-"""The table of engines: one row of facts for each. Other code asks for a fact, never for a name.
+"""The table of engines, one row of facts per engine. Other code tests a fact, never a name:
 
     ENGINES[engine].cpu_only        not  engine == "openvino"
 
-To add an engine, add a row to `ENGINES` and a file of the same name to `export/engines/`, which says how the engine is built and opened
-(`export.engines.spec.EngineModule`). The order of the rows is the order of the columns in the report.
+To add an engine, add a row to `ENGINES` and a file of the same name in `export/engines/` that builds and opens the engine
+(`export.engines.spec.EngineModule`). The report lists engines in the order of the rows.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ from typing import Annotated, Final, Literal
 from compress.core.named import Named
 
 Marker = Literal["circle", "square", "diamond", "triangle"]
-"""Shapes that tell engines apart in a chart, without colour."""
+"""Marker shapes in charts, so that engines can be distinguished without colour."""
 
 
 @dataclass(frozen=True)
 class EngineFacts:
-    """All that sets an engine apart, apart from its code."""
+    """The facts about one engine that other code needs."""
 
     title: str
-    """Its name in prose."""
+    """Name of the engine in prose."""
     where: str
-    """What it runs on, for `compress list engines`."""
+    """Devices it runs on, for `compress list engines`."""
     library: str
-    """Distribution whose version goes into the manifest."""
+    """Distribution whose version is recorded in the manifest."""
     marker: Marker
-    """Its shape in charts."""
+    """Marker shape in charts."""
     cpu_only: bool = False
-    """Whether it has no CUDA device."""
+    """Whether the engine cannot use a CUDA device."""
     builds: bool = True
-    """Whether it builds files from the ONNX graph; False for an engine that runs the checkpoint itself."""
+    """Whether the engine is built from the ONNX graph; False if it runs the checkpoint itself."""
     stores: tuple[Literal["float", "int8"], ...] = ()
-    """Which weights it keeps in a file of its own, beside `model.onnx`; `compress plan` counts those bytes."""
+    """Weights that it writes to a file other than `model.onnx`; `compress plan` counts those bytes."""
     probed: bool = False
-    """Whether it shows tensors inside its graph, so that parity compares layer by layer."""
+    """Whether it can output intermediate tensors, so that parity compares layer by layer."""
     bf16_float_part: bool = False
-    """Whether the float part of its int8 engines may run in bf16 where the processor has it."""
+    """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
     token_scales_in_graph: bool = False
     """Whether dynamic int8 needs a graph that computes the scale of each token."""
     serves: Literal["cpu", "cuda"] | None = None
-    """The device on which the Triton repository serves this engine."""
+    """Device on which the Triton repository serves this engine; None if it does not."""
 
 
 ENGINES: Mapping[str, EngineFacts] = {
@@ -74,10 +74,10 @@ ENGINES: Mapping[str, EngineFacts] = {
 }
 
 EngineName = Annotated[str, Named(ENGINES)]
-"""The name of an engine; in a recipe it has to be a row of `ENGINES`."""
+"""Name of an engine; in a recipe it must be a row of `ENGINES`."""
 DEFAULT_ENGINES: Final = ("openvino", "onnxruntime")
 REFERENCE: Final = "torch"
-"""The engine that every other one is compared with."""
+"""The engine that all others are compared with."""
 
 
 def served_on(device: str) -> str:
@@ -86,5 +86,5 @@ def served_on(device: str) -> str:
 
 
 def device_of(engine: str, device: str) -> str:
-    """Returns the device that an engine runs on where the target asks for `device`."""
+    """Returns the device that an engine runs on if the target device is `device`."""
     return "cpu" if ENGINES[engine].cpu_only else device

@@ -1,9 +1,9 @@
-"""A key of a recipe whose value is the name of a row of a table.
+"""Recipe keys whose value must be the name of a row in a table.
 
     Task = Annotated[str, Named(TASKS)]
 
-A row added to the table is a name allowed in recipes, in their schema and in `compress list`: nothing is written twice. Unlike a `Literal`
-the table is looked at when a recipe is read, not when the module is imported.
+Adding a row to the table makes its name valid in recipes, in their schema and in `compress list`. Unlike a `Literal`, the table is read
+when a recipe is validated, not when the module is imported.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Named:
-    """Marks a text as the name of a row; stands in `Annotated[str, Named(table)]`."""
+    """Restricts a string to the row names of a table; used as `Annotated[str, Named(table)]`."""
 
     table: Mapping[str, object]
-    """The rows by their names, in the order in which messages list them."""
+    """The rows by name, in the order in which messages list them."""
 
     def check(self, value: Any) -> str:
-        """Returns the value where it is the name of a row.
+        """Returns the value if it is the name of a row.
 
         Raises:
-            PydanticCustomError: It is not; reads like the error of a `Literal`, and proposes the nearest name.
+            PydanticCustomError: It is not; the message has the form of a `Literal` error and suggests the nearest name.
         """
         from pydantic_core import PydanticCustomError
 
@@ -50,5 +50,5 @@ class Named:
 
 
 def one_of(names: Sequence[str]) -> str:
-    """Returns names as a message lists what is allowed: "a, b or c"."""
+    """Joins names for a message: "a, b or c"."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

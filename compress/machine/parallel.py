@@ -70,7 +70,7 @@ class Team:
         """Whether each process holds only a shard of the model."""
         return self.size > 1 and self.strategy == "fsdp2"
 
-    def tell(self, value: T) -> T:
+    def broadcast(self, value: T) -> T:
         """Returns process 0's value (JSON types) in every process; all processes must call it."""
         if self.size == 1:
             return value
@@ -127,10 +127,10 @@ class Team:
             return
         import torch
 
-        shapes = self.tell([(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()])
+        shapes = self.broadcast([(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()])
         for name, dtype, shape in shapes:
             value = tensors[name].contiguous() if self.is_first else torch.empty(shape, dtype=getattr(torch, dtype))
-            _broadcast(value)
+            _copy_from_first(value)
             yield name, value
 
     def align(self, module: nn.Module) -> None:
@@ -143,11 +143,11 @@ class Team:
             return
         state = module.state_dict()
         shapes = [[name, list(value.shape)] for name, value in state.items()]
-        if self.tell(shapes) != shapes:
+        if self.broadcast(shapes) != shapes:
             raise RuntimeError(f"process {self.rank}: its model has other tensors or shapes than the model of process 0")
         for value in state.values():
             whole = value.contiguous()
-            _broadcast(whole)
+            _copy_from_first(whole)
             value.copy_(whole)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -331,7 +331,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     return norm
 
 
-def _broadcast(tensor: Tensor) -> None:
+def _copy_from_first(tensor: Tensor) -> None:
     """Overwrites a contiguous tensor with process 0's, sent as bytes, which every back end supports."""
     import torch
     import torch.distributed as dist

@@ -113,7 +113,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool) -> TrainedToken
     return TrainedTokenizer(tokenizer.to_str(pretty=True), pads)
 
 
-def settled(given: str | TrainTokenizer | None, trained: TrainedTokenizer | None) -> str | TrainedTokenizer | None:
+def resolve_tokenizer(given: str | TrainTokenizer | None, trained: TrainedTokenizer | None) -> str | TrainedTokenizer | None:
     """Returns the tokenizer to use: the Hub id or folder in the recipe, or the trained one if the recipe asks for training."""
     if isinstance(given, TrainTokenizer):
         assert trained is not None, "the data is read, and the tokenizer trained, before anything else"

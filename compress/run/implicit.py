@@ -16,7 +16,7 @@ from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, read_config
 from compress.models.importing import import_model, source_digest
-from compress.models.tokenizer import TrainTokenizer, settled
+from compress.models.tokenizer import TrainTokenizer, resolve_tokenizer
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
@@ -39,12 +39,12 @@ class Source(Stage):
 
     def depends(self, context: Context) -> Any:
         """Its output depends on the contents of the source, not on the training rows."""
-        tokenizer = settled(self.tokenizer, context.data.tokenizer)
+        tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels)}
 
     def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
         """Writes the checkpoint; there is no parent."""
-        tokenizer = settled(self.tokenizer, context.data.tokenizer)
+        tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=context.progress.log)
 
 

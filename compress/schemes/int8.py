@@ -83,7 +83,7 @@ class LayerScales:
         return on_grid_of(weight_OI, self)
 
     def codes(self, weight_OI: Tensor) -> Tensor:
-        """Returns the codes of weights, their smoothing put in, int8 `[O, I]`."""
+        """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
         return _weight_codes(weight_OI, self)
 
     def module(self, name: str, linear: nn.Linear) -> Int8Linear:
@@ -132,7 +132,7 @@ class DynamicScales:
         return on_grid_of(weight_OI, self)
 
     def codes(self, weight_OI: Tensor) -> Tensor:
-        """Returns the codes of weights, their smoothing put in, int8 `[O, I]`."""
+        """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
         return _weight_codes(weight_OI, self)
 
     def module(self, name: str, linear: nn.Linear) -> DynamicInt8Linear:

@@ -1,13 +1,13 @@
-"""The table of quantization schemes: one row of facts for each. Other code asks for a fact, never for a name.
+"""The table of quantization schemes, one row of facts per scheme. Other code tests a fact, never a name:
 
     SCHEMES[scheme].activations == "float"       not  scheme == "w4a16"
 
-A scheme says in which numbers a linear layer multiplies. To add one, write a file in this folder with the scales of a layer and the
-quantized layer itself (`compress.schemes.scales.Scales`), and add a row here. Its weights get the scale max |w| / `largest_weight` of
-each output channel; a better one is searched where `quantize.schemes.SEARCHES` has a search for its numbers. What each engine makes of it
-is decided by its facts in `export.graph.quantized` and in the file of the engine.
+A scheme defines the number formats of a linear layer. To add one, write a file in this folder with the scales of a layer
+(`compress.schemes.scales.Scales`) and the quantized layer, and add a row here. Weights get the scale max |w| / `largest_weight` per output
+channel, unless `quantize.schemes.SEARCHES` has a search for better scales for its number format. `export.graph.quantized` and the engine
+files use the facts to decide how each engine runs the scheme.
 
-This module imports no torch: the processes of the engines read it too.
+This module does not import torch, because the engine processes read it too.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SchemeFacts:
-    """All that sets a scheme apart, apart from its code."""
+    """The facts about one scheme that other code needs."""
 
     scales: Callable[[], type[Scales]]
-    """Returns the class of the scales of a layer; imports its file."""
+    """Imports the scheme's file and returns the class of its scales."""
     numbers: Literal["int8", "int4", "fp8"] | str
-    """What the weights are."""
+    """Number format of the weights."""
     precision: str
-    """What the precision of an engine of such a checkpoint is called."""
+    """Name of the precision of engines built from such a checkpoint."""
     activations: Literal["static", "dynamic", "float"]
-    """static: one scale from calibration; dynamic: a scale for each token, at run time; float: not quantized."""
+    """static: one calibrated scale per tensor; dynamic: a scale per token, computed at run time; float: not quantized."""
     weight_bits: int
-    """Bits of a weight."""
+    """Bits per weight."""
     largest_weight: int
-    """Largest code of a weight."""
+    """Largest weight code."""
     smallest_step: float = 1.0
-    """Distance of two neighbouring codes near 0."""
+    """Distance between neighbouring codes near 0."""
     choose_bits: bool = False
-    """Whether 7 bits may be asked for: int8 kernels without VNNI saturate with 8."""
+    """Whether 7-bit weights are possible, for CPUs without VNNI, whose int8 kernels saturate with 8 bits."""
     largest_activation: int | None = None
-    """Largest code of an activation whose scale comes from calibration; None where it does not."""
+    """Largest activation code with a calibrated scale; None if activations have none."""
     equal_steps: bool = True
-    """Whether codes are equally spaced, which some calibrators rely on."""
+    """Whether codes are equally spaced, which some calibrators require."""
     integer: bool = True
-    """Whether weights are integers, which can be rounded by error (GPTQ, AdaRound)."""
+    """Whether weights are integers, as error-minimizing rounding (GPTQ, AdaRound) requires."""
     grouped: bool = False
-    """Whether groups of inputs have scales of their own, which AWQ chooses."""
+    """Whether groups of inputs have their own scales, which AWQ chooses."""
     smoothed: bool = False
-    """Whether it gains by activations with smaller channels (SmoothQuant)."""
+    """Whether smoothing activation outliers (SmoothQuant) helps."""
     trainable: bool = False
-    """Whether quantization-aware training has a forward pass for it."""
+    """Whether quantization-aware training supports the scheme."""
     sites: bool = False
-    """Whether the products of attention and residual additions can be int8 too."""
+    """Whether attention products and residual additions can be int8 too."""
 
 
 def scales_in(module: str, name: str) -> Callable[[], type[Scales]]:
-    """Returns what imports the scales of a scheme from a file of this folder once they are needed."""
+    """Returns a function that imports a scheme's scales class from a file in this folder on first use."""
 
     def imported() -> type[Scales]:
         found: type[Scales] = getattr(importlib.import_module(f"compress.schemes.{module}"), name)
@@ -117,25 +117,25 @@ SCHEMES: Mapping[str, SchemeFacts] = {
 }
 
 Scheme = Annotated[str, Named(SCHEMES)]
-"""The name of a scheme; in a recipe it has to be a row of `SCHEMES`."""
+"""Name of a scheme; in a recipe it must be a row of `SCHEMES`."""
 DEFAULT_SCHEME = next(iter(SCHEMES))
 
 
 def facts_of(scales: Any) -> SchemeFacts:
-    """Returns the row of the scheme that the scales of a layer belong to."""
+    """Returns the row of the scheme of a layer's scales."""
     return SCHEMES[scales.SCHEME]
 
 
 def of_precision(precision: str) -> SchemeFacts | None:
-    """Returns the row of the scheme that engines of this precision run; None for a float precision."""
+    """Returns the row of the scheme with this engine precision, or None for a float precision."""
     return next((row for row in SCHEMES.values() if row.precision == precision), None)
 
 
 def weight_only(numbers: str) -> str:
-    """Returns the precision of engines whose weights are these numbers and whose activations are float."""
+    """Returns the precision of engines with weights in this number format and float activations."""
     return next(row.precision for row in SCHEMES.values() if row.numbers == numbers and row.activations == "float")
 
 
 def schemes_with(fact: Callable[[SchemeFacts], bool]) -> str:
-    """Returns the names of the schemes that a fact holds for, for messages: "a, b or c"."""
+    """Returns the names of the schemes for which `fact` holds, for messages: "a, b or c"."""
     return one_of([name for name, row in SCHEMES.items() if fact(row)])

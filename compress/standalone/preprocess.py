@@ -363,9 +363,8 @@ class Preprocessor:
             if index == 0 and shape is None:  # the images determine the size; all must have the same
                 pixels = np.empty((len(rows), *one.shape), np.float32)
             if one.shape != pixels.shape[1:]:
-                raise BadRow(
-                    f"row {index}: an image of {one.shape[2]} x {one.shape[1]} pixels beside one of {pixels.shape[3]} x {pixels.shape[2]}"
-                )
+                (_, height, width), (_, _, first_height, first_width) = one.shape, pixels.shape
+                raise BadRow(f"row {index}: {width} x {height} pixels, row 0: {first_width} x {first_height}; give images of one size")
             pixels[index] = one
         return pixels
 

@@ -298,7 +298,7 @@ class _Loop:
                 advance(1)
                 now = time.monotonic()
                 self.history.seconds, last = self.history.seconds + now - last, now
-                if self.team.tell(now - saved >= self.config.checkpoint_seconds):
+                if self.team.broadcast(now - saved >= self.config.checkpoint_seconds):
                     state = self.state()
                     if self.team.is_first:
                         write(state)
@@ -370,7 +370,7 @@ class _Loop:
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the value on the selection split; keeps the weights where it is the best so far."""
         looks = self.team.is_first or self.team.shards
-        value = self.team.tell(select(self.model) if looks else 0.0)
+        value = self.team.broadcast(select(self.model) if looks else 0.0)
         self._check_finite(value, "value on the selection split")
         if self.history.improves(value):
             self.history.best_step = self.history.steps
@@ -398,7 +398,7 @@ class _Loop:
 
     def resume(self, state: State | None, progress: Progress) -> None:
         """Continues from the checkpoint that the first process has found, where there is one."""
-        values = self.team.tell(None if state is None else state.values)
+        values = self.team.broadcast(None if state is None else state.values)
         if values is None:
             return
         now = self.trained.state_dict()

@@ -320,7 +320,7 @@ KINDS: dict[str, dict[str, int]] = {"Qwen2MoeConfig": {"shared_expert_intermedia
         (
             lambda: transformers.Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 3}, **EXPERTS, head_dim=12, mlp_only_layers=[1]),
             ["heads"],
-            "layer 1 of this qwen3_moe has no FFN like the others",
+            "layer 1 of this qwen3_moe lacks the FFN that other layers have",
         ),
     ],
     ids=["olmo2", "gpt_oss", "gpt_neo", "qwen3_moe"],

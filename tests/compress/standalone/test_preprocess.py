@@ -293,7 +293,7 @@ def test_photographs_are_turned_upright(tmp_path: Path) -> None:
 
 def test_images_of_two_sizes_do_not_make_a_batch(tmp_path: Path) -> None:
     reader = preprocessor(image_checkpoint(tmp_path, ViTImageProcessorPil(do_resize=False)), "image-classification", 0, Target())
-    with pytest.raises(BadRow, match="row 1: an image of 5 x 4 pixels beside one of 4 x 4"):
+    with pytest.raises(BadRow, match="row 1: 5 x 4 pixels, row 0: 4 x 4"):
         reader.encode([png(noise(4, 4, 3)), png(noise(4, 5, 3))])
 
 
