@@ -28,7 +28,7 @@ from compress.measure.metrics import metrics
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from compress.report.hops import builds
+from compress.report.evaluations import builds
 from compress.report.intervals import wilson
 from export.engines.openvino import computes_bf16
 from export.engines.spec import EngineSpec, spec_of, torch_spec

@@ -2,9 +2,9 @@
 
     Recipe --> [stage.run(Artifact, Context, folder)]* --> Report
 
-`run` is the whole of it: lock the run folder, read the data, put the implicit steps between the stages of the recipe (`plan_steps`), and
-for every step either find the finished artifact under its cache key or make it. An artifact is found by the digest of everything that
-went into it, and every byte of it is hashed again before it is used.
+`run` locks the run folder, loads the data, adds the implicit steps to the stages of the recipe (`plan_steps`), and for every step either
+loads the artifact from the cache or runs the step. The cache key is a digest of all inputs, and all files of an artifact are hashed again
+before use.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, check, dump
-from compress.report import goals, hops, report
+from compress.report import evaluations, goals, report
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
-from compress.run.so_far import SoFar
+from compress.run.state import RunState
 from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
 from export.export import Export
@@ -37,16 +37,16 @@ from triton_repo.triton_repo import TritonRepo
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run came to."""
+    """The result of a run."""
 
     folder: Path
-    """The run folder; `report.html` and `report.json` lie in it."""
+    """The run folder, with `report.html` and `report.json`."""
     report: Mapping[str, Any]
     """The contents of `report.json`."""
 
     @property
     def missed(self) -> list[str]:
-        """The goals that were not met."""
+        """The goals that were missed."""
         return goals.missed(self.report)
 
 
@@ -60,22 +60,22 @@ def run(
     progress: ConsoleProgress | None = None,
     team: Team = ALONE,
 ) -> Outcome:
-    """Runs a recipe: every stage that is not finished yet, then the report.
+    """Runs a recipe: every step that is not cached, then the report.
 
     Args:
         recipe: A checked recipe.
-        out: The run folder; `runs/<name>` where absent.
-        start: Id of a stage: it and every later one are run again.
+        out: The run folder; default `runs/<name>`.
+        start: Id of a stage; it and every later stage run again.
         force: Run every stage again.
-        again: Id of one step to run again, and only that.
-        progress: Where to tell; the terminal where absent.
-        team: The processes that run it (`compress.machine.parallel.joined`); all of them call with the same arguments.
+        again: Id of a single step to run again.
+        progress: Where progress is shown; default: the terminal.
+        team: The processes of the run (`compress.machine.parallel.joined`); all of them make this call with the same arguments.
 
     Returns:
-        The run folder and its report. A missed goal is no error: see `Outcome.missed`.
+        The run folder and its report. A missed goal is not an error; see `Outcome.missed`.
 
     Raises:
-        InputError: The recipe, the model, the data or the machine is not fit for it.
+        InputError: The recipe, the model, the data or the machine does not allow the run.
     """
     folder, team = out or Path("runs") / recipe.name, replace(team, strategy=recipe.parallel.strategy)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
@@ -88,16 +88,16 @@ def run(
         if team.is_first:
             sweep(folder)
             progress.file = folder / "log.txt"
-        team.broadcast(None)  # the folder is there, and ours
+        team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team)
         results: dict[str, tuple[Artifact, bool, float]] = {}
-        so_far = SoFar()
+        state = RunState()
         for step in steps:
             force = force or step.id == start
-            so_far = so_far.before(step)
-            made, cached, seconds = advance(step, so_far, context, folder, force or step.id == again)
+            state = state.before(step)
+            made, cached, seconds = advance(step, state, context, folder, force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
-            so_far = so_far.after(step, made, variant=is_variant(step, steps))
+            state = state.after(step, made, variant=is_variant(step, steps))
             if made.kind == "model_repository" and team.is_first:
                 link_repository(folder, made)
         contents: dict[str, Any] = {}
@@ -108,27 +108,27 @@ def run(
 
 
 def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:
-    """Measures the latency of a finished run once more, every engine at every shape, and writes the report again.
+    """Measures the latency of a finished run again, every engine at every shape, and rewrites the report.
 
     Raises:
         InputError: The folder holds no finished run, or the run has no engines.
     """
     recipe = check(open_run(folder).recipe)
     if not any(isinstance(stage, Export) for stage in recipe.stages):
-        raise InputError(f"{folder}: has no engines to measure; add `- export: {{}}` to the stages of the recipe and run it")
+        raise InputError(f"{folder}: this run has no engines to measure; add `- export: {{}}` to the stages of its recipe and run it again")
     return run(recipe, folder, again="latency", progress=progress)
 
 
 def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
-    """Writes everything that is derived from the artifacts: flips, golden rows, report; returns the contents of `report.json`."""
+    """Writes flips, golden rows and report from the artifacts; returns the contents of `report.json`."""
     finished = open_run(folder)
-    hops.write_flips(finished, data)
-    hops.write_golden(finished, data)
+    evaluations.write_flips(finished, data)
+    evaluations.write_golden(finished, data)
     return report.write(folder, warnings)
 
 
 def plan_steps(recipe: Recipe) -> list[Stage]:
-    """Returns the stages of a recipe with the implicit ones: the model before, an evaluation after each variant, latency after export."""
+    """Returns the stages of a recipe with the implicit steps: source model, an evaluation after each variant, latency after export."""
     steps: list[Stage] = []
     finetunes = any(isinstance(stage, Finetune) for stage in recipe.stages)
     source = Source(id="model" if finetunes else "baseline", model=recipe.model, tokenizer=recipe.tokenizer)
@@ -148,7 +148,7 @@ def _check_start(start: str | None, steps: list[Stage]) -> None:
 
 
 def _check_server(steps: list[Stage]) -> None:
-    """Finds out before the first stage whether the server that the last one needs is there."""
+    """Checks before the first stage runs that the Triton server of the last stage is installed."""
     if any(isinstance(step, TritonRepo) and step.serve for step in steps):
         from triton_repo import environment as server
 

@@ -1,7 +1,7 @@
-"""The recipe: one YAML file, read into one frozen, typed value.
+"""The recipe: one YAML file, parsed into one frozen, typed value.
 
-`read` finds every problem before anything is loaded, and reports all of them at once as one `InputError`: key path, what was given,
-what is allowed, nearest key. A new stage is one import and one line in `STAGES`.
+`read` checks everything before a model or data is loaded and reports all problems in one `InputError`: key path, given value, allowed
+values, nearest key. To add a stage, import it and add it to `STAGES`.
 """
 
 from __future__ import annotations
@@ -33,51 +33,50 @@ from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize, Export, TritonRepo)
-"""Every stage a recipe may name, in the order in which they may follow one another; distill, prune and sparsify in any. A stage with an
-`input` follows that one."""
+"""All stages in their allowed order; distill, prune and sparsify may come in any order. The order applies along `input`."""
 
 
 MAX_BYTES = 1_000_000
 
 
 class LatencyGoal(Config):
-    """An upper bound of one latency percentile at one shape, first engine listed."""
+    """An upper bound on one latency percentile of the first engine at one shape."""
 
     percentile: Literal[50, 90, 99] = 50
-    """Percentile of the samples."""
+    """Percentile of the latency samples."""
     batch: Annotated[int, Field(ge=1)] = 1
-    """Batch size of the cell."""
+    """Batch size, one of `target.batch_sizes`."""
     sequence: Annotated[int, Field(ge=1)] | None = None
-    """Sequence length of the cell; absent for images."""
+    """Sequence length in tokens, one of the measured lengths. Omit for images."""
     value: Annotated[float, Field(gt=0)]
-    """The bound in milliseconds."""
+    """Upper bound in milliseconds."""
 
 
 class Goals(Config):
-    """What the compressed model has to reach; a goal that is absent is not judged."""
+    """Limits that the compressed model must meet; a goal that is not set is not judged."""
 
     max_drop: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Largest drop of the primary metric, as a fraction: baseline in torch minus the last variant at the last hop that ran. Of perplexity,
-    where lower is better, its relative increase: that of the variant divided by that of the baseline, minus 1."""
+    """Maximum drop of the primary metric, as a fraction: baseline in torch minus last variant in its last backend (Triton, else the first
+    engine, else torch). For perplexity, the maximum relative increase: variant / baseline - 1."""
     min_speedup: Annotated[float, Field(gt=0)] | None = None
-    """Smallest speed-up at the worst target shape: first engine listed against torch fp32 eager of the baseline."""
+    """Minimum speed-up at the worst target shape: first engine against the baseline in torch (fp32, eager)."""
     max_latency_ms: tuple[LatencyGoal, ...] = ()
-    """Upper bounds of latency percentiles."""
+    """Upper bounds on latency percentiles."""
     max_size_mb: Annotated[float, Field(gt=0)] | None = None
-    """Largest size of the files that the first engine needs to serve, in 10^6 bytes."""
+    """Maximum deployed size, the files that the first engine loads, in 10^6 bytes."""
     min_throughput: Annotated[float, Field(gt=0)] | None = None
-    """Smallest throughput in rows per second, at the best target shape of the first engine."""
+    """Minimum throughput of the first engine in rows per second, at its best target shape."""
     int8_faster: bool = True
-    """Whether an int8 engine that is not faster than the fastest float of the same engine counts as a missed goal."""
+    """Whether the int8 model must be faster than the fastest float precision in the same engine."""
 
 
 class Recipe(Config):
-    """A whole run: the model, the data, what to reach, where to serve it, and the stages that lead there."""
+    """A complete run: model, data, goals, deployment target and stages."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
-    """Name of the run: letters, digits, '.', '_' and '-'. Names the run folder."""
+    """Name of the run and of its folder: letters, digits, '.', '_' and '-'."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Seed of everything random."""
+    """Seed of all random generators."""
     model: ModelConfig
     """The model to start from."""
     tokenizer: (
@@ -87,17 +86,17 @@ class Recipe(Config):
         ]
         | None
     ) = None
-    """For text models that start from random weights: Hub id or folder of a tokenizer, or a map that says how to train one."""
+    """For text models with random weights: Hub id or folder of a tokenizer, or a map of settings to train one."""
     data: DataConfig
     """Training and evaluation data."""
     goals: Goals = Goals()
-    """What to reach."""
+    """Limits that the result must meet."""
     target: Target = Target()
-    """Where to serve it."""
+    """Deployment target: device, engines and shapes."""
     parallel: Parallel = Parallel()
-    """How several processes train; see `docs/how-to/several-processes.md`."""
+    """Training with several processes; see `docs/how-to/several-processes.md`."""
     stages: tuple[Any, ...] = ()
-    """One-key maps, in order: the key names the stage, the value is its config."""
+    """List of one-key maps, in order: the key is the stage, the value its settings."""
 
     def stage(self, stage_id: str) -> Stage:
         """Returns the stage with that id."""
@@ -110,10 +109,10 @@ def read(path: Path, settings: Sequence[str] = ()) -> Recipe:
 
     Args:
         path: The YAML file.
-        settings: `key.path=value` overrides; the value is YAML, stages are named by id.
+        settings: Overrides `key.path=value`; the value is YAML, a stage is named by its id.
 
     Raises:
-        InputError: Every problem of the recipe, one line each.
+        InputError: The recipe has problems; one line for each.
     """
     return check(_read_file(path, ()), settings)
 
@@ -142,7 +141,7 @@ def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
 
 
 def dump(recipe: Recipe) -> dict[str, Any]:
-    """Returns the recipe as plain data with every default written out; `check` reads it back."""
+    """Returns the recipe as plain data including all defaults; the inverse of `check`."""
     data = recipe.model_dump(mode="json", exclude={"stages"})
     data["stages"] = [{stage.NAME: stage.model_dump(mode="json")} for stage in recipe.stages]
     return data
@@ -158,11 +157,11 @@ def schema() -> dict[str, Any]:
         definitions.update(body.pop("$defs", {}))
         entries.append({"type": "object", "properties": {stage.NAME: body}, "required": [stage.NAME], "additionalProperties": False})
     losses = Distill.model_json_schema(ref_template="#/$defs/{model}")["properties"]["losses"]
-    for definition in definitions.values():  # what other stages learn from by these names, they do not know any closer
+    for definition in definitions.values():  # other stages declare `losses` as plain maps; their type is that of distill
         if "losses" in definition.get("properties", {}):
             definition["properties"]["losses"]["items"] = losses["items"]
     document["properties"]["stages"] = {"type": "array", "items": {"anyOf": entries}}
-    document["properties"]["extends"] = {"type": "string", "description": "A recipe to start from: maps are merged, stages replaced."}
+    document["properties"]["extends"] = {"type": "string", "description": "Base recipe: maps are merged, stages replaced."}
     document["required"] = [key for key in document.get("required", []) if key == "name"]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "compress recipe", **document}
 
@@ -170,10 +169,10 @@ def schema() -> dict[str, Any]:
 def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
     path = path.expanduser()
     if path.is_dir():
-        raise InputError(f"{path}: a folder; a recipe is a YAML file")
+        raise InputError(f"{path}: is a folder; give a YAML file")
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: {path.stat().st_size} bytes; a recipe has at most {MAX_BYTES}")
+            raise InputError(f"{path}: {path.stat().st_size} bytes; a recipe may have at most {MAX_BYTES}")
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         raise InputError(
@@ -183,8 +182,8 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
     raw = parse_yaml(text, str(path))
     if not isinstance(raw, dict):
-        raise InputError(f"{path}: a recipe is a map of name, model, data, stages, ...; given {type(raw).__name__}")
-    if raw.keys() >= {"schema", "recipe", "environment"}:  # the recipe.lock.yaml of a run: the resolved recipe is in it
+        raise InputError(f"{path}: {type(raw).__name__} given; a recipe is a map with the keys name, model, data, stages, ...")
+    if raw.keys() >= {"schema", "recipe", "environment"}:  # recipe.lock.yaml of a run, which contains the resolved recipe
         raw = raw["recipe"]
     raw = {str(key): value for key, value in raw.items()}
     _resolve_paths(raw, path.resolve().parent)
@@ -200,7 +199,7 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
 
 
 def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merges maps deeply; everything else, `stages` included, is replaced."""
+    """Merges maps recursively; everything else, including `stages`, is replaced."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -209,7 +208,7 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
-    """Makes the local paths of one recipe file absolute, in place; whatever is not a local path stays as it is (a Hub id)."""
+    """Makes the local paths of one recipe file absolute, in place; Hub ids stay unchanged."""
 
     def resolved(value: Any) -> Any:
         if isinstance(value, list):
@@ -240,7 +239,7 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     key, separator, text = setting.partition("=")
     parts = key.strip().split(".")
     if not separator or not all(parts):
-        raise InputError(f"--set {setting}: key.path=value is allowed, for example --set data.max_length=64")
+        raise InputError(f"--set {setting}: not of the form key.path=value; for example --set data.max_length=64")
     value = parse_yaml(text, f"--set {key}")
     if parts[0] == "stages" and len(parts) > 1:
         entry, name = _stage_entry(raw, parts[1], setting)
@@ -306,12 +305,12 @@ def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
 def _check_order(recipe: Recipe) -> list[str]:
     problems = []
     order = {stage: position for position, stage in enumerate(STAGES)}
-    order[Prune] = order[Sparsify] = order[Distill]  # any may come first, and again
+    order[Prune] = order[Sparsify] = order[Distill]  # in any order, and repeatedly
     made = lines(recipe.stages)
     ids: set[str] = set()
     for listed, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
         if stage.id in ids or stage.id == "baseline":
-            problems.append(f"stages.{stage.id}: the id {stage.id!r} is taken; give this {stage.NAME} stage an `id:` of its own")
+            problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used; give this {stage.NAME} stage its own `id:`")
         teachers = {"baseline", "input", *ids}
         problems += [
             f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
@@ -332,21 +331,20 @@ def _check_order(recipe: Recipe) -> list[str]:
             problems.append(f"stages: {once.NAME} is given more than once; at most one is allowed")
     kinds = [type(stage) for stage in recipe.stages]
     if TritonRepo in kinds and Export not in kinds:
-        problems.append("stages: triton_repo needs engines; put `- export: {}` before it")
+        problems.append("stages: triton_repo given without export; put `- export: {}` before it")
     if TritonRepo in kinds and recipe.target.device == "cpu" and served_on("cpu") not in recipe.target.engines:
         given = ", ".join(recipe.target.engines)
-        problems.append(
-            f"target.engines: {given} given; triton_repo serves {served_on('cpu')} on the CPU: add it, or leave triton_repo out"
-        )
+        served = served_on("cpu")
+        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {served}; add it, or leave triton_repo out")
     untrained = recipe.model.head == "new" or recipe.model.path is None
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"
-        problems.append(f"stages: a model with {what} has to be trained first; put `- finetune: {{}}` at the start")
+        problems.append(f"stages: a model with {what} must be trained first; put `- finetune: {{}}` at the start")
     return problems
 
 
 def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:
-    """Returns what is wrong with the `input` of a stage: that nothing made it, or that it is quantized already."""
+    """Returns the problems of the `input` of a stage: no stage makes it, or it is already quantized."""
     named, problems = input_named(stage), []
     allowed = ["baseline", *(name for name in made if name in ids)]
     if named is not None and named not in allowed:
@@ -354,13 +352,13 @@ def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str
         problems.append(f"stages.{stage.id}.input: {line}")
     quantized = [other.id for other in made.get(str(stage.id), ())[:-1] if isinstance(other, Quantize)]
     if isinstance(stage, Quantize) and quantized:
-        line = f"comes after {quantized[0]}; a model is quantized once: give another `input:`, or leave it out"
+        line = f"its input is already quantized by {quantized[0]}; give another `input:`, or leave this stage out"
         problems.append(f"stages.{stage.id}: {line}")
     return problems
 
 
 def _check_task(recipe: Recipe) -> list[str]:
-    """Returns what in a recipe does not go with its task."""
+    """Returns the settings of a recipe that do not fit its task."""
     problems, row = [], TASKS[recipe.model.task]
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"

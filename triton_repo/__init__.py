@@ -1,1 +1,1 @@
-"""Code that writes, starts, checks and load-tests a Triton model repository."""
+"""Writes, starts, checks and load-tests a Triton model repository."""

@@ -1,13 +1,13 @@
-"""Builds, checks and publishes the TensorRT plans of this model repository. To be run on the machine that serves, see README.md.
+"""Builds, checks and publishes the TensorRT plans of this model repository. Run it on the machine that serves; see README.md.
 
     python3 build_plans.py
 
-For every compute capability among the GPUs of this machine: build the plan, run the golden rows through it, in batches and one by one,
-and compare with the logits that lie beside them. The plan's configuration, with `cc_model_filenames`, is written last, and only when every
-plan agrees: without that file Triton has no such model. Plans of other machines that were built from the same graph by the same TensorRT
-stay listed, so that one repository can collect several GPU types.
+For each compute capability of the visible GPUs it builds a plan, runs the golden rows through it (in batches and one by one) and compares
+the logits with the golden logits. The configuration of the plan, with `cc_model_filenames`, is written last and only if every plan passes;
+without it Triton does not load the model. Plans of other machines stay listed if they come from the same graph and TensorRT version, so one
+repository can serve several GPU types.
 
-Needs numpy and the Python package `tensorrt` of the same version as the server's; `tensorrt_plan.py` and `cuda_driver.py` lie beside it.
+Requires numpy and the Python package `tensorrt` in the version of the server, and `tensorrt_plan.py` and `cuda_driver.py` in this folder.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from tensorrt_plan import Plan, PlanError, build, gemm_precisions  # type: ignor
 
 SPEC, BASE_CONFIG, GOLDEN, RECORD, STAGING, TIMING_CACHE = "gpu.json", "plan.pbtxt", "golden.npz", "plans.json", "staging", "timing-cache"
 SINGLE_ROWS = 4
-"""Rows of each bucket that are run one by one as well: engines have been seen to be right at batch 1 only, or in batches only."""
+"""Rows of each bucket that also run one by one: some engines are correct only at batch 1, others only at larger batches."""
 
 
 class Refused(RuntimeError):
-    """A plan must not be served; one line."""
+    """A plan must not be served; a one-line message."""
 
 
 def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -> int:
@@ -42,7 +42,7 @@ def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -
         root: This model repository.
         trt: The module `tensorrt`.
         driver: The CUDA driver, or None.
-        log: Takes one line at a time.
+        log: Prints one line.
     """
     spec = json.loads((root / SPEC).read_text(encoding="utf-8"))
     found = dict(reversed([(capability, ordinal) for ordinal, capability in enumerate(capabilities(driver))]))
@@ -50,7 +50,7 @@ def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -
         log("no NVIDIA GPU is visible: start the container with --gpus all")
         return 1
     model = root / "models" / spec["model"]
-    (model / "config.pbtxt").unlink(missing_ok=True)  # not served until all is checked
+    (model / "config.pbtxt").unlink(missing_ok=True)  # not served until every plan has passed
     staging = root / STAGING
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
@@ -61,7 +61,7 @@ def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -
         log(f"not ready: {error}")
         shutil.rmtree(staging)
         return 1
-    publish(root, spec, model, {**kept(root, spec, model, str(trt.__version__)), **built})
+    publish(root, spec, model, {**earlier(root, spec, model, str(trt.__version__)), **built})
     shutil.rmtree(staging)
     log(f"ready: {spec['model']}, compute capabilities {', '.join(sorted(read_record(root), key=int))}")
     return 0
@@ -71,11 +71,11 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
     """Builds one plan into the staging folder and checks it.
 
     Returns:
-        Its record: file, graph, version, seconds, size, parity, precisions of the GEMMs.
+        Its record: file, hash of the graph, TensorRT version, seconds, size, parity, precisions of the GEMMs.
 
     Raises:
-        PlanError: It does not build or load.
-        Refused: Its answers are wrong.
+        PlanError: The plan does not build or load.
+        Refused: Its logits are wrong.
     """
     cache = root / f"{TIMING_CACHE}-sm{device.capability}"
     known = cache.read_bytes() if cache.exists() else b""
@@ -91,7 +91,7 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
         f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; {parity}"
     )
     if not parity["passed"]:
-        raise Refused(f"the plan for sm{device.capability} does not compute what was measured: {parity}")
+        raise Refused(f"the logits of the plan for sm{device.capability} differ from the golden logits: {parity}")
     return {
         "file": file,
         "onnx_sha256": spec["onnx_sha256"],
@@ -105,10 +105,10 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
 
 
 def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the golden rows in batches, and some of each bucket one by one, and compares the logits of both by themselves.
+    """Runs the golden rows in batches, and some of each bucket one by one, and judges both separately.
 
     Returns:
-        `batches` and `single`: what `judge` gives; `passed`: both have.
+        `batches` and `single`: results of `judge`; `passed`: whether both passed.
     """
     pairs: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {"batches": [], "single": []}
     for bucket in spec["buckets"] or [0]:
@@ -126,9 +126,9 @@ def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any
 
 
 def judge(expected: np.ndarray, logits: np.ndarray, spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Compares logits [n, C]: same class but for max(1, 0.1 %) of rows, and median distance within the limit; all finite.
+    """Compares logits [n, C]: all finite, at most max(1, 0.1 %) rows with another class, and the median distance within its limit.
 
-    A regression has no classes; its distance is in standard deviations of the expected values.
+    For regression there are no classes, and distances are in standard deviations of the expected values.
     """
     regression = logits.shape[1] == 1
     expected, logits = expected.astype(np.float64), logits.astype(np.float64)
@@ -142,7 +142,7 @@ def judge(expected: np.ndarray, logits: np.ndarray, spec: Mapping[str, Any]) -> 
 
 
 def publish(root: Path, spec: Mapping[str, Any], model: Path, record: Mapping[str, Any]) -> None:
-    """Moves the plans into the model's version folder and writes the record and, last of all, the configuration."""
+    """Moves the plans into the version folder of the model, writes the record and, last, the configuration."""
     version = model / "1"
     version.mkdir(parents=True, exist_ok=True)
     for plan in sorted((root / STAGING).glob("*.plan")):
@@ -155,21 +155,21 @@ def publish(root: Path, spec: Mapping[str, Any], model: Path, record: Mapping[st
 
 
 def file_names(files: Mapping[str, str]) -> str:
-    """Returns `cc_model_filenames` in protobuf text format, which merges with what stands before it.
+    """Returns `cc_model_filenames` in protobuf text format, ready to append to a configuration.
 
     Args:
-        files: Plan by capability, such as {"80": "sm80.plan"}. Triton's keys are "8.0".
+        files: File by capability, such as {"80": "sm80.plan"}; Triton's key is then "8.0".
     """
     lines = []
     for capability, file in sorted(files.items(), key=lambda item: int(item[0])):
         if not re.fullmatch(r"[0-9]{2,3}", capability) or not re.fullmatch(r"sm[0-9]{2,3}\.plan", file):
-            raise Refused(f"capability {capability!r} with file {file!r} cannot be written into a configuration")
+            raise Refused(f"capability {capability!r}, file {file!r}: two or three digits and sm<digits>.plan are allowed")
         lines.append(f'cc_model_filenames {{ key: "{capability[:-1]}.{capability[-1]}" value: "{file}" }}\n')
     return "".join(lines)
 
 
-def kept(root: Path, spec: Mapping[str, Any], model: Path, version: str) -> dict[str, Any]:
-    """Returns the records of earlier plans that are still good: same graph, same TensorRT, file there."""
+def earlier(root: Path, spec: Mapping[str, Any], model: Path, version: str) -> dict[str, Any]:
+    """Returns the records of earlier plans that are still valid: same graph, same TensorRT version, existing file."""
     return {
         capability: entry
         for capability, entry in read_record(root).items()
@@ -185,10 +185,10 @@ def read_record(root: Path) -> dict[str, Any]:
 
 
 def check_graph(root: Path, spec: Mapping[str, Any]) -> None:
-    """Checks that the graph is the one that the repository was written with.
+    """Checks that the graph has not changed since the repository was written.
 
     Raises:
-        Refused: It is not.
+        Refused: It has changed.
     """
     with (root / spec["onnx"]).open("rb") as file:
         digest = hashlib.sha256(file.read()).hexdigest()

@@ -1,11 +1,11 @@
-"""Asks a model behind Triton over gRPC: the whole evaluation set, and how long an answer takes under a given load.
+"""gRPC client for a model in Triton: predictions on the evaluation split, and latency under a given load.
 
-    worker 1:  row 0 ----> row 2 ----> row 5 ...      each worker has one request under way, and takes the next row when it is answered
+    worker 1:  row 0 ----> row 2 ----> row 5 ...      each worker has one request in flight and takes the next row after its response
     worker 2:  row 1 --> row 3 -> row 4 ...           concurrency = number of workers
 
-The time of a request is what a client on the same machine sees: serializing the row, the network stack, waiting, batching, the model.
+Latency is measured by a client on the same machine: serialization, network stack, queueing, batching and the model.
 
-Left out: several rows in one request; merging them is the server's work.
+Not supported: several rows in one request; batching is left to the server.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MIN_FOR_P99 = 200
 
 
 class RequestError(RuntimeError):
-    """The server refused a request, or did not answer; one line that names the row."""
+    """A request failed or timed out; a one-line message that names the row."""
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What a model answered, in the order of the rows."""
+    """The responses of a model, in row order."""
 
     logits: NDArray[np.float32]
     """float32 [n, C]."""
@@ -51,11 +51,11 @@ def evaluate(address: str, model: str, rows: Sequence[Row], concurrency: int = 4
         address: host:port of gRPC.
         model: Name of the model.
         rows: n rows.
-        concurrency: Requests under way at a time.
-        advance: Told of each answer.
+        concurrency: Number of requests in flight.
+        advance: Called with 1 after each response.
 
     Raises:
-        RequestError: A row was not answered; no further rows are sent.
+        RequestError: A request failed; no further rows are sent.
     """
     answers: list[tuple[NDArray[np.float32], str, float] | None] = [None] * len(rows)
     lock = Lock()
@@ -76,22 +76,22 @@ def evaluate(address: str, model: str, rows: Sequence[Row], concurrency: int = 4
 def latency(
     address: str, model: str, rows: Sequence[Row], concurrency: int, *, requests: int = 400, seconds: float = 5.0, warm_up: int = 20
 ) -> dict[str, Any]:
-    """Measures the time of requests under a constant load: real rows in turn, one row each.
+    """Measures request latency under a constant load: real rows in turn, one row per request.
 
     Args:
         address: host:port of gRPC.
         model: Name of the model.
-        rows: Rows to send, again from the start where they do not suffice.
-        concurrency: Requests under way at a time.
-        requests: Stop after so many ...
-        seconds: ... or after this time.
-        warm_up: Requests before them that are not counted.
+        rows: Rows to send, in a cycle.
+        concurrency: Number of requests in flight.
+        requests: Maximum number of requests.
+        seconds: Maximum duration.
+        warm_up: Uncounted requests of each worker before the measurement.
 
     Returns:
         `concurrency`, `p50_ms`, `p90_ms`, `p99_ms` (None below 200 requests), `throughput_per_s`, `n`.
 
     Raises:
-        RequestError: A request was not answered.
+        RequestError: A request failed.
     """
     samples: list[float] = []
     drive(address, model, rows, _cycle(rows, warm_up * concurrency, None), concurrency, lambda *_: None)
@@ -117,7 +117,7 @@ def drive(
     concurrency: int,
     note: Callable[[int, Any, float], None],
 ) -> None:
-    """Sends the rows of `feed` with `concurrency` workers, and tells `note` index, result and seconds of each.
+    """Sends the rows of `feed` with `concurrency` workers and calls `note` with index, result and seconds of each.
 
     The first failure stops all workers and is raised.
     """
@@ -135,7 +135,7 @@ def drive(
                 index, row = entry
                 started = time.perf_counter()
                 try:
-                    result = ask(client, model, row)
+                    result = infer(client, model, row)
                 except BaseException as error:
                     failed.set()
                     if isinstance(error, RequestError):
@@ -147,23 +147,23 @@ def drive(
         try:
             for future in [pool.submit(work) for _ in range(concurrency)]:
                 future.result()
-        except BaseException:  # Ctrl-C too: the workers stop after the request they are at
+        except BaseException:  # also Ctrl-C: the workers stop after their current request
             failed.set()
             raise
 
 
-def ask(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS) -> Any:
+def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS) -> Any:
     """Sends one row and returns the client's result.
 
     Raises:
-        RequestError: It was refused or not answered in time.
+        RequestError: The request failed or timed out.
     """
     from tritonclient.utils import InferenceServerException
 
     try:
         return client.infer(model, inputs(row), client_timeout=seconds)
     except InferenceServerException as error:
-        raise RequestError(f"model {model} gave no answer: {' '.join(str(error.message()).split())[:300]}") from error
+        raise RequestError(f"model {model}: the request failed: {' '.join(str(error.message()).split())[:300]}") from error
 
 
 def inputs(row: Row) -> list[Any]:
@@ -171,7 +171,7 @@ def inputs(row: Row) -> list[Any]:
     from tritonclient.grpc import InferInput
 
     values: dict[str, str | bytes]
-    assert not isinstance(row, np.ndarray), "blocks of tokens are not served"
+    assert not isinstance(row, np.ndarray), "token blocks cannot be served"
     if isinstance(row, bytes):
         values = {IMAGE: row}
     else:

@@ -2,13 +2,13 @@
 
     TEXT | TEXT, TEXT_PAIR | IMAGE   STRING [1]    UTF-8 text, or the bytes of a PNG or JPEG file
     LABEL                            STRING [1]    name of the class
-    SCORE                            FP32   [1]    its softmax score; the value itself for regression
+    SCORE                            FP32   [1]    softmax score of the class; the value for regression
     LOGITS                           FP32   [C]
 
-What the model has to know beside its files (how to compile, for which batch sizes) stands in `parameters`, so that the configuration tells
-all of it. Triton runs the warm-up requests before it calls the model ready: one row for every bucket, from files under `warmup/`.
+The map `parameters` holds the settings of the model (mode, compile properties, batch sizes), so the configuration is complete. Before
+Triton reports a model ready, it runs the warm-up requests: one row for each bucket, from files in `warmup/`.
 
-Left out: limits of the queue; every request is answered, however many wait.
+Not supported: queue limits. Every request is served, however long the queue.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from compress.core.errors import InputError
 TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
 LABEL, SCORE, LOGITS = "LABEL", "SCORE", "LOGITS"
 MIN_BATCH = 8
-"""max_batch_size is at least this much, so that the dynamic batcher has something to merge."""
+"""Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Everything that a configuration says."""
+    """The settings that go into a model configuration."""
 
     name: str
     modality: Literal["text", "image"]
@@ -42,18 +42,18 @@ class ModelSettings:
     """Whether rows are pairs of texts."""
     num_labels: int
     max_batch_size: int
-    """Most rows of one request, and of several merged ones."""
+    """Maximum number of rows in one request and in merged requests."""
     batch_sizes: tuple[int, ...]
     """Batch sizes that the model compiles, ascending, 1 first."""
     mode: Literal["static", "dynamic"]
     properties: Mapping[str, str]
-    """What OpenVINO compiles with: exactly what the exported engine was measured with."""
+    """OpenVINO compile properties, the same as those of the evaluated engine."""
     warm_up: tuple[str, ...] = ()
-    """Names of warm-up samples: of each, `warmup/<name>.<input>` holds the serialized row."""
+    """Names of the warm-up samples; `warmup/<name>.<input>` holds the serialized row."""
     instances: int = 1
-    """Processes that run the model side by side."""
+    """Number of parallel processes of the model."""
     max_queue_delay_us: int = 0
-    """Longest time, in microseconds, that a request waits for others to be merged with."""
+    """Maximum time in microseconds that a request waits for others to form a batch."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -67,10 +67,10 @@ def model_config(settings: ModelSettings) -> Any:
     """Returns the `ModelConfig` message.
 
     Raises:
-        InputError: The name is none that Triton takes as the name of a folder and of a model.
+        InputError: The name is not a valid Triton model name.
     """
     if not _NAME.fullmatch(settings.name):
-        raise InputError(f"model name {settings.name!r}: letters, digits, '.', '_' and '-' are allowed, at most 128, the first no sign")
+        raise InputError(f"model name {settings.name!r}: use at most 128 letters, digits, '.', '_' and '-', with a letter or digit first")
     config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
     for name in settings.inputs:
         config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
@@ -87,7 +87,7 @@ def model_config(settings: ModelSettings) -> Any:
 
 
 def parameters(settings: ModelSettings) -> dict[str, str]:
-    """Returns the `parameters` map: plain strings, lists and maps as JSON."""
+    """Returns the `parameters` map; its values are strings, with lists and maps as JSON."""
     return {
         "mode": settings.mode,
         "batch_sizes": json.dumps(list(settings.batch_sizes)),
@@ -102,12 +102,12 @@ def to_text(config: Any) -> str:
 
 
 def from_text(text: str) -> Any:
-    """Reads what `to_text` gave."""
+    """Parses the output of `to_text`."""
     return text_format.Parse(text, pb.ModelConfig())
 
 
 def serialized(values: Sequence[bytes]) -> bytes:
-    """Returns strings the way Triton stores them in a file: each after its length, 4 bytes, little-endian."""
+    """Returns strings in Triton's file format: each preceded by its length as 4 little-endian bytes."""
     return b"".join(struct.pack("<I", len(value)) + value for value in values)
 
 

@@ -1,13 +1,13 @@
-"""Triton python model: tokenizes or decodes, runs OpenVINO, answers label, score and logits. Runs inside the server.
+"""Triton Python model: tokenizes or decodes, runs OpenVINO, returns label, score and logits. Runs inside the server.
 
-`preprocess.py`, preprocess.json, tokenizer.json, openvino.xml and openvino.bin lie beside it. Each request is prepared by itself, so that
-a bad row is an error of its own request and of no other. Then the rows of all requests that the dynamic batcher gave are put together
-by shape (each row in its smallest bucket) and run in the compiled batch sizes, the largest that fits first:
+Its folder also holds preprocess.py, preprocess.json, tokenizer.json, openvino.xml and openvino.bin. Each request is preprocessed on its
+own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then grouped by shape (each row in its
+smallest bucket) and run in the compiled batch sizes, largest first:
 
     sizes 1, 8:   11 rows of one bucket -> 8 + 1 + 1 + 1
 
-No batch is filled up, since a copy costs as much as a row. In static mode a row's answer does not depend on its company: the compiled
-shapes compute every row alike, to the bit.
+Batches are not padded, because a padding row costs as much as a real one. In static mode the result of a row does not depend on the other
+rows of its batch: all compiled shapes give bit-identical rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # a server tells nobody that OpenVINO was imported
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
 
 import numpy as np
 import openvino
@@ -33,7 +33,7 @@ DYNAMIC = ()
 
 @dataclass(frozen=True)
 class Piece:
-    """Prepared rows of one request and one shape."""
+    """Preprocessed rows of one request with the same shape."""
 
     request: int
     rows: list[int]
@@ -41,7 +41,7 @@ class Piece:
 
 
 class Model:
-    """The compiled network."""
+    """The OpenVINO network, compiled for each shape."""
 
     def __init__(self, path: Path, mode: str, batch_sizes: Sequence[int], properties: Mapping[str, str]) -> None:
         core = openvino.Core()
@@ -55,7 +55,7 @@ class Model:
             self._request(shape)
 
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the logits float32 [n, C] of rows of one shape."""
+        """Returns the logits, float32 [n, C], of rows of the same shape."""
         if not self._static:
             return self._infer(DYNAMIC, features)
         parts = []
@@ -65,7 +65,7 @@ class Model:
         return np.concatenate(parts)
 
     def spans(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Cuts rows 0 to n into compiled batch sizes, the largest that fits first."""
+        """Splits rows 0 to n into compiled batch sizes, largest first."""
         start = 0
         while start < rows:
             size = next(size for size in self._sizes if size <= rows - start)
@@ -88,10 +88,10 @@ class Model:
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """The interface that the Python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the preprocessor and compiles every shape that can occur."""
+        """Loads the preprocessor and compiles all shapes."""
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.inputs = [value["name"] for value in config["input"]]
@@ -103,7 +103,7 @@ class TritonPythonModel:
         self.model.prepare(self.shapes)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers every request, with its rows' answers or with an error."""
+        """Returns one response for each request: its predictions or an error."""
         answers: list[Any] = [None] * len(requests)
         pieces: dict[tuple[int, ...], list[Piece]] = {}
         logits: dict[int, np.ndarray] = {}
@@ -120,7 +120,7 @@ class TritonPythonModel:
         return [self._response(logits[index]) if answer is None else answer for index, answer in enumerate(answers)]
 
     def _pieces(self, index: int, rows: list[Any]) -> list[Piece]:
-        """Prepares one request, all of it or nothing."""
+        """Preprocesses all rows of one request; raises if one is bad."""
         return [Piece(index, members, features) for members, features in self.preprocessor.batches(rows, max(1, len(rows)))]
 
     def _rows(self, request: Any) -> list[Any]:
@@ -132,7 +132,7 @@ class TritonPythonModel:
         return texts[0] if len(texts) == 1 else list(zip(*texts, strict=True))
 
     def _predict(self, group: list[Piece], logits: dict[int, np.ndarray], answers: list[Any]) -> None:
-        """Runs rows of one shape; where that fails, the requests they belong to get the error."""
+        """Runs rows of the same shape; if that fails, their requests get the error."""
         if not group:
             return
         features = {name: np.concatenate([piece.features[name] for piece in group]) for name in group[0].features}
@@ -163,6 +163,6 @@ def _text(row: int, value: bytes) -> str:
 
 
 def _refusal(error: Exception, code: int | None = None) -> Any:
-    """Returns the response of a request that cannot be answered; the message is one line."""
+    """Returns an error response with a one-line message."""
     line = " ".join(str(error).split())[:500] or type(error).__name__
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(line, pb_utils.TritonError.INVALID_ARG if code is None else code))

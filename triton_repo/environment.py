@@ -1,13 +1,13 @@
-"""The environment that the Triton server runs in: where it is, whether it works, and how it is built.
+"""The virtual environment of the Triton server: its location, its checks and its installation.
 
-PyPI's `nvidia-pytriton` carries a real tritonserver with the python backend. That backend is built against numpy 1: under numpy 2 numeric
-outputs leave it empty and a string output kills it. So the server has an environment of its own, pinned by server-requirements.txt:
+`nvidia-pytriton` on PyPI contains a real tritonserver with the Python backend. That backend is built against numpy 1: with numpy 2 it
+returns empty numeric outputs and crashes on a string output. So the server has its own environment, pinned by server-requirements.txt:
 
     $COMPRESS_SERVER_ENV, else $XDG_CACHE_HOME (or ~/.cache) /compress/server-<first 12 digits of the sha256 of the requirements>
 
-A virtual environment knows its own path and cannot be renamed into place; here a marker file, written last, says that it is whole.
+A virtual environment contains its own path and cannot be moved into place; instead a marker file, written last, marks it complete.
 
-Left out: systems other than Linux on x86-64 or arm64 with glibc 2.35, which the wheel does not run on, and Python below 3.8 or above 3.13.
+Not supported: systems other than Linux on x86-64 or arm64 with glibc 2.35 or newer, and Python below 3.8 or above 3.13.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MARKER = "compress-server.txt"
 FIX = "run `compress doctor --fix`"
 MAX_SECONDS = 1800.0
 
-# Runs in the environment's own interpreter: imports what the server's models import, and tells where the server's parts lie.
+# Runs in the interpreter of the environment: imports what the served models import, and prints the paths of the server's files.
 _LOOK = """
 import importlib.metadata, json, os, sys, sysconfig
 sys.modules["openvino_telemetry"] = None
@@ -55,25 +55,25 @@ class ServerEnvironment:
     path: Path
     """The virtual environment."""
     python: str
-    """Its Python, as major.minor."""
+    """Python version of the environment, as major.minor."""
     site: Path
-    """Its folder of packages."""
+    """Its site-packages folder."""
     libraries: Path
     """Folder of the shared libpython."""
     versions: Mapping[str, str]
-    """Versions of what the server and its models run on."""
+    """Versions of the packages of the server and its models."""
 
     def __str__(self) -> str:
         return f"{self.path} (nvidia-pytriton {self.versions['nvidia-pytriton']}, openvino {self.versions['openvino']})"
 
     @property
     def binary(self) -> Path:
-        """The server."""
+        """The tritonserver executable."""
         return self.site / "pytriton" / "tritonserver" / "bin" / "tritonserver"
 
     @property
     def backend_files(self) -> tuple[Path, ...]:
-        """What the folder of the python backend has to hold."""
+        """The files of the Python backend."""
         server = self.site / "pytriton" / "tritonserver"
         backend = server / "backends" / "python"
         stub = server / "python_backend_stubs" / self.python / "triton_python_backend_stub"
@@ -81,18 +81,18 @@ class ServerEnvironment:
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables of the server: its shared libraries, and its interpreter first, since the backend takes that of PATH."""
+        """Environment variables of the server: its shared libraries, and its interpreter first in PATH, where the backend looks for it."""
         libraries = f"{self.site / 'nvidia_pytriton.libs'}:{self.libraries}"
         return {"LD_LIBRARY_PATH": libraries, "PATH": f"{self.path / 'bin'}:{os.environ.get('PATH', os.defpath)}"}
 
 
 def lock_digest() -> str:
-    """Returns the sha256 (hex) of the requirements: part of the cache key of everything the server answered."""
+    """Returns the sha256 (hex) of the requirements, which is part of the cache key of the stage."""
     return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()
 
 
 def location() -> Path:
-    """Returns where the environment belongs, whether it is there or not."""
+    """Returns the path of the environment, whether it exists or not."""
     given = os.environ.get(VARIABLE)
     if given:
         return Path(given).expanduser().absolute()
@@ -100,10 +100,10 @@ def location() -> Path:
 
 
 def check() -> ServerEnvironment:
-    """Returns the server environment after a look at all its parts; a second call in a process takes a few milliseconds.
+    """Returns the server environment after checking all its parts; the result is cached within a process.
 
     Raises:
-        InputError: It is missing or does not work; says what to do.
+        InputError: The environment is missing or does not work; the message says what to do.
     """
     path = location()
     given = bool(os.environ.get(VARIABLE))
@@ -112,7 +112,7 @@ def check() -> ServerEnvironment:
     if not python.exists():
         raise InputError(f"server environment: {path} has no bin/python3; triton_repo needs it to start Triton; {cure}")
     if not given and not _is_whole(path):
-        raise InputError(f"server environment: {path} was not finished, or is of other requirements; {cure}")
+        raise InputError(f"server environment: {path} is incomplete or was built from other requirements; {cure}")
     try:
         return _look(path, python.stat().st_mtime_ns)
     except _Broken as error:
@@ -120,12 +120,12 @@ def check() -> ServerEnvironment:
 
 
 def build() -> ServerEnvironment:
-    """Builds the environment where it is missing or broken; another process that builds it meanwhile is waited for.
+    """Builds the environment if it is missing or broken, or waits for another process that is building it.
 
     Raises:
-        InputError: It cannot be built; quotes the reason.
+        InputError: The environment cannot be built; the message quotes the reason.
     """
-    if os.environ.get(VARIABLE):  # somebody else's environment is never touched
+    if os.environ.get(VARIABLE):  # an environment given by the user is never changed
         return check()
     path = location()
     with _building(path):
@@ -137,23 +137,23 @@ def build() -> ServerEnvironment:
 
 
 class _Broken(Exception):
-    """The environment does not work; one line."""
+    """The environment does not work; a one-line message."""
 
 
 @functools.lru_cache(maxsize=4)
 def _look(path: Path, _changed: int) -> ServerEnvironment:
-    """Imports the packages, and asks the linker whether the server finds its libraries."""
+    """Imports the packages and checks with ldd that the server finds its libraries."""
     python = path / "bin" / "python3"
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     output = _run([str(python), "-c", _LOOK], variables)
     found = json.loads(output.split("FOUND", 1)[1])
     result = ServerEnvironment(path, found["python"], Path(found["site"]), Path(found["libraries"]), found["versions"])
     if int(result.versions["numpy"].split(".")[0]) >= 2:
-        raise _Broken(f"numpy {result.versions['numpy']} is there; the backend answers rightly under numpy below 2 only")
+        raise _Broken(f"numpy {result.versions['numpy']} is installed; the Python backend needs numpy below 2")
     for file in (result.binary, *result.backend_files):
         if not file.exists():
-            raise _Broken(f"{file} is missing (Python 3.8 to 3.13 have a stub; this one is {result.python})")
-    # The linker says it all: a glibc that is too old, a Python without a shared library.
+            raise _Broken(f"{file} is missing (Python {result.python}; the backend supports 3.8 to 3.13)")
+    # ldd finds a glibc that is too old, and a Python without a shared library
     linked = _run(["ldd", *map(str, (result.binary, result.backend_files[0], result.backend_files[-1]))], {**variables, **result.variables})
     missing = [" ".join(line.split()) for line in linked.splitlines() if "not found" in line]
     if missing:
@@ -162,7 +162,7 @@ def _look(path: Path, _changed: int) -> ServerEnvironment:
 
 
 def _install(path: Path) -> None:
-    """Makes the virtual environment anew and marks it when it is whole."""
+    """Creates the virtual environment from scratch and marks it complete."""
     try:
         shutil.rmtree(path, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(path)])
@@ -172,8 +172,8 @@ def _install(path: Path) -> None:
     except (_Broken, OSError) as error:
         shutil.rmtree(path, ignore_errors=True)
         raise InputError(
-            f"server environment: {path} cannot be built: {error}; it needs the package index, Python 3.11 or 3.12 with venv, "
-            f"and 1 GB in that folder ($XDG_CACHE_HOME moves it, ${VARIABLE} names a ready one)"
+            f"server environment: {path} cannot be built: {error}; it needs a package index, Python 3.11 or 3.12 with venv, "
+            f"and 1 GB of disk (set $XDG_CACHE_HOME to move it, or ${VARIABLE} to use an existing one)"
         ) from error
 
 
@@ -190,14 +190,14 @@ def _building(path: Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         stream = (path.parent / f".{path.name}.lock").open("w")
     except OSError as error:
-        raise InputError(f"server environment: {path.parent} cannot be written ({error.strerror}); set $XDG_CACHE_HOME") from error
+        raise InputError(f"server environment: {path.parent} is not writable ({error.strerror}); set $XDG_CACHE_HOME") from error
     with stream:
         fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 
 def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> str:
-    """Returns the output of a command, or raises with the last line of what it complained about."""
+    """Returns the output of a command; on failure raises `_Broken` with its last error line."""
     try:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, errors="replace", timeout=MAX_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
@@ -207,5 +207,5 @@ def _run(command: Sequence[str], variables: Mapping[str, str] | None = None) -> 
     if done.returncode != 0:
         lines = [line.strip() for line in (done.stderr or done.stdout).splitlines() if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")]
-        raise _Broken((errors or lines or [f"{command[0]} ended with status {done.returncode}"])[-1][:300])
+        raise _Broken((errors or lines or [f"{command[0]} exited with status {done.returncode}"])[-1][:300])
     return done.stdout

@@ -1,7 +1,4 @@
-"""Triton python model: from the logits of the plan to label and score.
-
-Runs inside the server; `preprocess.py` and its files lie beside it.
-"""
+"""Triton Python model: turns the logits of the plan into label and score. Runs inside the server, next to preprocess.py and its files."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from preprocess import Preprocessor  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """The interface that the Python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the names of the labels."""
+        """Loads the label names."""
         self.preprocessor = Preprocessor.load(Path(__file__).resolve().parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers each request with the label and the score of its rows."""
+        """Returns for each request the label and the score of its rows."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Triton python model: from rows to the arrays of the plan. Runs inside the server; `preprocess.py` and its files lie beside it.
+"""Triton Python model: turns rows into the input arrays of the plan. Runs inside the server, next to preprocess.py and its files.
 
-Each request is prepared by itself and padded to the smallest bucket that holds its longest row, so that the plan's dynamic batcher finds
-requests of equal shape. A request with a bad row gets an error of its own; the others in the batch are answered.
+Each request is preprocessed on its own and padded to the smallest bucket that holds its longest row, so that the dynamic batcher of the
+plan finds requests of equal shape. A bad row fails only its own request.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
-    """What the python backend calls."""
+    """The interface that the Python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the preprocessor, and learns the names of the inputs from the model's own configuration."""
+        """Loads the preprocessor and reads the input names from the model configuration."""
         config = json.loads(args["model_config"])
         self.inputs = [value["name"] for value in config["input"]]
         self.preprocessor = Preprocessor.load(Path(__file__).resolve().parent)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Answers each request with the arrays of its rows."""
+        """Returns for each request the input arrays of its rows, or an error."""
         return [self._answer(request) for request in requests]
 
     def _answer(self, request: Any) -> Any:

@@ -1,15 +1,15 @@
-"""Writes the model repository for the CPU: one model for every exported build, each a folder that stands on its own.
+"""Writes the CPU model repository: one self-contained model folder for each exported build.
 
     model_repository/
       README.md
       <variant>-<precision>/
         config.pbtxt
-        warmup/<bucket>.TEXT          one made-up row for every bucket
+        warmup/<bucket>.TEXT          one synthetic row for each bucket
         1/  model.py  preprocess.py  preprocess.json  tokenizer.json  openvino.xml  openvino.bin
 
-Which modes an engine has, and with which properties it was measured, comes from export.json: what is served is what was evaluated.
+The mode and the compile properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
-Left out: the repository for GPUs, which `triton_repo.plans` writes.
+Not here: the repository for GPUs, see `triton_repo.plans`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WARM_UP = "warmup"
 
 @dataclass(frozen=True)
 class Served:
-    """One model of the repository, and the engine that it serves."""
+    """One model of the repository and its engine."""
 
     name: str
     variant: str
@@ -48,32 +48,30 @@ class Served:
     folder: Path
     """Folder of the build: preprocess.json, tokenizer.json."""
     engine: Mapping[str, Any]
-    """Its entry in export.json."""
+    """The entry of the engine in export.json."""
     root: Path
-    """Folder that export.json lies in."""
+    """Folder of export.json."""
 
     @property
     def xml(self) -> Path:
-        """The network."""
+        """Path of the OpenVINO model."""
         return self.root / str(self.engine["file"])
 
     @property
     def predictions(self) -> Path | None:
-        """What the engine answered on the evaluation split."""
+        """Path of the engine's predictions on the evaluation split; None if it was not evaluated."""
         return self.root / self.engine["predictions"] if self.engine.get("predictions") else None
 
 
 def served_models(exported: Artifact) -> list[Served]:
-    """Returns a model for each build that has a runnable OpenVINO engine, in the order of export.json; of its modes the recommended one.
+    """Returns a model for each build with a runnable OpenVINO engine, in its recommended mode and in the order of export.json.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no such build.
     """
     found = list(_served(exported.path))
     if not found:
-        raise InputError(
-            f"target.engines: no {ENGINE} engine was built, and that is what the model repository for the CPU serves; add {ENGINE}"
-        )
+        raise InputError(f"target.engines: no {ENGINE} engine was built, and the CPU model repository serves {ENGINE}; add {ENGINE}")
     return found
 
 
@@ -91,18 +89,18 @@ def write_repository(
 
     Args:
         out: Folder to write into; created.
-        models: What to serve.
+        models: The models.
         pairs: Whether rows are pairs of texts.
-        batch_sizes: Batch sizes that the static engine was measured at; 1 is added.
-        max_batch_size: Most rows of one request; the largest of `batch_sizes`, and at least 8, where absent.
+        batch_sizes: Batch sizes of the static engine; 1 is added.
+        max_batch_size: Maximum batch size. Default: the largest of `batch_sizes`, at least 8.
         instances: Processes for each model.
-        max_queue_delay_us: How long a request waits for others, in microseconds.
+        max_queue_delay_us: Maximum time that a request waits for others to form a batch, in microseconds.
 
     Returns:
         The settings of each model.
 
     Raises:
-        InputError: A model name is not valid, or images have no fixed size.
+        InputError: A model name is invalid, or images have no fixed size.
     """
     sizes = tuple(sorted({1, *batch_sizes}))
     largest = max_batch_size or max(MIN_BATCH, *sizes)
@@ -130,15 +128,15 @@ def write_repository(
 
 
 def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str, bytes]]:
-    """Yields a name and a made-up row for every bucket; for images one grey picture.
+    """Yields the name and a synthetic row of each bucket; for images one grey picture.
 
     Raises:
-        InputError: Images have no fixed size, so that there is nothing to compile for.
+        InputError: Images have no fixed size, so there is no shape to compile.
     """
     if preprocessor.steps is not None:
         if preprocessor.steps.shape is None:
             raise InputError(
-                "model: preprocessor_config.json resizes images to no fixed size; give it size {height, width} or a centre crop"
+                "model: preprocessor_config.json does not resize images to a fixed size; give it size {height, width} or a centre crop"
             )
         _, height, width = preprocessor.steps.shape
         file = io.BytesIO()
@@ -177,12 +175,12 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     shutil.copyfile(model.xml.with_suffix(".bin"), version / "openvino.bin")
     for name, row in rows.items():
         for column in settings.inputs:
-            # The second text of a pair stays empty: the first one alone fills the bucket.
+            # the second text of a pair stays empty: the first one fills the bucket
             (warm_up / f"{name}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
 
 
 def _text_of_length(preprocessor: Preprocessor, bucket: int, pairs: bool) -> str:
-    """Returns a text that just fits into a bucket, the second of a pair being empty."""
+    """Returns a text that just fills a bucket; the second text of a pair is empty."""
 
     def tokens(words: int) -> int:
         text = " ".join(["a"] * words)
@@ -201,20 +199,20 @@ def _example(name: str) -> str:
 _README = """\
 # Model repository for Triton Inference Server, CPU
 
-| model | inputs | most rows of a request | engine |
+| model | inputs | max batch size | engine mode |
 |---|---|---|---|
 {lines}
 
-Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Answers are `LABEL` (string [n, 1]), `SCORE` (float32
-[n, 1]: the softmax score of that label, or the value of a regression) and `LOGITS` (float32 [n, C]).
+Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
+[n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]).
 
-Each model is one python model that tokenizes or decodes, runs OpenVINO, and names the label. The server's Python needs `numpy` below 2,
-`openvino`, `tokenizers` and `pillow`. In a container of Triton with the python backend:
+Each model is a Python model that tokenizes the text or decodes the image, runs OpenVINO and returns the label. The Python of the server
+needs `numpy` below 2, `openvino`, `tokenizers` and `pillow`. In a Triton container with the Python backend:
 
     pip install 'numpy<2' openvino tokenizers pillow
     tritonserver --model-repository=/models --disable-auto-complete-config
 
-Ask it:
+Send a request:
 
     import numpy as np, tritonclient.grpc as grpc
     client = grpc.InferenceServerClient("127.0.0.1:8001")

@@ -1,10 +1,10 @@
-"""Removes what a server leaves behind when it is killed: its shared memory and its temporary folder.
+"""Removes the shared memory and the temporary folder of a killed server.
 
-The python backend keeps a region in /dev/shm for every model instance and removes it when the server ends in an orderly way; a killed
-server leaves it. So every server is given a prefix of its own, and `reap` starts a process (this file run as a script) that belongs to no
-group, waits until the watcher of the server is gone, which is after the server itself, and deletes what bears the prefix.
+The Python backend keeps a region in /dev/shm for each model instance and removes it on an orderly exit; a killed server leaves it behind.
+So each server gets a unique prefix, and `reap` starts a process (this file as a script) in a session of its own. It waits until the watcher
+of the server is gone, which is after the server itself, and deletes everything with the prefix.
 
-Left out: a machine that loses power; there the temporary folder stays.
+Limitation: after a power failure the temporary folder remains.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def reap(prefix: str, folder: Path, watcher: int) -> subprocess.Popen[bytes]:
-    """Starts the process that cleans up when the process `watcher` is gone, whatever happens to this one.
+    """Starts the process that cleans up once the process `watcher` has ended, whatever happens to this one.
 
     Args:
-        prefix: Beginning of the names of the regions.
+        prefix: Prefix of the names of the shared-memory regions.
         folder: Temporary folder of the server.
-        watcher: Process that outlives everybody who uses them.
+        watcher: Process id of the watcher, which outlives the server.
     """
     command = [sys.executable, "-I", "-S", __file__, prefix, str(folder), str(watcher)]
     quiet = subprocess.DEVNULL
@@ -33,7 +33,7 @@ def reap(prefix: str, folder: Path, watcher: int) -> subprocess.Popen[bytes]:
 
 
 def remove(prefix: str, folder: Path) -> None:
-    """Deletes every region whose name begins with `prefix`, and the folder."""
+    """Deletes the folder and every region whose name starts with `prefix`."""
     for path in SHARED_MEMORY.glob(f"{prefix}*"):
         path.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

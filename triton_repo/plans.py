@@ -1,20 +1,20 @@
-"""Writes the model repository for NVIDIA GPUs: everything but the plans, which are built where they run.
+"""Writes the model repository for NVIDIA GPUs, without the TensorRT plans: they are built on the machine that serves.
 
     out/
-      README.md                        the commands, and what has not been run
+      README.md                        the commands, and what has never been run
       build_plans.py  tensorrt_plan.py  cuda_driver.py
-      model.onnx  golden.npz           the graph; 64 prepared rows and their logits
-      gpu.json  plan.pbtxt             what build_plans.py has to know; the plan's configuration without its files
-      models/                          what Triton is started on
+      model.onnx  golden.npz           the graph; 64 preprocessed rows and their logits
+      gpu.json  plan.pbtxt             settings of build_plans.py; configuration of the plan without its file names
+      models/                          the repository that Triton serves
         NAME/                          ensemble: preprocess -> plan -> postprocess
         NAME_preprocess/1/             model.py preprocess.py preprocess.json tokenizer.json
         NAME_postprocess/1/            the same
-        NAME_plan/                     written by build_plans.py when its plans have been checked
+        NAME_plan/                     written by build_plans.py after it has checked the plans
 
-A plan is tied to one version of TensorRT and one compute capability. So it is not shipped: `build_plans.py` builds it in the image that
-serves, compares it with the golden rows, and only then writes the configuration that makes the model exist for Triton.
+A plan works with one version of TensorRT and one compute capability only, so none is shipped: `build_plans.py` builds it in the serving
+image, checks it on the golden rows, and only then writes the configuration without which Triton does not load the model.
 
-Left out: more than one instance per GPU, and a plan with several GPUs.
+Not supported: more than one instance per GPU, and a plan across several GPUs.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, fro
 
 ONNX, GOLDEN, SPEC, BASE_CONFIG, MODELS = "model.onnx", "golden.npz", "gpu.json", "plan.pbtxt", "models"
 OUTPUT = "logits"
-"""Name of the graph's output; clients see it as LOGITS, as from the repository for the CPU."""
+"""Output name of the graph; clients see LOGITS, as in the CPU repository."""
 MEDIAN_LIMIT = 0.02
-"""Largest median |logit - golden logit|: the limit of every other engine."""
+"""Largest median |logit - golden logit|, the same limit as for every other engine."""
 PREPROCESS_INSTANCES = 2
-"""Processes that tokenize: one would be the bottleneck of a fast GPU."""
+"""Preprocessing processes; a single one would be the bottleneck of a fast GPU."""
 _TYPES = {TensorProto.INT64: pb.TYPE_INT64, TensorProto.FLOAT: pb.TYPE_FP32}
 
 
@@ -82,17 +82,17 @@ def write_gpu_repository(
     Args:
         out: Folder to write into; created.
         onnx_file: The Q/DQ (or float) graph.
-        preprocessor: Of the same checkpoint: gives inputs, buckets and labels.
+        preprocessor: Preprocessor of the same checkpoint; defines inputs, buckets and labels.
         rows: Golden rows.
-        logits: Their logits where they were measured, float32 [n, C].
-        name: Name of the ensemble: what clients ask for.
-        max_batch_size: Of every model, and of the profiles.
+        logits: Their logits from another engine, float32 [n, C].
+        name: Name of the ensemble, which clients call.
+        max_batch_size: Maximum batch size of all models and of the optimization profiles.
 
     Returns:
         Figures for the manifest: `layout`, `models`, `ready` (always false here) and its `reason`.
 
     Raises:
-        ValueError: Graph and preprocessor do not fit.
+        ValueError: The inputs of graph and preprocessor differ.
         InputError: Images have no fixed size.
     """
     names = _Names(name)
@@ -117,15 +117,15 @@ def write_gpu_repository(
         "layout": "ensemble",
         "models": [config.name for config in _listed(models)],
         "ready": False,
-        "reason": "plans are not built here",
+        "reason": "the plans are built on the machine that serves",
     }
 
 
 def check_inputs(onnx_file: Path, preprocessor: Preprocessor) -> dict[str, tuple[int, list[int]]]:
-    """Returns type (of `ModelConfig`) and shape without the batch, -1 where it is dynamic, of each input of the graph.
+    """Returns the type (of `ModelConfig`) and the shape without batch (-1: dynamic) of each graph input.
 
     Raises:
-        ValueError: They are not what the preprocessor gives.
+        ValueError: They differ from the outputs of the preprocessor.
         InputError: Images have no fixed size.
     """
     graph = onnx.load(str(onnx_file), load_external_data=False).graph
@@ -138,11 +138,12 @@ def check_inputs(onnx_file: Path, preprocessor: Preprocessor) -> dict[str, tuple
     shape = [-1] if steps is None else list(steps.shape or ())
     if not shape:
         raise InputError(
-            "the model's processor resizes images to no fixed size; a plan needs one: give it size {height, width}, or a centre crop"
+            "model: preprocessor_config.json does not resize images to a fixed size, which a plan needs; "
+            "give it size {height, width} or a centre crop"
         )
     expected = dict.fromkeys(preprocessor.input_names, (pb.TYPE_INT64 if steps is None else pb.TYPE_FP32, shape))
     if found != expected:
-        raise ValueError(f"{onnx_file.name} takes {found}; the preprocessor gives {expected} (type, shape of a row)")
+        raise ValueError(f"{onnx_file.name}: its inputs are {found}, the preprocessor returns {expected} (type, shape of a row)")
     return found
 
 
@@ -158,9 +159,9 @@ def configurations(
 
     Args:
         name: Name of the ensemble.
-        preprocessor: Gives modality, buckets and labels.
-        inputs: What `check_inputs` gave.
-        max_batch_size: Of all four.
+        preprocessor: Defines modality, buckets and labels.
+        inputs: Result of `check_inputs`.
+        max_batch_size: Maximum batch size of all four.
         pairs: Whether rows are pairs of texts.
     """
     names, classes = _Names(name), len(preprocessor.labels)
@@ -182,7 +183,7 @@ def configurations(
 
 
 def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Returns `<bucket>.<input>` and `<bucket>.logits` for every bucket (0 for images), prepared, empty where no row falls into it."""
+    """Returns the preprocessed `<bucket>.<input>` and the `<bucket>.logits` of each bucket (0 for images); a bucket may be empty."""
     groups, arrays = preprocessor.groups(rows), {}
     for bucket in preprocessor.buckets or (0,):
         members = groups.get(bucket, [])
@@ -194,7 +195,7 @@ def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArr
 
 
 def quantized_nodes(onnx_file: Path) -> list[str]:
-    """Returns the GEMM nodes that have DequantizeLinear on both inputs."""
+    """Returns the names of the GEMM nodes with DequantizeLinear on both inputs."""
     graph = onnx.load(str(onnx_file), load_external_data=False).graph
     made = {output for node in graph.node if node.op_type == "DequantizeLinear" for output in node.output}
     gemms = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
@@ -231,7 +232,7 @@ def _plan(
     buckets: Sequence[int],
     max_batch_size: int,
 ) -> Any:
-    """One instance on every GPU, all profiles; no default file, so that a GPU without a plan of its own is an error, not a guess."""
+    """One instance on each GPU with all profiles; no default file, so that a GPU without a plan is an error."""
     config = _model(name, inputs, outputs, max_batch_size)
     config.platform = "tensorrt_plan"
     config.dynamic_batching.SetInParent()
@@ -248,7 +249,7 @@ def _plan(
 def _write_model(folder: Path, config: Any) -> None:
     (folder / "1").mkdir(parents=True)
     (folder / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
-    if config.platform == "ensemble":  # Triton wants the version folder, and copies of a repository lose empty ones
+    if config.platform == "ensemble":  # Triton needs the version folder, and copying tools drop empty folders
         (folder / "1" / ".keep").touch()
 
 
@@ -260,7 +261,7 @@ def _write_python(version: Path, template: str, preprocessor: Preprocessor) -> N
 
 def _copy_graph(onnx_file: Path, out: Path) -> None:
     shutil.copyfile(onnx_file, out / ONNX)
-    data = onnx_file.with_name(f"{onnx_file.name}.data")  # weights above 2 GB; the graph names the file
+    data = onnx_file.with_name(f"{onnx_file.name}.data")  # external data for weights above 2 GB; the graph refers to this name
     if data.exists():
         shutil.copyfile(data, out / data.name)
 
@@ -288,22 +289,22 @@ def _listed(models: Path) -> list[Any]:
 
 _README = """# @NAME@ for Triton on NVIDIA GPUs
 
-The plans of this repository are **not built yet**: a plan is tied to one version of TensorRT and one GPU type. Until `build_plans.py` has
-built and checked them, `@NAME@_plan` has no configuration and the ensemble `@NAME@` does not load.
+The plans of this repository are **not built yet**: a plan works with one version of TensorRT and one GPU type only. Until `build_plans.py`
+has built and checked them, `@NAME@_plan` has no configuration and the ensemble `@NAME@` does not load.
 
 ## On the machine that serves
 
-Choose one release of NVIDIA's images for both commands: those of one release hold the same TensorRT.
+Use the same release of NVIDIA's images in both commands, so that both have the same TensorRT version.
 
     RELEASE=YY.MM        # TensorRT 10.0 or later
     docker run --rm --gpus all -v "$PWD":/repository nvcr.io/nvidia/tensorrt:$RELEASE-py3 \\
         bash -c "pip install numpy && python3 /repository/build_plans.py"
 
-It builds one plan for each compute capability among the visible GPUs, runs the golden rows through it (in batches and one by one),
-compares the logits, and only then writes `models/@NAME@_plan/config.pbtxt`. Figures of each plan are in `plans.json`. Run it again on a
-machine with other GPUs to add theirs, and again after a new release. If it says "not ready", nothing is served, and it has said why.
+The script builds one plan for each compute capability of the visible GPUs, runs the golden rows through it (in batches and one by one),
+compares the logits, and only then writes `models/@NAME@_plan/config.pbtxt`. `plans.json` holds the figures of each plan. Run it again on a
+machine with other GPUs to add their plans, and again for each new release. If it prints "not ready" with the reason, nothing is served.
 
-The two python models need tokenizers and Pillow, which the image of the server does not have:
+The two Python models need tokenizers and Pillow, which the server image does not contain:
 
     printf 'ARG RELEASE\\nFROM nvcr.io/nvidia/tritonserver:$RELEASE-py3\\nRUN pip install tokenizers pillow\\n' | \\
         docker build --build-arg RELEASE=$RELEASE -t gpu-server -
@@ -313,11 +314,12 @@ The two python models need tokenizers and Pillow, which the image of the server 
     curl -s localhost:8000/v2/models/@NAME@/infer -d \\
         '{"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["a fine film"]}]}'
 
-Image models take `IMAGE`, the bytes of a PNG or JPEG file; pairs of texts `TEXT` and `TEXT_PAIR`. Answers are `LABEL`, `SCORE`, `LOGITS`.
+Image models take `IMAGE`, the bytes of a PNG or JPEG file; text-pair models take `TEXT` and `TEXT_PAIR`. Outputs are `LABEL`, `SCORE` and
+`LOGITS`.
 
-## What has not been run
+## What has never been run
 
-None of the commands above was run where this repository was written: there was no GPU and no container. What was checked there: the
-configurations parse, their types and shapes are those of the graph and of the profiles, and the logits beside the golden rows are those
-that were measured with this model on another engine.
+None of the commands above was run on the machine that wrote this repository, which had no GPU and no container. That machine checked that
+the configurations parse and that their types and shapes match the graph and the profiles. The golden logits were measured with this model
+on another engine.
 """

@@ -1,13 +1,12 @@
-"""Starts the Triton server on a model repository, on loopback and free ports, and sees to it that it goes away again.
+"""Starts the Triton server on loopback and free ports, and makes sure that it is stopped.
 
     with TritonServer(repository, environment.check(), log) as server:
         server.grpc_address
 
-The server and the processes of its models form one process group under a watcher (`compress.machine.process.spawn`), which kills all of it
-when this process is gone, even by SIGKILL. What they leave behind then is removed by `triton_repo.leftovers`.
+The server and the processes of its models form one process group under a watcher (`compress.machine.process.spawn`). The watcher kills the
+group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files.
 
-Between choosing a free port and the server's binding it, somebody else may take it; the server then ends at once and is started again on
-other ports.
+Another process may take a free port before the server binds it. The server then exits at once and is started again on other ports.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ ADDRESS = "127.0.0.1"
 READY_SECONDS = 600.0
 STOP_SECONDS = 60.0
 EXIT_SECONDS = 10
-"""How long the server waits for requests in flight when it is stopped."""
+"""Time that a stopping server waits for requests in flight."""
 ATTEMPTS = 3
 _PORT_TAKEN = re.compile(r"address already in use|socket .* already in use|failed to (start|bind).*port", re.I)
 _LOG_PREFIX = re.compile(r"^[EWI]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
@@ -42,7 +41,7 @@ _ERROR = re.compile(r"^E\d{4} |^error: |Error|UNAVAILABLE|failed to ")
 
 
 class ServerError(RuntimeError):
-    """The server did not start, or ended; one line that quotes its log."""
+    """The server did not start, or exited; a one-line message that quotes its log."""
 
 
 class TritonServer:
@@ -50,10 +49,10 @@ class TritonServer:
 
     Args:
         repository: Model repository.
-        environment: What it runs in.
-        log: File that its output is written to.
-        models: Models to load; all of the repository where absent.
-        seconds: How long it may take to become ready.
+        environment: The server environment.
+        log: File for its output.
+        models: Models to load; None loads the whole repository.
+        seconds: Time limit for becoming ready.
     """
 
     def __init__(
@@ -87,10 +86,10 @@ class TritonServer:
         return f"{ADDRESS}:{self._ports[2]}"
 
     def __enter__(self) -> Self:
-        """Starts it and waits until every model is ready.
+        """Starts the server and waits until every model is ready.
 
         Raises:
-            ServerError: It is not ready in time, or ended.
+            ServerError: The server was not ready in time, or exited.
         """
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -105,28 +104,28 @@ class TritonServer:
         raise AssertionError("unreachable")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Stops it."""
+        """Stops the server."""
         self.stop()
 
     def check_alive(self) -> None:
-        """Raises `ServerError` where it has ended."""
+        """Raises `ServerError` if the server has exited."""
         if self._process is None or self._process.poll() is not None:
-            raise ServerError(f"Triton ended: {last_error(self._tail())}; log: {self._log}")
+            raise ServerError(f"Triton exited: {last_error(self._tail())}; log: {self._log}")
 
     def wait(self) -> None:
-        """Returns when it ends by itself: for a server in the foreground."""
+        """Blocks until the server exits."""
         assert self._process is not None, "started"
         self._process.wait()
 
     def stop(self) -> None:
-        """Stops it and its models; harmless where it is not running."""
+        """Stops the server and its models; does nothing if it is not running."""
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
             try:
                 process.wait(STOP_SECONDS)
             except subprocess.TimeoutExpired:
-                process.kill()  # the watcher; the kernel then kills the server
+                process.kill()  # kills the watcher; the kernel then kills the server
                 process.wait()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
@@ -145,7 +144,7 @@ class TritonServer:
         self._reaper = leftovers.reap(prefix, backends, self._process.pid)
 
     def _wait(self) -> None:
-        """Returns when the server says that it and its models are ready."""
+        """Waits until the server reports itself and its models ready."""
         from tritonclient.grpc import InferenceServerClient
         from tritonclient.utils import InferenceServerException
 
@@ -156,7 +155,7 @@ class TritonServer:
                 try:
                     if client.is_server_ready(client_timeout=5):
                         return
-                except InferenceServerException:  # it does not listen yet
+                except InferenceServerException:  # not listening yet
                     pass
                 if time.monotonic() > deadline:
                     raise ServerError(f"Triton was not ready within {self._seconds:.0f} s: {last_error(self._tail())}; log: {self._log}")
@@ -183,7 +182,7 @@ def free_ports() -> tuple[int, int, int]:
 
 
 def write_backend(folder: Path, environment: ServerEnvironment) -> None:
-    """Makes the folder of the python backend, with the stub of the environment's Python, from copies: the server resolves links."""
+    """Writes the folder of the Python backend with the stub of the environment's Python; copies, because the server resolves links."""
     folder.mkdir()
     for file in environment.backend_files:
         shutil.copy(file, folder)
@@ -199,7 +198,7 @@ def command_line(
 ) -> list[str]:
     """Returns the command that starts the server.
 
-    The variables are set by `env`, for the server alone: its libraries must not be found by the Python that watches it.
+    `env` sets the variables for the server only: the Python that watches it must not load the server's libraries.
     """
     chosen = [] if models is None else ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
     return [
@@ -223,9 +222,9 @@ def command_line(
 
 
 def last_error(log: str) -> str:
-    """Returns the line of a server log that tells best what went wrong: its last error, without time and place."""
+    """Returns the last error of a server log, without its timestamp and source location."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    # At the end the server always says that it failed to load; what is of interest stands before.
+    # the log always ends with "failed to load"; the cause is logged before
     errors = [line for line in lines if _ERROR.search(line) and "creating server" not in line and "|" not in line]
-    line = (errors or lines or ["it wrote nothing"])[-1]
+    line = (errors or lines or ["the log is empty"])[-1]
     return _LOG_PREFIX.sub("", line).strip('"')[:400]

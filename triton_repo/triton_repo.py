@@ -1,13 +1,13 @@
-"""The stage `triton_repo`: a Triton model repository that has been started, asked the whole evaluation set, and timed.
+"""The stage `triton_repo`: writes a Triton model repository, serves it, checks its predictions and measures its latency.
 
     exported engines -> model_repository/ -> real server -> every evaluation row over gRPC -> metrics, agreement with the engine, latency
 
-Each model is served alone while it is asked, so that no other one takes its memory or its cores. Its answers have to be those of the
-engine that was evaluated: the label of at most max(1, 0.1 %) rows may differ, and the median |dlogit| is at most 0.02, or the stage fails.
-(In static mode they are equal to the bit; a larger difference means that something else is served than was measured.) Everything that
-was measured stands in triton.json, the logits beside it.
+Only one model is loaded at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
+engine: at most max(1, 0.1 %) of the rows may get another label, and the median |dlogit| may be at most 0.02; otherwise the stage fails.
+(In static mode the logits are bit-identical; a larger difference means that the server does not run the evaluated model.) All figures are
+in triton.json, with the logits next to it.
 
-For a target with a GPU the repository is that of `triton_repo.plans`: its plans are built where TensorRT is; nothing is started here.
+For a GPU target `triton_repo.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
 """
 
 from __future__ import annotations
@@ -34,34 +34,35 @@ if TYPE_CHECKING:
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 GPU_SPEC = "gpu.json"
 EVALUATION_CONCURRENCY = 16
-"""Requests under way while the evaluation set is sent: enough that batches form."""
+"""Concurrent requests during the evaluation: enough for the server to form batches."""
 MEDIAN_LIMIT = 0.02
 GOLDEN_ROWS = 64
 
 
 class ServedWrong(RuntimeError):
-    """The server does not answer what the engine answered; one line."""
+    """The predictions of the server differ from those of the engine; a one-line message."""
 
 
 class TritonRepo(Stage):
-    """Writes a Triton model repository, starts the server on it and measures it."""
+    """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
 
     serve: bool = True
-    """Whether to start the server and measure; false only writes the files. Never done for `target.device: cuda`."""
+    """Start the server, check and measure; false only writes the files. For `target.device: cuda` no server is ever started."""
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """Most rows of one request and of merged ones; the largest of `target.batch_sizes`, and at least 8, where absent."""
+    """Maximum batch size, for one request and for merged requests. Default: the largest of `target.batch_sizes`, at least 8."""
     instances: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes that run a model side by side, each with all of the target's threads and its own copy of the weights."""
+    """Parallel processes of a model, each with all threads of the target and its own copy of the weights."""
     max_queue_delay_us: Annotated[int, Field(ge=0, le=1_000_000)] = 0
-    """How long (microseconds) a request waits for others to be merged with. 0: only those are merged that came while the model was busy."""
+    """Maximum time in microseconds that a request waits for others to form a batch. 0: merges only requests that arrive while the model is
+    busy."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Field(min_length=1)] = (1, 4)
-    """Numbers of requests under way at a time, at which latency is measured."""
+    """Numbers of concurrent requests at which latency is measured."""
 
     def depends(self, context: Context) -> Any:
-        """Returns the versions of what the server runs on.
+        """Returns the versions of the server's packages.
 
         Raises:
             InputError: The server environment is missing or does not work.
@@ -74,26 +75,26 @@ class TritonRepo(Stage):
         """Writes `model_repository/`, `triton.json` and the logits of every model.
 
         Returns:
-            `models`: name, metrics and number of disagreements of each.
+            `models`: for each its name, metrics and number of disagreements.
 
         Raises:
-            InputError: No engine that can be served was exported, or the server environment is missing.
+            InputError: No exported engine can be served, or the server environment is missing.
             ServerError: The server did not start.
-            RequestError: It did not answer a row.
-            ServedWrong: Its answers are not the engine's.
+            RequestError: A request failed.
+            ServedWrong: The predictions differ from those of the engine.
         """
         if context.target.device == "cuda":
             gpu, layout = self._write_gpu(parent, context, out / REPOSITORY)
             results: dict[str, Any] = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if served_on("cuda") in context.target.engines:  # for the machines that have a GPU: beside the repository that was checked here
+            if served_on("cuda") in context.target.engines:  # an additional repository, for machines with a GPU
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
         write_json(out / RESULTS, results)
         return _summary(results)
 
     def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
-        """Writes the repository for the CPU, asks the server where it may, and returns the contents of triton.json."""
+        """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
         from triton_repo.layout import served_models, write_repository
 
         models = served_models(parent)
@@ -114,11 +115,11 @@ class TritonRepo(Stage):
         for model in models:
             entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": model.engine["engine"]}
             entry["mode"] = model.engine["mode"]
-            results["models"].append(entry | (self._measure(model, context, out) if self.serve else _unasked("serve: false")))
+            results["models"].append(entry | (self._measure(model, context, out) if self.serve else _unmeasured("serve: false")))
         return results
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
-        """Writes the repository for GPUs from the last variant, its int8 where there is one; returns its part of triton.json and layout."""
+        """Writes the GPU repository of the last variant (int8 if it was quantized); returns its entry of triton.json and its layout."""
         from compress.measure.answers import load_predictions
         from compress.standalone.preprocess import Preprocessor
         from triton_repo.config import MIN_BATCH
@@ -129,7 +130,7 @@ class TritonRepo(Stage):
         build = [one for one in builds if one["precision"] != "bf16"][-1]
         known = next((engine for engine in build["engines"] if engine.get("predictions")), None)
         if known is None:
-            raise InputError("target.engines: no engine that runs here was built, so there are no golden answers; add torch or onnxruntime")
+            raise InputError("target.engines: no engine that runs here was built, so there are no golden logits; add torch or onnxruntime")
         logits, _ = load_predictions(parent.path / known["predictions"])
         rows = context.data.evaluation.rows
         chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)
@@ -144,13 +145,13 @@ class TritonRepo(Stage):
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
         )
         entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
-        return entry | _unasked(str(figures["reason"])), str(figures["layout"])
+        return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
 
     def _starts(self, context: Context) -> bool:
         return self.serve and context.target.device == "cpu"
 
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
-        """Serves one model alone, asks it everything, and returns its part of triton.json."""
+        """Serves one model alone, evaluates and times it, and returns its entry of triton.json."""
         from compress.measure.answers import save_predictions
         from compress.measure.metrics import metrics
         from triton_repo import client, environment
@@ -168,26 +169,26 @@ class TritonRepo(Stage):
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
             f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={len(split.rows)}), "
-            f"{_told(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
+            f"{_agreement(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
 
 
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:
-    """Compares what the server answered with its own logits, and these with the engine's.
+    """Checks the labels of the server against its logits, and its logits against those of the engine.
 
     Args:
         model: The `Served` model.
-        task: Regression has no classes that could differ; its differences are in standard deviations of the labels.
+        task: For regression, differences are in standard deviations of the labels, and there are no classes to compare.
         answers: The `Answers` of the server.
         labels: Labels of the evaluation split.
 
     Returns:
-        `disagreements` (rows with another label than the engine's), `median_abs` and `max_abs` (of logit differences); all None where the
-        engine's predictions are not known.
+        `disagreements` (rows whose label differs from the engine's), `median_abs` and `max_abs` (of logit differences); all None if the
+        predictions of the engine are not known.
 
     Raises:
-        ServedWrong: They differ by more than the limits.
+        ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.answers import load_predictions
     from compress.standalone.preprocess import Preprocessor
@@ -196,7 +197,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     own = [names[index] for index in answers.logits.argmax(axis=1)]
     if own != answers.labels:
         row = next(index for index, (expected, given) in enumerate(zip(own, answers.labels, strict=True)) if expected != given)
-        raise ServedWrong(f"model {model.name} answers {answers.labels[row]!r} to row {row}, but its logits say {own[row]!r}")
+        raise ServedWrong(f"model {model.name}: row {row} has label {answers.labels[row]!r}, but its logits give {own[row]!r}")
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
@@ -208,7 +209,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     if len(other) > limit or median > MEDIAN_LIMIT:
         first = f", first row {other[0]}" if len(other) else ""
         raise ServedWrong(
-            f"model {model.name} does not answer what its engine answered: {len(other)} of {len(expected)} labels differ{first} "
+            f"model {model.name}: the server and the evaluated engine differ in {len(other)} of {len(expected)} labels{first} "
             f"(at most {limit}), median |dlogit| {median:.4f} (at most {MEDIAN_LIMIT})"
         )
     return {"disagreements": len(other), "median_abs": median, "max_abs": float(difference.max())}
@@ -240,21 +241,21 @@ def model_names(repository: Path) -> list[str]:
 
 
 def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
-    """Serves a repository in the foreground until it is interrupted.
+    """Serves a repository in the foreground until interrupted.
 
     Args:
         repository: The folder `model_repository`.
         log: File for the output of the server.
-        say: Takes the lines for the user.
+        say: Prints one line for the user.
 
     Raises:
         InputError: The repository cannot be served here, or the server environment is missing.
-        ServerError: The server did not start, or ended by itself.
+        ServerError: The server did not start, or exited.
     """
     server = server_of(repository, log)
-    say(f"starting Triton on {', '.join(model_names(repository))}; log: {log}")
+    say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
     with server:
-        say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; Ctrl-C stops it")
+        say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
         try:
             server.wait()
         except KeyboardInterrupt:
@@ -263,14 +264,14 @@ def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
         server.check_alive()
 
 
-def _unasked(reason: str) -> dict[str, Any]:
+def _unmeasured(reason: str) -> dict[str, Any]:
     return {"metrics": {}, "n": 0, "predictions": None, "disagreements": None, "latency": [], "reason": reason}
 
 
-def _told(compared: Mapping[str, Any]) -> str:
+def _agreement(compared: Mapping[str, Any]) -> str:
     if compared["disagreements"] is None:
-        return "the engine's answers are not known"
-    return f"against the engine {compared['disagreements']} flips, max |dlogit| {compared['max_abs']:.4f}"
+        return "not compared with the engine"
+    return f"{compared['disagreements']} labels differ from the engine, max |dlogit| {compared['max_abs']:.4f}"
 
 
 def _summary(results: Mapping[str, Any]) -> dict[str, Any]:

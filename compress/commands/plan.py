@@ -24,7 +24,7 @@ from compress.run import durations
 from compress.run.cache import cache_key
 from compress.run.implicit import Evaluate, is_variant
 from compress.run.prepare import prepare
-from compress.run.so_far import SoFar
+from compress.run.state import RunState
 from compress.stage.context import Context
 from compress.stage.stage import Stage, input_named, lines
 
@@ -76,7 +76,7 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
-    steps, macs, so_far = plan_steps(recipe), size.macs, SoFar()
+    steps, macs, state = plan_steps(recipe), size.macs, RunState()
     behind = lines(steps)
     variants: dict[str, Variant] = {}
     sizes: dict[str, Counts] = {}
@@ -85,8 +85,8 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
         if (named := input_named(step)) is not None:
             name = next(iter(variants)) if named == "baseline" else named
             config, size, macs = variants[name].config, sizes[name], sizes[name].macs
-        so_far = so_far.before(step) if chain else so_far
-        found = _find(step, so_far, context, folder) if chain else None
+        state = state.before(step) if chain else state
+        found = _find(step, state, context, folder) if chain else None
         chain = found is not None
         work, after = step.work(macs, context.data), step.config_after(config)
         if after is not config:
@@ -98,11 +98,11 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
         disk = found.size_bytes if found else predicted_bytes(step, config, variants, context)
         seconds = 0.0 if found else durations.predict(step.NAME, work)
         yield PlannedStep(step, found, size if step.PRODUCES == "checkpoint" else None, disk, seconds)
-        so_far = so_far.after(step, found, variant=is_variant(step, steps)) if found else so_far
+        state = state.after(step, found, variant=is_variant(step, steps)) if found else state
 
 
-def _find(step: Stage, so_far: SoFar, context: Context, folder: Path) -> Artifact | None:
-    key = cache_key(step, so_far.parent, so_far.seen_by(step, context))
+def _find(step: Stage, state: RunState, context: Context, folder: Path) -> Artifact | None:
+    key = cache_key(step, state.parent, state.context_for(step, context))
     try:
         found = artifact.load(folder / "stages" / f"{step.id}-{key[:8]}")
     except DamagedArtifact:

@@ -19,7 +19,7 @@ from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.measure.metrics import differences
-from compress.report import hops
+from compress.report import evaluations
 
 Log = Callable[[str], None]
 MEDIAN_ABS = 0.02
@@ -43,7 +43,7 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
     problems = list(_files(run, log))
     if problems:  # an engine of damaged files proves nothing
         return problems
-    rows, recorded = hops.read_golden(folder / "golden.safetensors")
+    rows, recorded = evaluations.read_golden(folder / "golden.safetensors")
     problems += _engines(run, rows, recorded, log)
     if live:
         problems += _served(run, rows, recorded, log)
@@ -99,8 +99,8 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
 
     exported = run.of_kind("engine")
     target = Target.model_validate(run.recipe["target"])
-    for variant, build in hops.main_builds(run).items():
-        for entry in hops.recommended(build):
+    for variant, build in evaluations.main_builds(run).items():
+        for entry in evaluations.recommended(build):
             key = f"{variant}.{entry['engine']}"
             if not entry["runnable"] or key not in recorded or exported is None:
                 continue
@@ -120,7 +120,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
     from triton_repo.server import TritonServer
 
     with TritonServer(repository(run.folder), environment.check(), run.folder / "triton.log") as server:
-        for model in hops.served(run):
+        for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
                 yield from _compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)

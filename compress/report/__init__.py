@@ -1,1 +1,1 @@
-"""The report: everything that the manifests of a run say, as one JSON document and one HTML page."""
+"""The report: the manifests of a run, collected in one JSON document and one HTML page."""

@@ -23,11 +23,11 @@ FILE = "report.json"
 
 @dataclass(frozen=True)
 class Accuracy:
-    """The primary metric of one variant at one hop, on the whole evaluation split."""
+    """The primary metric of one variant in one backend, on the whole evaluation split."""
 
     variant: str
     """Id of the variant."""
-    hop: str
+    backend: str
     """Where it was asked: torch, onnxruntime, openvino, tensorrt or triton."""
     value: float | None
     """The metric; None where it was not measured."""
@@ -118,7 +118,7 @@ class Variant:
     int8_share: float | None
     """Share of the MACs of weight matrix products that the first engine runs in int8, counted in the engine; None where unknown."""
     accuracy: Mapping[str, Accuracy]
-    """The primary metric by hop."""
+    """The primary metric by backend."""
     latency: tuple[Latency, ...]
     """Measured latencies; the recommended mode of a shape comes first."""
 
@@ -208,7 +208,7 @@ class Report:
 
     @property
     def drop(self) -> float | None:
-        """Loss of the metric, baseline in torch minus last variant at the last hop; of perplexity its relative increase. None: unknown."""
+        """Loss of the metric, baseline in torch minus last variant in the last backend; of perplexity its relative increase. None: unknown."""
         return goals.drop(self.data).value
 
     @property
@@ -236,18 +236,18 @@ class Report:
         return "\n".join([f"{self.name}: {self.task}", *summary(self.data, self.folder), "", *self._table()])
 
     def _table(self) -> Iterator[str]:
-        yield f"{'variant':<20}{'hop':<14}{self.metric:<14}{'95 % interval':<20}n"
+        yield f"{'variant':<20}{'backend':<14}{self.metric:<14}{'95 % interval':<20}n"
         for variant in self.variants.values():
             for cell in variant.accuracy.values():
                 value = plain_text(phrases.figure(cell.value, self.metric))
                 spread = plain_text(phrases.interval(cell.low, cell.high, self.metric) or "")
                 tail = f"{spread:<20}{cell.n}" if cell.value is not None else cell.reason or phrases.NO_REASON
-                yield f"{variant.id:<20}{cell.hop:<14}{value:<14}{tail}"
+                yield f"{variant.id:<20}{cell.backend:<14}{value:<14}{tail}"
 
 
 def _variant(entry: Mapping[str, Any]) -> Variant:
     name = str(entry["id"])
-    accuracy = {hop: _known(Accuracy, cell, variant=name, hop=hop) for hop, cell in entry["accuracy"].items()}
+    accuracy = {backend: _known(Accuracy, cell, variant=name, backend=backend) for backend, cell in entry["accuracy"].items()}
     latency = tuple(_known(Latency, row, variant=name) for row in entry["latency"])
     return _known(Variant, entry, stages=tuple(entry["stages"]), accuracy=accuracy, latency=latency)
 

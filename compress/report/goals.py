@@ -1,13 +1,13 @@
-"""Goals: what the recipe asked for, against what the report measured.
+"""Goals: the limits of the recipe against the figures of the report.
 
 Every goal is judged on the point estimate. A goal whose figure was not measured is neither met nor missed: its value is None and its
-reason says what is missing. All figures come from one report, so ratios never mix runs.
+reason says what is missing. All figures come from one report, so a ratio never mixes two runs.
 
-    max_drop      baseline in torch - last variant at the last hop that ran (Triton, else engine, else torch);
-                  of perplexity the relative increase, last variant / baseline - 1
+    max_drop      baseline in torch - last variant in its last backend (Triton, else the first engine, else torch);
+                  for perplexity the relative increase, last variant / baseline - 1
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
-    int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape, has to exceed 1; the float variant is the one
-                  that the int8 one was quantized from, so both have the same shapes; not asked of w4a16 and fp8
+    int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape; met above 1. The float variant is the one
+                  that was quantized, so both have the same layer shapes. Not judged for w4a16 and fp8
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ Shape = tuple[int, int | None]
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure that a goal is judged on, or why there is none."""
+    """The figure that a goal is judged on, or the reason why there is none."""
 
     value: float | None = None
     at: str | None = None
-    """Where it was measured, in words."""
+    """Where it was measured, for readers."""
     reason: str | None = None
     low: float | None = None
     high: float | None = None
@@ -45,11 +45,11 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
 
     Args:
         goals: The `goals` section of the recipe: `max_drop`, `min_speedup`, `max_latency_ms`, `max_size_mb`, `min_throughput`,
-            `int8_faster`; absent or None is not judged.
-        report: The report; of it `variants`, `baseline`, `metric` and `target.engines` are read.
+            `int8_faster`; a goal that is absent or None is not judged.
+        report: The report; this reads `variants`, `baseline`, `metric`, `target.engines` and `environment.cpu_features`.
 
     Returns:
-        For each goal `goal`, `limit`, `value`, `met` (None where the value is), and where known `at`, `low`, `high`, `reason`.
+        For each goal `goal`, `limit`, `value`, `met` (None if the value is None) and, where known, `at`, `low`, `high`, `reason`.
     """
     goals = goals or {}
     judged = [
@@ -70,19 +70,19 @@ def missed(report: Mapping[str, Any]) -> list[str]:
 
 
 def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the variant that the run ends with; empty where there is none."""
+    """Returns the last variant of the run; empty if there is none."""
     variants = report.get("variants") or [{}]
     return variants[-1] or {}
 
 
 def baseline(report: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the variant that every other one is compared with; empty where there is none."""
+    """Returns the variant that all others are compared with; empty if there is none."""
     name = report.get("baseline")
     return next((variant for variant in report.get("variants") or () if name is not None and variant.get("id") == name), {})
 
 
 def first_engine(report: Mapping[str, Any]) -> str | None:
-    """Returns the engine that goals are judged on: the first of the target, else the first beside torch that was measured."""
+    """Returns the engine that goals are judged on: the first of the target, else the first measured one other than torch."""
     listed = (report.get("target") or {}).get("engines") or ()
     measured = [str(row["engine"]) for row in last_variant(report).get("latency") or () if row.get("engine")]
     return next(iter([*listed, *(engine for engine in measured if engine != REFERENCE), *measured]), None)
@@ -96,52 +96,52 @@ def is_quantized(variant: Mapping[str, Any]) -> bool:
 
 
 def is_int8(variant: Mapping[str, Any]) -> bool:
-    """Whether a variant was quantized to int8; w4a16, which multiplies in float, and fp8 promise another thing."""
+    """Whether a variant was quantized to int8: not to numbers that are multiplied in float, and not to FP8."""
     return is_quantized(variant) and all(_counts_int8(str(row.get("precision"))) for row in variant.get("latency") or ())
 
 
 def _counts_int8(precision: str) -> bool:
-    """Whether engines of this precision multiply int8, or float as the rivals of one that does."""
+    """Whether engines of this precision multiply int8, or are float rivals of one that does."""
     row = of_precision(precision)
     return row is None or row.numbers == "int8"
 
 
-def last_hop(report: Mapping[str, Any]) -> str | None:
-    """Returns the last hop at which the last variant was evaluated: triton, else the first engine, else another, else torch."""
+def last_backend(report: Mapping[str, Any]) -> str | None:
+    """Returns the last backend that evaluated the last variant: triton, else the first engine, else another, else torch."""
     cells = last_variant(report).get("accuracy") or {}
-    measured = [hop for hop, cell in cells.items() if (cell or {}).get("value") is not None]
-    engines = [hop for hop in measured if hop not in ("triton", REFERENCE)]
-    return next((hop for hop in ["triton", first_engine(report), *engines, REFERENCE] if hop in measured), None)
+    measured = [backend for backend, cell in cells.items() if (cell or {}).get("value") is not None]
+    engines = [backend for backend in measured if backend not in ("triton", REFERENCE)]
+    return next((backend for backend in ["triton", first_engine(report), *engines, REFERENCE] if backend in measured), None)
 
 
 def drop(report: Mapping[str, Any]) -> Figure:
-    """Returns what the run cost in the primary metric: positive is lost."""
+    """Returns the loss in the primary metric over the whole run; positive is a loss."""
     before = ((baseline(report).get("accuracy") or {}).get(REFERENCE)) or {}
-    hop = last_hop(report)
+    backend = last_backend(report)
     if before.get("value") is None:
         return Figure(reason=f"the baseline was not evaluated in torch{_because(before.get('reason'))}")
-    if hop is None:
-        return Figure(reason="the last variant was not evaluated at any hop")
+    if backend is None:
+        return Figure(reason="the last variant was not evaluated in any backend")
     last = last_variant(report)
-    after, paired = last["accuracy"][hop], (last.get("drops") or {}).get(hop) or {}
+    after, paired = last["accuracy"][backend], (last.get("drops") or {}).get(backend) or {}
     if before.get("n") != after.get("n"):
         counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
-        return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {hop} on {counts[1]}")
+        return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {backend} on {counts[1]}")
     metric = report.get("metric") or {}
     if metric.get("name") in METRICS:
         lost = METRICS[metric["name"]].drop(before["value"], after["value"])
     else:
         lost = (-1 if metric.get("higher_is_better") is False else 1) * (before["value"] - after["value"])
-    return Figure(lost, at=hop, low=paired.get("low"), high=paired.get("high"))
+    return Figure(lost, at=backend, low=paired.get("low"), high=paired.get("high"))
 
 
 def is_relative(metric: str | None) -> bool:
-    """Whether a drop of a metric is a fraction of its value before, not a difference."""
+    """Whether the drop of a metric is relative to its value before (perplexity) and not a difference."""
     return metric is not None and metric in METRICS and METRICS[metric].relative
 
 
 def speedup(report: Mapping[str, Any]) -> Figure:
-    """Returns the speed-up at the worst shape: first engine against torch fp32 eager of the baseline on the same device."""
+    """Returns the speed-up at the worst shape: the first engine against the baseline in torch, fp32, eager, on the same device."""
     engine = first_engine(report)
     fast = served_cells(report)
     if not fast:
@@ -149,10 +149,10 @@ def speedup(report: Mapping[str, Any]) -> Figure:
     device = next(iter(fast.values())).get("device")
     slow = reference_cells(report, device)
     if not slow:
-        return Figure(reason="torch fp32 eager of the baseline was not timed on this device")
+        return Figure(reason="the baseline was not timed in torch (fp32, eager) on this device")
     missing = sorted(fast.keys() ^ slow.keys(), key=str)
     if missing:
-        return Figure(reason=f"{shape_name(missing[0])} was not timed for both {engine} and the baseline in torch")
+        return Figure(reason=f"{shape_name(missing[0])} was not timed in both {engine} and torch (baseline)")
     worst = min(fast, key=lambda shape: slow[shape]["p50_ms"] / fast[shape]["p50_ms"])
     return Figure(slow[worst]["p50_ms"] / fast[worst]["p50_ms"], at=f"{engine}, {shape_name(worst)}")
 
@@ -170,18 +170,17 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
     if not cells:
         return Figure(at=where, reason=_unmeasured(report, engine))
     if shape not in cells:
-        return Figure(
-            at=where, reason=f"not a measured shape; measured: {', '.join(shape_name(known) for known in sorted(cells, key=_work))}"
-        )
+        measured = ", ".join(shape_name(known) for known in sorted(cells, key=_work))
+        return Figure(at=where, reason=f"this shape was not measured; measured shapes: {measured}")
     if cells[shape].get(key) is None:
-        return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for p{goal['percentile']}")
+        return Figure(at=where, reason=f"{cells[shape].get('n') or 'the'} samples are too few for a p{goal['percentile']}")
     return Figure(cells[shape][key], at=where)
 
 
 def size_mb(report: Mapping[str, Any]) -> Figure:
-    """Returns the size of what the first engine needs to serve, in 10^6 bytes."""
+    """Returns the deployed size, the files that the first engine loads, in 10^6 bytes."""
     size, engine = last_variant(report).get("size_bytes"), first_engine(report)
-    return Figure(size / 1e6, at=engine) if size is not None else Figure(reason=f"no files of {engine or 'an engine'} were built")
+    return Figure(size / 1e6, at=engine) if size is not None else Figure(reason=f"no files were built for {engine or 'any engine'}")
 
 
 def throughput(report: Mapping[str, Any]) -> Figure:
@@ -194,7 +193,7 @@ def throughput(report: Mapping[str, Any]) -> Figure:
 
 
 def int8_gain(report: Mapping[str, Any]) -> Figure:
-    """Returns how many times faster int8 is than the fastest float of the same engine and shapes, at the largest batch and sequence."""
+    """Returns how many times faster int8 is than the fastest float precision of the same engine, at the largest batch and sequence."""
     last, engine, cells = last_variant(report), first_engine(report), served_cells(report)
     cells = {shape: row for shape, row in cells.items() if row.get("precision") not in (*FLOATS, None)}
     if not cells:
@@ -204,7 +203,7 @@ def int8_gain(report: Mapping[str, Any]) -> Figure:
     floating: Mapping[str, Any] = behind[-1] if behind else {}
     same = [row for row in _measured(floating, engine) if _shape(row) == shape]
     if not same:
-        return Figure(reason=f"the model was not timed in float at {shape_name(shape)}")
+        return Figure(reason=f"the float model was not timed at {shape_name(shape)}")
     fastest = min(same, key=lambda row: float(row["p50_ms"]))
     value = fastest["p50_ms"] / cells[shape]["p50_ms"]
     where = f"{engine}, {shape_name(shape)}, against {fastest['precision']}"
@@ -212,7 +211,7 @@ def int8_gain(report: Mapping[str, Any]) -> Figure:
 
 
 def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
-    """Returns the latency rows of what is served, by shape: last variant, first engine, quantized precision where it has one."""
+    """Returns the latency rows of the served model by shape: last variant, first engine, quantized precision if it has one."""
     rows = _measured(last_variant(report), first_engine(report))
     precision = next((row.get("precision") for row in rows if row.get("precision") not in FLOATS), None)
     precision = precision or (rows[0].get("precision") if rows else None)
@@ -220,14 +219,14 @@ def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
 
 
 def reference_cells(report: Mapping[str, Any], device: str | None) -> dict[Shape, Row]:
-    """Returns the latency rows that speed-ups refer to, by shape: baseline, torch fp32 eager, same device."""
+    """Returns the latency rows that speed-ups refer to, by shape: baseline in torch, fp32, eager, same device."""
     rows = _measured(baseline(report), REFERENCE)
     kind = ("fp32", "eager", device)
     return _first_by_shape([row for row in rows if (row.get("precision"), row.get("mode"), row.get("device")) == kind])
 
 
 def shape_name(shape: Shape) -> str:
-    """Returns a shape in words: `batch 8 x 128 tokens`; images have no sequence."""
+    """Returns the name of a shape: `batch 8 x 128 tokens`, or `batch 8` for images."""
     batch, sequence = shape
     return f"batch {batch}" if sequence is None else f"batch {batch} x {sequence} tokens"
 
@@ -261,14 +260,14 @@ def _because(reason: str | None) -> str:
 
 
 def _blame(variant: Mapping[str, Any], cpu_features: Sequence[str] | None) -> str:
-    """Says what kept int8 from being faster: the processor where it has no int8 dot product, and the float layers by share of the work."""
+    """Explains why int8 is not faster: a processor without int8 dot products, and the layers that ran in float by their share of MACs."""
     lacking = cpu_features is not None and NATIVE_INT8.isdisjoint(cpu_features)
-    machine = "; this processor has neither VNNI nor AMX, so int8 products cost it as much as float ones" if lacking else ""
+    machine = "; this processor has neither VNNI nor AMX, so int8 GEMMs cost as much as float GEMMs" if lacking else ""
     layers = [layer for layer in variant.get("int8_layers") or () if layer.get("macs")]
     total = sum(layer["macs"] for layer in layers)
     slow = sorted((layer for layer in layers if layer.get("precision") in FLOATS), key=lambda layer: -layer["macs"])
     if not layers:
-        return f"not faster than float; which layers ran in int8 is not known{machine}"
+        return f"not faster than float; the engine does not report which layers ran in int8{machine}"
     if not slow:
         return f"not faster than float although every layer ran in int8{machine}"
     named = ", ".join(f"{layer['name']} ({100 * layer['macs'] / total:.1f} % of MACs)" for layer in slow[:5])

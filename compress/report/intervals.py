@@ -1,22 +1,22 @@
-"""Intervals: how far a figure measured on n rows can be trusted, and whether two models really differ.
+"""Confidence intervals of metrics on n rows, and of the difference between two models.
 
-A share of right answers gets the score interval of Wilson (1927), which stays inside [0, 1] and is honest near its ends:
+Accuracy gets the score interval of Wilson (1927), which stays inside [0, 1] and keeps its coverage near both ends:
 
     (p + z^2/2n  +-  z sqrt(p (1-p) / n  +  z^2 / 4n^2)) / (1 + z^2/n)          p = successes / n, z = 1.96 for 95 %
 
 Every other metric gets the percentile bootstrap (Efron 1979): the metric of 2,000 samples of n rows drawn with replacement. Two models
-are compared on the same rows, so the rows are drawn once for both (paired bootstrap; Koehn 2004, https://aclanthology.org/W04-3250):
-what both get right or both get wrong cancels, and the interval is far narrower than the two single ones suggest.
+are compared on the same rows, so each sample is drawn once for both (paired bootstrap; Koehn 2004, https://aclanthology.org/W04-3250).
+Rows that both models get right, or both get wrong, cancel; the interval is far narrower than the two single intervals suggest.
 
-For accuracy only the counts of a sample matter. Drawing n rows and counting those that went from right to wrong (r of n) and from wrong
-to right (w of n) is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so nothing is resampled row by row.
+For accuracy only two counts of a sample matter: rows that went from right to wrong (r of n) and from wrong to right (w of n). Drawing n
+rows and counting both is one draw of Multinomial(n, (r/n, w/n, 1 - r/n - w/n)), so no rows are resampled.
 
-For perplexity blocks are drawn, not tokens, which know their neighbours; of each only the sum of its nll and its number of tokens matter.
-What is lost is relative, after / before - 1 = exp(mean nll after - mean nll before) - 1, so the interval of the difference of the means is
-taken and turned into that.
+For perplexity whole blocks are drawn, because the tokens of a block are correlated; a block enters by the sum of its nll and its number of
+tokens. The loss is relative: after / before - 1 = exp(mean nll after - mean nll before) - 1, so the interval is computed for the difference
+of the means and then transformed.
 
-Left out: bias correction (BCa), which changes little at the n of a test set, and correction for comparing many variants. Where no row
-changed, the paired interval is [0, 0]; it says nothing of rows that were not tested.
+Limitations: no bias correction (BCa), which changes little at the size of a test set, and no correction for comparing many variants. If no
+row changed, the paired interval is [0, 0]; it says nothing about untested rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from compress.measure.metrics import METRICS, Metric, num_predictions
 
 Array = NDArray[Any]
 Figure = Callable[[Array, Array], float]
-"""From predictions `[n, ...]` and labels `[n]` to a figure."""
+"""Maps predictions `[n, ...]` and labels `[n]` to a number."""
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -50,20 +50,20 @@ def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
     """Returns the Wilson score interval of a share.
 
     Args:
-        successes: How many of the rows count, 0 to `n`.
+        successes: Number of successes, 0 to `n`.
         n: Rows, at least 1.
         confidence: Coverage, between 0 and 1.
 
     Raises:
-        ValueError: `n` is not positive or `successes` lies outside 0..n.
+        ValueError: `n` is not positive, or `successes` lies outside 0..n.
     """
     if n < 1 or not 0 <= successes <= n:
-        raise ValueError(f"{successes} of {n}: a share needs n >= 1 and 0 <= successes <= n")
+        raise ValueError(f"{successes} of {n} given; a share needs n >= 1 and 0 <= successes <= n")
     z2, share = NormalDist().inv_cdf((1 + confidence) / 2) ** 2, successes / n
     middle = share + z2 / (2 * n)
     half = (z2 * (share * (1 - share) / n + z2 / (4 * n * n))) ** 0.5
     scale = 1 + z2 / n
-    # the formula gives exactly 0 and 1 at the ends; rounding may miss them by 1e-17
+    # exactly 0 and 1 at the ends, which rounding could miss by 1e-17
     low = 0.0 if successes == 0 else (middle - half) / scale
     high = 1.0 if successes == n else (middle + half) / scale
     return Interval(low, high)
@@ -79,11 +79,11 @@ def bootstrap(
         predictions: `[n, ...]`, logits or values.
         labels: `[n]`.
         resamples: Samples with replacement.
-        seed: Seed of the drawing; equal seeds give equal intervals.
+        seed: Seed of the draws; equal seeds give equal intervals.
         confidence: Coverage, between 0 and 1.
 
     Raises:
-        ValueError: There are no rows, or not as many predictions as labels.
+        ValueError: There are no rows, or the numbers of predictions and labels differ.
     """
     rows = _rows(labels, predictions)
     draw = np.random.default_rng(seed)
@@ -106,7 +106,7 @@ def paired_bootstrap(
     Both predictions are `[n, ...]` in the same row order; see `bootstrap` for the other arguments.
 
     Raises:
-        ValueError: There are no rows, or the three differ in their number.
+        ValueError: There are no rows, or the three differ in length.
     """
     rows = _rows(labels, before, after)
     draw = np.random.default_rng(seed)
@@ -118,14 +118,14 @@ def paired_bootstrap(
 
 
 def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE) -> Interval:
-    """Returns the paired bootstrap interval of an accuracy difference `(lost - gained) / n` from its counts alone.
+    """Returns the paired bootstrap interval of an accuracy difference `(lost - gained) / n` from two counts.
 
     Args:
         lost: Rows that went from right to wrong.
         gained: Rows that went from wrong to right.
-        n: Rows in all, at least 1.
+        n: Number of rows, at least 1.
         resamples: Samples with replacement.
-        seed: Seed of the drawing.
+        seed: Seed of the draws.
         confidence: Coverage, between 0 and 1.
     """
     assert 0 <= lost + gained <= n, (lost, gained, n)
@@ -134,7 +134,7 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
 
 
 def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
-    """Returns a figure with its 95 % interval: Wilson for `accuracy`, bootstrap for every other metric, over blocks for `perplexity`.
+    """Returns a metric with its 95 % interval: Wilson for `accuracy`, bootstrap otherwise (over blocks for `perplexity`).
 
     Args:
         metric: A row of `METRICS`, or any other.
@@ -143,7 +143,7 @@ def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) 
         seed: Seed of the bootstrap.
 
     Returns:
-        `value`, `low`, `high` and `n`: rows, or tokens where labels are tokens.
+        `value`, `low`, `high` and `n` (rows; tokens where labels are tokens).
     """
     rows = _rows(labels, predictions)
     if metric is METRICS["accuracy"] and labels.ndim == 1:
@@ -159,18 +159,18 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
     """Compares two sets of predictions for the same rows.
 
     Args:
-        metric: A row of `METRICS`, or any other; `accuracy` needs no resampling of rows and takes no time.
+        metric: A row of `METRICS`, or any other; `accuracy` needs no resampling of rows and is fast.
         before: Predictions of the reference, `[n, ...]`.
-        after: Predictions of what is judged, in the same row order.
+        after: Predictions of the model under test, in the same row order.
         labels: `[n]`, integers are class ids; or tokens `[n, T]`.
         seed: Seed of the bootstrap.
 
     Returns:
-        `difference` (`Metric.drop`: positive is lost), its 95 % paired bootstrap interval `low` and `high`, `n`, and the rows (tokens)
-        that went `right_to_wrong`, `wrong_to_right` or `changed` their answer at all; these three are None where labels are no classes.
+        `difference` (`Metric.drop`; positive is a loss), its 95 % paired bootstrap interval `low` and `high`, `n`, and the number of rows
+        (tokens) that went `right_to_wrong`, went `wrong_to_right` or `changed` at all; these three are None unless labels are classes.
 
     Raises:
-        ValueError: There are no rows, or the three differ in their number.
+        ValueError: There are no rows, or the three differ in length.
     """
     rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
     if not np.issubdtype(labels.dtype, np.integer):
@@ -191,7 +191,7 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
 
 
 def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
-    """Compares two sets of answers `[n, T, 2]` to the same blocks; see `paired`."""
+    """Compares two sets of token predictions `[n, T, 2]` for the same blocks; see `paired`."""
     if metric is METRICS["perplexity"]:
         (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
         falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, seed=seed)
@@ -216,7 +216,9 @@ def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, s
 def _rows(labels: Array, *predictions: Array) -> int:
     lengths = {len(labels), *(len(prediction) for prediction in predictions)}
     if len(lengths) != 1 or not len(labels):
-        raise ValueError(f"labels {labels.shape} and predictions {[p.shape for p in predictions]}: equal numbers of rows >= 1 are needed")
+        raise ValueError(
+            f"labels {labels.shape}, predictions {[p.shape for p in predictions]}: all need the same number of rows, at least 1"
+        )
     return len(labels)
 
 

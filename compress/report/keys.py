@@ -131,7 +131,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("triton.models[].latency[].throughput_per_s", "number", "Rows per second."),
         ("triton.models[].latency[].n", "integer", "Number of requests."),
         ("triton.models[].reason", "text", "Why a model was written and not asked."),
-        ("flips", "integer", "Lines of `flips.jsonl`: rows whose answer changed between two hops; null without that file."),
+        ("flips", "integer", "Lines of `flips.jsonl`: rows whose answer changed between two backends; null without that file."),
         ("warnings[]", "text", "What the run warned of."),
         ("recipe", "text", "The resolved recipe, YAML."),
         ("commands[]", "text", "Commands that repeat, verify, time and serve this run."),

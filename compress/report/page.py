@@ -1,8 +1,8 @@
-"""The report as one HTML page: opens from disk, prints, needs no network, no script, and follows light and dark.
+"""The report as one self-contained HTML page: no network, no script, printable, light and dark.
 
-`render` turns the report (a plain dict, `report.json`) into sections of finished strings and positions; `report.html.j2` lays them out
-beside `report.css` and `charts.j2`. The template escapes everything it prints: names come from users. What was not measured
-is printed as such, with its reason; nothing is left blank and nothing is 0 that was not measured to be 0.
+`render` turns the report (a plain dict, `report.json`) into formatted strings and positions; `report.html.j2` lays them out with
+`report.css` and `charts.j2`. The template escapes everything it prints, because names come from users. A figure that was not measured is
+printed as `not measured` with the reason, never as a blank or a 0.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def render(report: Report) -> str:
 
 
 def complete(value: Any) -> Any:
-    """Returns a copy of a report in which every missing or null list is empty, and so is every map; values stay as they are."""
+    """Returns a copy of a report with empty lists and maps in place of missing or null ones; values are unchanged."""
     report = _fill(value)
     for key in ("variants", "goals", "stages", "warnings", "commands"):
         report.setdefault(key, [])
@@ -89,7 +89,7 @@ def _fill(value: Any) -> Any:
     if isinstance(value, Mapping):
         empty: View = {**{key: [] for key in LISTS}, **{key: {} for key in MAPS}}
         filled = {key: empty[key] if item is None and key in empty else _fill(item) for key, item in value.items()}
-        # a metric may be called as one of the maps is
+        # a metric may have the same name as one of the maps
         return filled | ({"metrics": value["metrics"]} if value.get("metrics") else {})
     return [_fill(item) for item in value if item is not None] if isinstance(value, list | tuple) else value
 
@@ -124,8 +124,8 @@ def _state(judged: Sequence[Report]) -> str:
 def _figures(report: Report) -> list[View]:
     last, metric = goals.last_variant(report), _metric(report)
     faster, cost = goals.speedup(report), goals.drop(report)
-    hop = goals.last_hop(report)
-    cell = (last.get("accuracy") or {}).get(hop) or {}
+    backend = goals.last_backend(report)
+    cell = (last.get("accuracy") or {}).get(backend) or {}
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     lost = phrases.change_interval(cost.low, cost.high, metric)
     before, share = goals.baseline(report).get("size_bytes"), last.get("int8_share")
@@ -136,18 +136,18 @@ def _figures(report: Report) -> list[View]:
             metric.capitalize(),
             cell.get("value"),
             phrases.figure(cell.get("value"), metric),
-            f"{engine_name(hop)}, n {'unknown' if cell.get('n') is None else cell['n']}" + (f", 95 % {spread}" if spread else ""),
+            f"{engine_name(backend)}, n {'unknown' if cell.get('n') is None else cell['n']}" + (f", 95 % {spread}" if spread else ""),
             cell.get("reason"),
         ),
         _tile(
-            "Change",
+            f"{metric.capitalize()} change",
             cost.value,
             phrases.change(cost.value, metric) or NOT_MEASURED,
             "against the baseline in torch" + (f", 95 % {lost}" if lost else ""),
             cost.reason,
         ),
         _tile(
-            "Size to serve",
+            "Deployed size",
             last.get("size_bytes"),
             phrases.size(last.get("size_bytes")),
             f"baseline {phrases.size(before)}",
@@ -157,7 +157,7 @@ def _figures(report: Report) -> list[View]:
             "int8 share",
             share,
             phrases.share(share),
-            f"of weight GEMMs; {phrases.share(all_share)} with attention" if all_share is not None else "of weight GEMMs",
+            "of the MACs of weight GEMMs" + (f"; {phrases.share(all_share)} with attention" if all_share is not None else ""),
             last.get("int8_share_reason"),
         ),
     ]

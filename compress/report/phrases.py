@@ -1,6 +1,6 @@
-"""Figures in words: how the report writes numbers, and its verdict in one sentence.
+"""How the report writes numbers, goals and its one-sentence verdict.
 
-Every function takes None for what was not measured and says so. A value never appears without its unit.
+Every formatting function accepts None and returns `not measured`. A docstring says so where the caller adds the unit.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"
 DISTANCES = {"kl": "KL of the logits, nats", "mse": "squared error of the output"}
 
-MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no line ends after a dash
+MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no line break after a dash
 
 
 def engine_name(key: str | None) -> str:
-    """Returns the name of an engine or hop as its makers write it."""
+    """Returns the official name of an engine or backend."""
     if not key:
         return "no engine"
     return ENGINES[key].title if key in ENGINES else "Triton" if key == "triton" else str(key)
 
 
 def is_share(metric: str | None) -> bool:
-    """Whether a metric is written in percent and its differences in points; correlations are plain numbers."""
+    """Whether a metric is written in percent with differences in points; correlations are plain numbers."""
     return metric is not None and metric in METRICS and METRICS[metric].is_share
 
 
@@ -42,7 +42,7 @@ def figure(value: float | None, metric: str | None) -> str:
 
 
 def interval(low: float | None, high: float | None, metric: str | None) -> str | None:
-    """Returns an interval of a metric without its unit: `88.5-92.4`; None where there is none."""
+    """Returns an interval of a metric without its unit: `88.5-92.4`; None if there is none."""
     if low is None or high is None:
         return None
     texts = [
@@ -52,14 +52,14 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
 
 
 def change(drop: float | None, metric: str | None) -> str | None:
-    """Returns what a drop is from the reader's side, with its sign: a drop of 0.0046 is `-0.46 pt`, of perplexity `+0.46 %`."""
+    """Returns a drop as a signed change of the metric: a drop of 0.0046 is `-0.46 pt`, for perplexity `+0.46 %`."""
     if drop is None:
         return None
     return _signed(drop, metric) + (f"{SPACE}pt" if is_share(metric) else f"{SPACE}%" if goals.is_relative(metric) else "")
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
-    """Returns the interval of a change from that of the drop: the ends swap, so do the signs; not those of a relative increase."""
+    """Returns the interval of a change, given that of the drop: ends and signs swap, except for the relative increase of perplexity."""
     if low is None or high is None:
         return None
     if goals.is_relative(metric):
@@ -80,7 +80,7 @@ def milliseconds(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Returns rows per second with three significant digits below 100, whole above."""
+    """Returns rows per second: three significant digits below 100, no decimals above."""
     return NOT_MEASURED if value is None else milliseconds(value) if value < 100 else f"{value:,.0f}"
 
 
@@ -90,7 +90,7 @@ def ratio(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """Returns a fraction in percent, rounded down at the top: only the whole is `100 %`."""
+    """Returns a fraction in percent; only exactly 1 is `100 %`, 0.9999 is `99.9 %`."""
     if value is None:
         return NOT_MEASURED
     return f"{100 * value:.0f}{SPACE}%" if value in (0, 1) else f"{min(100 * value, 99.9):.1f}{SPACE}%"
@@ -131,29 +131,30 @@ def _magnitude(value: float) -> int:
 
 
 def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
-    """Returns a goal as a sentence: what is limited to what."""
+    """Returns a goal as a phrase: the figure and its limit."""
     name, limit = goal.get("goal"), goal.get("limit")
     if name is None or limit is None:
         return f"{name or 'unnamed goal'}, without a limit"
     bounds: dict[str, Callable[[], str]] = {
         "max_drop": lambda: _drop_name(limit, metric),
-        "min_speedup": lambda: f"At least {ratio(limit)} faster than torch",
-        "max_latency_ms": lambda: f"Answer within {milliseconds(limit)} ms",
-        "max_size_mb": lambda: f"At most {size(limit * 1e6)} to serve",
-        "min_throughput": lambda: f"At least {rate(limit)} rows per second",
+        "min_speedup": lambda: f"Speed-up over torch of at least {ratio(limit)}",
+        "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms",
+        "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
+        "min_throughput": lambda: f"Throughput of at least {rate(limit)} rows/s",
         "int8_faster": lambda: "int8 faster than float in the same engine",
     }
     return bounds[name]() if name in bounds else f"{name}: {limit}"
 
 
 def _drop_name(limit: float, metric: str | None) -> str:
+    name = (metric or "metric").capitalize()
     if goals.is_relative(metric):
-        return f"Raise {metric} by at most {100 * limit:.2f}{SPACE}%"
-    return f"Lose at most {_points(limit, metric)} of {metric}"
+        return f"{name} increase of at most {100 * limit:.2f}{SPACE}%"
+    return f"{name} drop of at most {_points(limit, metric)}"
 
 
 def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
-    """Returns what was measured for a goal, in the unit of its limit."""
+    """Returns the measured value of a goal in the unit of its limit."""
     name, value = goal.get("goal"), goal.get("value")
     if value is None:
         return NOT_MEASURED
@@ -162,7 +163,7 @@ def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
     writers: dict[str, Callable[[], str]] = {
         "max_latency_ms": lambda: f"{milliseconds(value)} ms",
         "max_size_mb": lambda: size(value * 1e6),
-        "min_throughput": lambda: rate(value),
+        "min_throughput": lambda: f"{rate(value)} rows/s",
     }
     return writers[name]() if name in writers else ratio(value) if name in ("min_speedup", "int8_faster") else str(value)
 
@@ -172,75 +173,69 @@ def _points(value: float, metric: str | None) -> str:
 
 
 def verdict(report: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Returns the outcome in one sentence: what was gained and what it cost.
+    """Returns the outcome in one sentence: the speed-up, the size and the accuracy loss.
 
     Returns:
-        Pieces of the sentence and whether each is to be stressed.
+        The parts of the sentence, each with whether it is printed bold.
     """
     last, metric = goals.last_variant(report), (report.get("metric") or {}).get("name")
     if not last:
         return [("Nothing was measured: the run holds no variant.", False)]
     faster, smaller, cost = goals.speedup(report).value, size_ratio(report), goals.drop(report)
-    what = f"The {'int8 model' if goals.is_quantized(last) else 'model'} from stage {last.get('id')}"
+    what = f"The {'quantized ' if goals.is_quantized(last) else ''}model of stage {last.get('id')}"
+    if goals.is_int8(last):
+        what = f"The int8 model of stage {last.get('id')}"
     if last is goals.baseline(report):
         what = "The baseline"
-    on = f" on {engine_name(goals.first_engine(report))}" if faster is not None else ""
-    gained = [part for part in (_speed_words(faster), _size_words(smaller)) if part]
-    gained = gained or [[("was not timed", False)]]
-    return [
-        (f"{what}{on} ", False),
-        *gained[0],
-        *[piece for part in gained[1:] for piece in [(", ", False), *part]],
-        *_cost_words(cost, metric),
-        (".", False),
-    ]
+    speed, smaller_words = _speed_words(faster, engine_name(goals.first_engine(report))), _size_words(smaller)
+    gained = [*speed, *([(", ", False)] if speed and smaller_words else []), *smaller_words]
+    start = f"{what} is " if gained else f"{what} was not timed"
+    return [(start, False), *gained, *_cost_words(cost, metric), (".", False)]
 
 
 def size_ratio(report: Mapping[str, Any]) -> float | None:
-    """Returns how many times smaller the last variant is to serve than the baseline; None where either is unknown."""
+    """Returns how many times smaller the last variant is when deployed than the baseline; None if either size is unknown."""
     before, after = goals.baseline(report).get("size_bytes"), goals.last_variant(report).get("size_bytes")
     return before / after if before and after else None
 
 
-def _speed_words(faster: float | None) -> list[tuple[str, bool]]:
+def _speed_words(faster: float | None, engine: str) -> list[tuple[str, bool]]:
     if faster is None:
         return []
+    than = (f" on {engine} than the baseline in torch", False)
     if faster >= 1:
-        return [("answers at least ", False), (f"{ratio(faster)} faster", True), (" than the baseline in torch", False)]
-    return [("answers up to ", False), (f"{ratio(1 / faster)} slower", True), (" than the baseline in torch", False)]
+        return [("at least ", False), (f"{ratio(faster)} faster", True), than]
+    return [("up to ", False), (f"{ratio(1 / faster)} slower", True), than]
 
 
 def _size_words(smaller: float | None) -> list[tuple[str, bool]]:
     if smaller is None or 0.95 < smaller < 1.05:
         return []
     word = f"{ratio(smaller)} smaller" if smaller > 1 else f"{ratio(1 / smaller)} larger"
-    return [("is ", False), (word, True)]
+    return [(word, True)]
 
 
 def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]]:
     if cost.value is None:
-        return [(f"; what it costs in {metric or 'accuracy'} was not measured", False)]
-    where = f" of {metric} in {engine_name(cost.at)}"
+        return [(f"; its change in {metric or 'accuracy'} was not measured", False)]
     spread = change_interval(cost.low, cost.high, metric)
-    tail = [(f" (95{SPACE}% interval of the change {spread})", False)] if spread else []
-    if goals.is_relative(metric):
-        verb, where = "lowers" if cost.value < 0 else "raises", f" in {engine_name(cost.at)}"
-        if round(cost.value, 4) == 0:
-            return [(" and leaves ", False), (f"{metric} as it is", True), (where, False), *tail]
-        return [(f" and {verb} {metric} by ", False), (f"{100 * abs(cost.value):.2f}{SPACE}%", True), (where, False), *tail]
-    amount = _points(round(abs(cost.value), 4), metric)
+    measured = f" (measured in {engine_name(cost.at)}" + (f"; 95{SPACE}% interval of the change {spread})" if spread else ")")
     if round(cost.value, 4) == 0:
-        return [(" and loses ", False), ("nothing", True), (where, False), *tail]
-    return [(" and gains " if cost.value < 0 else " and loses ", False), (amount, True), (where, False), *tail]
+        return [(", and leaves ", False), (f"{metric} unchanged", True), (measured, False)]
+    if goals.is_relative(metric):
+        verb = "lowers" if cost.value < 0 else "raises"
+        return [(f", and {verb} {metric} by ", False), (f"{100 * abs(cost.value):.2f}{SPACE}%", True), (measured, False)]
+    verb, amount = "gains" if cost.value < 0 else "loses", _points(round(abs(cost.value), 4), metric)
+    return [(f", and {verb} ", False), (amount, True), (f" of {metric}{measured}", False)]
 
 
 def goals_sentence(judged: list[Mapping[str, Any]]) -> str:
-    """Returns how many goals were met, missed or left open."""
+    """Returns how many goals were met, missed or not judged."""
     met, missed = (sum(goal.get("met") is state for goal in judged) for state in (True, False))
     if not judged:
         return "No goals were set"
     if met == len(judged):
-        return "The goal is met" if met == 1 else f"All {met} goals met"
+        return "The goal was met" if met == 1 else f"All {met} goals met"
     parts = [f"{missed} of {len(judged)} goals missed" if missed else "", f"{met} met" if met else ""]
     still_open = len(judged) - met - missed
     open_words = f"{still_open} could not be judged" if met or missed else "No goal could be judged"
@@ -248,6 +243,6 @@ def goals_sentence(judged: list[Mapping[str, Any]]) -> str:
 
 
 def place(at: str | None) -> str | None:
-    """Returns where a goal was judged with engines and products as they are written for readers."""
+    """Returns where a goal was judged, with official engine names and multiplication signs."""
     words = [engine_name(word) if word in (*ENGINES, "triton") else word for word in re.split(r"(, | )", at)] if at else []
     return "".join(TIMES if word == "x" else word for word in words) or None

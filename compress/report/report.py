@@ -1,6 +1,6 @@
-"""The report: everything that a run's manifests say, as one JSON document and one HTML page.
+"""The report: the manifests of a run, collected in `report.json` and `report.html`.
 
-`collect` reads the run folder and nothing else, so that `compress report` gives the same report at any later time.
+`collect` reads only the run folder, so `compress report` gives the same report at any later time.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from compress.artifacts.run_folder import Run, open_run
 from compress.core.engines import REFERENCE
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import primary
-from compress.report import goals, hops, intervals, page
-from compress.report.hops import Hop
+from compress.report import evaluations, goals, intervals, page
+from compress.report.evaluations import Evaluation
 
 SCHEMA = 1
 
@@ -28,7 +28,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
 
     Args:
         folder: A finished run.
-        warnings: What the run warned of; those of the last report are kept where absent.
+        warnings: Warnings of the run; None keeps those of the last report.
 
     Returns:
         The contents of `report.json`.
@@ -42,7 +42,7 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     """Returns the report of a run as plain data, in the schema of `report.json`."""
     task: Task = run.recipe["model"]["task"]
-    every_hop = list(hops.hops(run))
+    evaluated = list(evaluations.evaluations(run))
     rows = _latency_rows(run)
     baseline = next(iter(run.variants))
     report: dict[str, Any] = {
@@ -53,9 +53,9 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "metric": {"name": TASKS[task].metric, "higher_is_better": primary(task).higher_is_better},
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
-        "variants": [_variant(run, name, task, every_hop, rows) for name in run.variants],
+        "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
         "stages": [_stage(run, stage) for stage in run.stages],
-        "triton": {"models": hops.served(run)},
+        "triton": {"models": evaluations.served(run)},
         "flips": _count_lines(run.folder / "flips.jsonl"),
         "warnings": warnings,
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
@@ -65,17 +65,17 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     return report
 
 
-def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    evaluated = run.artifacts[f"evaluate-{name}"].metrics
-    build = hops.main_builds(run).get(name)
-    first = next(iter(hops.recommended(build)), None) if build else None
-    mine = [hop for hop in every_hop if hop.variant == name]
-    reference, metric = every_hop[0], primary(task)
+def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows: list[dict[str, Any]]) -> dict[str, Any]:
+    in_torch = run.artifacts[f"evaluate-{name}"].metrics
+    build = evaluations.main_builds(run).get(name)
+    first = next(iter(evaluations.recommended(build)), None) if build else None
+    mine = [evaluation for evaluation in evaluated if evaluation.variant == name]
+    reference, metric = evaluated[0], primary(task)
     return {
         "id": name,
         "stages": artifact.lineage(name, run.variants),
-        "parameters": evaluated["parameters"],
-        "macs": evaluated["macs"],
+        "parameters": in_torch["parameters"],
+        "macs": in_torch["macs"],
         "size_bytes": first["size_bytes"] if first else None,
         "checkpoint_bytes": run.artifacts[name].size_bytes,
         "precision": build["precision"] if build else None,
@@ -83,9 +83,9 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
         "int8_share_all": first["int8_share_all"] if first else None,
         "int8_share_reason": first.get("int8_share_reason") if first else "no engine was built for this variant",
         "int8_layers": first.get("layers", []) if first else [],
-        "metrics": {hop.hop: hop.metrics for hop in mine},
+        "metrics": {one.backend: one.metrics for one in mine},
         "accuracy": _accuracy(run, name, task, mine, build),
-        "drops": {hop.hop: intervals.paired(metric, reference.logits, hop.logits, hop.labels) for hop in mine if hop is not reference},
+        "drops": {one.backend: intervals.paired(metric, reference.logits, one.logits, one.labels) for one in mine if one is not reference},
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
         "parity": build.get("parity") if build else None,
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
@@ -94,32 +94,32 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
     }
 
 
-def _accuracy(run: Run, name: str, task: Task, mine: list[Hop], build: dict[str, Any] | None) -> dict[str, Any]:
-    """Returns the primary metric at every hop, with a 95 % interval, or the reason why it was not measured."""
+def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the primary metric in every backend with its 95 % interval, or why it was not measured."""
     metric = primary(task)
-    cells: dict[str, Any] = {hop.hop: intervals.single(metric, hop.logits, hop.labels) for hop in mine}
+    cells: dict[str, Any] = {one.backend: intervals.single(metric, one.logits, one.labels) for one in mine}
     for engine in run.recipe["target"]["engines"]:
         if engine not in cells and engine != REFERENCE:
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
             reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
             cells[engine] = {"value": None, "reason": reason}
     if "triton" not in cells:
-        asked = run.of_kind("model_repository") is not None
-        reason = "this variant is not in the model repository" if asked else "the recipe has no triton_repo stage"
+        has_repository = run.of_kind("model_repository") is not None
+        reason = "this variant is not in the model repository" if has_repository else "the recipe has no triton_repo stage"
         cells["triton"] = {"value": None, "reason": reason}
     return cells
 
 
 def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
-    """Returns a latency row with the primary metric of exactly the configuration that was timed, where it was evaluated."""
-    told = {key: value for key, value in row.items() if key != "variant"}
+    """Returns a latency row, with the primary metric of exactly the timed configuration if that was evaluated."""
+    timed = {key: value for key, value in row.items() if key != "variant"}
     wanted = tuple(row[key] for key in ("variant", "precision", "float_precision", "engine", "mode"))
-    for build in hops.builds(run):
+    for build in evaluations.builds(run):
         for engine in build["engines"]:
-            rest = engine.get("float_precision", build["float_precision"])
-            if (build["variant"], build["precision"], rest, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
-                return {**told, "accuracy": {"value": engine["metrics"][TASKS[task].metric], "n": engine["n"]}}
-    return told
+            float_precision = engine.get("float_precision", build["float_precision"])
+            if (build["variant"], build["precision"], float_precision, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
+                return {**timed, "accuracy": {"value": engine["metrics"][TASKS[task].metric], "n": engine["n"]}}
+    return timed
 
 
 def _latency_rows(run: Run) -> list[dict[str, Any]]:

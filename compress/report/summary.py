@@ -52,13 +52,13 @@ def _line(name: str, text: str) -> str:
 
 def _accuracy(report: Mapping[str, Any], metric: str | None) -> str:
     before = (goals.baseline(report).get("accuracy") or {}).get(REFERENCE) or {}
-    hop, cost = goals.last_hop(report), goals.drop(report)
-    if hop is None or cost.value is None:
+    backend, cost = goals.last_backend(report), goals.drop(report)
+    if backend is None or cost.value is None:
         return f"not measured: {cost.reason}"
-    after = goals.last_variant(report)["accuracy"][hop]
+    after = goals.last_variant(report)["accuracy"][backend]
     spread = phrases.change_interval(cost.low, cost.high, metric)
     return (
-        f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in {phrases.engine_name(hop)}"
+        f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in {phrases.engine_name(backend)}"
         f" (n = {after.get('n', 'unknown')}; change {phrases.change(cost.value, metric)}{f', 95 % interval {spread}' if spread else ''})"
     )
 

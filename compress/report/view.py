@@ -1,4 +1,4 @@
-"""What the sections of the page share: their types, and values as plain text."""
+"""Types and text formatting that all sections of the page share."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ View = dict[str, Any]
 
 
 def percent(part: float) -> str:
-    """Returns a share as per cent; what would round to 0 and is not is said to be small."""
+    """Returns a share in percent with one digit; `< 0.1` for a positive share that would round to 0."""
     return f"{100 * part:.1f}" if part >= 0.0005 or not part else "< 0.1"
 
 
 def or_unmeasured(value: float | None, style: str = ",") -> str:
-    """Returns a figure as text, or that it was not measured."""
+    """Returns a number as text, or `not measured`."""
     return NOT_MEASURED if value is None else format(value, style)
 
 
 def plain(value: Any) -> str:
-    """Returns a value of a manifest as text."""
+    """Returns a manifest value as text."""
     if isinstance(value, list | tuple):
         return ", ".join(plain(item) for item in value) or "none"
     if isinstance(value, bool):
@@ -33,5 +33,5 @@ def plain(value: Any) -> str:
 
 
 def is_scalar(value: Any) -> bool:
-    """Whether a value is one figure or word, or a list of such."""
+    """Whether a value is a number, a string or a list of these."""
     return isinstance(value, str | int | float) or (isinstance(value, list) and all(isinstance(item, str | int | float) for item in value))

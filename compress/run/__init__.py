@@ -1,1 +1,1 @@
-"""A run between its recipe and its report: implicit steps, what is checked before, what is cached, what was made so far."""
+"""A run between its recipe and its report: implicit steps, checks, cache, state and timing."""

@@ -1,4 +1,4 @@
-"""One step of a run: its finished artifact is found under its cache key, or made."""
+"""One step of a run: load its artifact from the cache, or run the step."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from compress.artifacts.artifact import Artifact
 from compress.machine.parallel import ALONE, Team
 from compress.run import durations
 from compress.run.cache import cache_key, find
-from compress.run.so_far import SoFar
+from compress.run.state import RunState
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 
 
-def advance(step: Stage, so_far: SoFar, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
-    """Finds the artifact of a step under its cache key, or makes it; of several processes the first one does.
+def advance(step: Stage, state: RunState, context: Context, folder: Path, force: bool) -> tuple[Artifact, bool, float]:
+    """Returns the artifact of a step from the cache, or runs the step; of several processes only the first one writes.
 
     Args:
         step: The step.
-        so_far: What it starts from.
-        context: That of the run.
+        state: The state before the step.
+        context: The context of the run.
         folder: The run folder.
-        force: Make it even where it is found.
+        force: Run the step even if its artifact is cached.
 
     Returns:
-        The artifact, whether it was there already, and the seconds it took to make it.
+        The artifact, whether it was cached, and the seconds that the step took.
     """
-    context, parent, team = so_far.seen_by(step, context), so_far.parent, context.team
+    context, parent, team = state.context_for(step, context), state.parent, context.team
     key = team.broadcast(cache_key(step, parent, context) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"
     found = None if force or not team.is_first else find(destination, key, context)
     if team.broadcast(found is not None):
-        context.progress.log(f"{step.id}: unchanged, taken from {destination}")
+        context.progress.log(f"{step.id}: cached in {destination}")
         found = found or artifact.load(destination)
         return found, True, float(found.manifest["seconds"])
-    macs = context.count_macs()  # before the first step that has something to do, the model has to be fit for all of them
+    macs = context.count_macs()  # also checks, before the first step that runs, that the model fits all stages
     context.progress.log(f"{step.id}: running")
     started = time.monotonic()
     scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")
     context = replace(context, scratch=folder / "stages" / scratch, team=team if step.TOGETHER else ALONE)
     if not team.is_first:
         return _join_in(step, parent, context, destination, team), False, time.monotonic() - started
-    if force:  # a checkpoint inside the stage belongs to the earlier attempt
+    if force:  # a checkpoint within the stage belongs to an earlier attempt
         shutil.rmtree(context.scratch, ignore_errors=True)
     with artifact.writing(destination) as temporary:
         metrics = step.run(parent, context, temporary)  # type: ignore[arg-type]
@@ -64,14 +64,14 @@ def advance(step: Stage, so_far: SoFar, context: Context, folder: Path, force: b
         parents = [parent.digest] if parent else []
         artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)
     shutil.rmtree(context.scratch, ignore_errors=True)
-    durations.record(step.NAME, step.work(so_far.macs or macs, context.data), seconds)
+    durations.record(step.NAME, step.work(state.macs or macs, context.data), seconds)
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
-    team.broadcast(None)  # the artifact is there
+    team.broadcast(None)  # the artifact is written
     return artifact.load(destination), False, seconds
 
 
 def _join_in(step: Stage, parent: Artifact | None, context: Context, destination: Path, team: Team) -> Artifact:
-    """Takes part in a step that the first process makes, or waits until it is made; returns its artifact."""
+    """Takes part in a step of the first process, or waits until it is finished; returns its artifact."""
     if step.TOGETHER:
         with tempfile.TemporaryDirectory() as unused:
             step.run(parent, context, Path(unused))  # type: ignore[arg-type]

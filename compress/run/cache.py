@@ -1,4 +1,4 @@
-"""The cache of a run: under which key a finished artifact is found, and when it is still whole."""
+"""The cache of a run: the key of each artifact, and the check that a cached artifact is intact."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from compress.stage.stage import Stage
 def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
     """Returns the digest of everything that the output of a step depends on.
 
-    Checkpoints depend on what training sees; everything that is built or measured also depends on the target, the library versions and
-    the hardware. The name of the run and the goals never enter.
+    Checkpoints depend on the inputs of training; everything that is built or measured also depends on the target, the library versions
+    and the hardware. The name of the run and the goals are not part of the key.
     """
     contents: dict[str, Any] = {
         "stage": step.NAME,
         "version": step.VERSION,
-        "config": step.model_dump(mode="json", exclude={"input"}),  # that is the parent
+        "config": step.model_dump(mode="json", exclude={"input"}),  # covered by the parent
         "depends": step.depends(context),
         "parent": parent.digest if parent else None,
         "teachers": [teacher.digest for teacher in context.teachers],
@@ -32,13 +32,13 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
     }
     if step.PRODUCES != "checkpoint":
         contents |= {"target": context.target.model_dump(mode="json"), **context.fingerprint}
-    if step.PRODUCES not in ("checkpoint", "evaluation"):  # these look at every variant
+    if step.PRODUCES not in ("checkpoint", "evaluation"):  # these read every variant
         contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
     return artifact.digest(contents)
 
 
 def find(destination: Path, key: str, context: Context) -> Artifact | None:
-    """Returns the finished artifact at a place where it has this key and every byte is what it was; None where it has to be made."""
+    """Returns the artifact in a folder if it has this key and all its hashes match; None if the step has to run."""
     if not destination.exists():
         return None
     try:
@@ -47,6 +47,6 @@ def find(destination: Path, key: str, context: Context) -> Artifact | None:
     except artifact.DamagedArtifact as error:
         problems = [str(error)]
     if problems:
-        context.progress.warn(f"{destination.name}: damaged, made again: {'; '.join(problems)}")
+        context.progress.warn(f"{destination.name}: damaged, so the step runs again: {'; '.join(problems)}")
         return None
     return found if found.key == key else None

@@ -1,10 +1,9 @@
-"""How long stages took on this machine: the memory behind the times that `compress plan` predicts.
+"""Recorded durations of stages on this machine, from which `compress plan` predicts times.
 
-Every finished stage adds a line (hardware, stage, work, seconds) to a file in the user's cache folder. A prediction is
-`seconds = fixed + rate * work`, fitted to the lines of this hardware that are nearest in work, by least squares with both terms >= 0
-(Lawson and Hanson's NNLS, rows weighted by 1 / seconds so that relative errors count). With lines of one size only, half of the time is
-taken as fixed. What a stage of a tenth of a second says of one that takes hours is nothing: far beyond the largest line there is no
-prediction.
+Every finished stage appends a line (hardware, stage, work, seconds) to a file in the user's cache folder. A prediction is
+`seconds = fixed + rate * work`, fitted by non-negative least squares (NNLS, Lawson and Hanson) to the lines of this hardware with the
+most similar work, weighted by 1 / seconds so that relative errors count. If all lines have the same work, half of the time counts as fixed.
+There is no prediction far beyond the largest recorded work, because a stage of 0.1 s says nothing about one that takes hours.
 """
 
 from __future__ import annotations
@@ -20,17 +19,18 @@ from compress.artifacts.artifact import digest
 from compress.machine.environment import cache_folder, hardware
 
 KEPT = 20
+"""Lines that a prediction is fitted to."""
 REACH = 100.0
-"""How many times the work of the largest recorded line a prediction goes."""
+"""A prediction reaches up to this multiple of the largest recorded work."""
 
 
 def history_file() -> Path:
-    """Returns the file of recorded times."""
+    """Returns the path of the recorded durations."""
     return cache_folder() / "times.jsonl"
 
 
 def record(stage: str, work: float, seconds: float) -> None:
-    """Adds one finished stage; where the cache folder cannot be written nothing is remembered, as nothing depends on it."""
+    """Records a finished stage; does nothing if the cache folder is not writable, because no result depends on it."""
     line = json.dumps({"machine": _machine(), "stage": stage, "work": work, "seconds": seconds})
     try:
         history_file().parent.mkdir(parents=True, exist_ok=True)
@@ -41,7 +41,7 @@ def record(stage: str, work: float, seconds: float) -> None:
 
 
 def predict(stage: str, work: float) -> float | None:
-    """Returns the seconds that a stage with that much work takes here, or None where none of such a size was recorded."""
+    """Returns the predicted seconds of a stage with that work; None if no comparable run was recorded."""
     latest_first = list(_known(stage))[::-1]
     known = sorted(latest_first, key=lambda entry: abs(math.log(entry[0] / max(1.0, work))))[:KEPT]
     if not known or work > REACH * max(size for size, _ in known):
@@ -66,7 +66,7 @@ def _known(stage: str) -> Iterator[tuple[float, float]]:
             if (entry["machine"], entry["stage"]) == (machine, stage):
                 yield max(1.0, float(entry["work"])), max(1e-3, float(entry["seconds"]))
         except (ValueError, KeyError, TypeError):
-            continue  # a line that a kill cut off
+            continue  # truncated by a kill
 
 
 def _machine() -> str:

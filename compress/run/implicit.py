@@ -1,4 +1,4 @@
-"""The steps that the pipeline adds by itself: the model at the start, torch predictions after every variant, latency after `export`."""
+"""The steps that the pipeline adds: the source model at the start, an evaluation in torch after each variant, latency after `export`."""
 
 from __future__ import annotations
 
@@ -28,34 +28,34 @@ LATENCY = "latency.json"
 
 
 class Source(Stage):
-    """The model that the recipe names, checked and written as a clean checkpoint with the labels of the data."""
+    """Checks the model of the recipe and writes it as a checkpoint with the labels of the data."""
 
     NAME: ClassVar[str] = "model"
 
     model: ModelConfig
-    """Where it comes from."""
+    """The model of the recipe."""
     tokenizer: str | TrainTokenizer | None
-    """Tokenizer of a text model that starts from random weights."""
+    """Tokenizer of a text model with random weights."""
 
     def depends(self, context: Context) -> Any:
-        """Its output depends on the contents of the source, not on the training rows."""
+        """Returns the digest of the source model and the labels; the training rows do not matter."""
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels)}
 
     def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
-        """Writes the checkpoint; there is no parent."""
+        """Writes the checkpoint; this step has no parent."""
         tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=context.progress.log)
 
 
 class Evaluate(Stage):
-    """Predicts the evaluation split with a checkpoint in torch, every row padded to its bucket as in the engines."""
+    """Evaluates a checkpoint in torch on the evaluation split; every row is padded to its bucket, as in the engines."""
 
     NAME: ClassVar[str] = "evaluate"
     PRODUCES: ClassVar[Kind] = "evaluation"
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
-        """Writes logits and labels to `torch.safetensors` and returns the metrics and their n."""
+        """Writes logits and labels to `torch.safetensors` and returns the metrics with their n."""
         from compress.measure import predictions
         from compress.models.checkpoint import load
         from compress.models.size import count
@@ -78,7 +78,7 @@ class Evaluate(Stage):
 
 
 class Latency(Stage):
-    """Measures every engine in its own process, the processes in turn (see `compress.measure.latency`)."""
+    """Measures the latency of every engine; each runs in its own process, and the processes take turns (`compress.measure.latency`)."""
 
     NAME: ClassVar[str] = "latency"
     PRODUCES: ClassVar[Kind] = "latency"
@@ -102,7 +102,7 @@ def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
 
 
 def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
-    """Returns (variant, engine spec) for all that can run: the baseline in torch first, then each build, its recommended mode first."""
+    """Returns (variant, engine spec) of every runnable engine: the baseline in torch, then each build with its recommended mode first."""
     from export.engines.spec import spec_of, torch_spec
 
     builds = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
@@ -118,5 +118,5 @@ def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
 
 
 def is_variant(step: Stage, steps: Sequence[Stage]) -> bool:
-    """Whether the output of a step is a row of the report: every checkpoint but the model before its finetuning."""
+    """Whether the output of a step is a variant of the report: every checkpoint except a source model that is finetuned first."""
     return step.PRODUCES == "checkpoint" and not (isinstance(step, Source) and any(isinstance(other, Finetune) for other in steps))

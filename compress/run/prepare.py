@@ -1,4 +1,4 @@
-"""What has to be there before the first step: the data, a model that fits all stages, and the teachers that they name."""
+"""Preparation of a run: loads the data, checks the model against all stages, and resolves their teachers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from quantize.quantize import Quantize
 
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
-    """Reads the data and returns the context that the first step sees; its `count_macs` checks the model, without reading weights."""
+    """Loads the data and returns the context of the first step; its `count_macs` checks the model without reading weights."""
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     context = Context(
         task=recipe.model.task,
@@ -51,14 +51,14 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
 
 
 def _timer(recipe: Recipe, context: Context) -> Timer:
-    """Returns how checkpoints are timed in a run of this recipe: as it quantizes and exports."""
+    """Returns a timer that quantizes and exports as this recipe does."""
     quantizer = next((stage for stage in recipe.stages if isinstance(stage, Quantize)), Quantize())
     exporter = next((stage for stage in recipe.stages if isinstance(stage, Export)), Export())
     return Timer(context, quantizer, exporter)
 
 
 def _check_model(recipe: Recipe, context: Context) -> int:
-    """Checks the model against data, recipe and stages, and returns its multiply-accumulates for one row."""
+    """Checks the model against data, recipe and stages; returns its multiply-accumulates for one row."""
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     config = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer).config
     _check_stages(recipe, config, context)
@@ -66,7 +66,7 @@ def _check_model(recipe: Recipe, context: Context) -> int:
 
 
 def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
-    """Lets every stage look at the model that it is going to get, and at its teacher, before anything is run."""
+    """Lets every stage check its input model and its teacher, before anything runs."""
     baseline = config
     configs: dict[str, Any] = {}
     for stage in recipe.stages:
@@ -78,7 +78,7 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
 
 
 def teachers_of(step: Stage, parent: Artifact | None, context: Context) -> tuple[Artifact, ...]:
-    """Returns the checkpoints that the `teacher` of a step stands for; none where the step has no such key."""
+    """Returns the checkpoints that the `teacher` key of a step names; empty for a step without that key."""
     return tuple(_teacher(name, step, parent, context) for name in teachers_named(step))
 
 
@@ -94,7 +94,7 @@ def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) 
 
 
 def checkpoint_named(name: str, checkpoints: Mapping[str, Artifact]) -> Artifact:
-    """Returns the checkpoint that a recipe calls `baseline`, or by the id of its stage; the first of them is the baseline."""
+    """Returns the checkpoint with this stage id, or the first one for `baseline`."""
     return next(iter(checkpoints.values())) if name == "baseline" else checkpoints[name]
 
 
@@ -103,11 +103,11 @@ def _outside(step: Stage, name: str, context: Context) -> ModelConfig:
 
 
 def _config_outside(step: Any, name: str, context: Context) -> Any:
-    """Returns the Transformers config of a teacher that is not of this run."""
+    """Returns the Transformers config of a teacher outside the run."""
     num_labels = num_classes(context.task, context.data.labels)
     key = f"stages.{step.id}.teacher"
     with about(key):
         checked = check_model(_outside(step, name, context), num_labels, context.max_length)
     if num_labels and checked.labels not in (None, context.data.labels):
-        raise InputError(f"{key}: its labels are {some(checked.labels or ())}, those of the data {some(context.data.labels)}{FITTING}")
+        raise InputError(f"{key}: the teacher has the labels {some(checked.labels or ())}, the data {some(context.data.labels)}{FITTING}")
     return checked.config

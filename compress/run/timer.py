@@ -1,14 +1,15 @@
-"""How long a checkpoint takes in the first engine of the target, before it is worth exporting: what stages that choose a shape ask.
+"""Latency of float checkpoints in the first engine of the target, for stages that choose a model shape by latency.
 
-A float checkpoint becomes an engine as it does in `export`, without evaluation and parity: ONNX, for int8 quantized as the recipe says but
-with the ranges of a handful of rows and nothing searched or learned (time does not depend on scales), built, opened in a process of its
-own. Processes take turns and throw their warm-up away (`compress.measure.latency`).
+A checkpoint becomes an engine as in `export`, but without evaluation and parity checks. For int8 it is quantized as the recipe says, with
+ranges from a few rows and no search or training, because latency does not depend on scales. Each engine runs in its own process; the
+processes take turns and discard their warm-up (`compress.measure.latency`).
 
-    T_i = median over the groups of T_0 * (T_i / T_0 in its own group)        of more than `GROUP` + 1 checkpoints, in groups with the first
+    T_i = median over the groups of T_0 * (T_i / T_0 in its own group)        for more than `GROUP` + 1 checkpoints, in groups with the
+    first
 
-so that few processes are alive at once, and what slows the machine for a while does not tell one group from the next. The float part of an
-int8 engine is in bf16 wherever `export` may choose that. Left out: layers that a recipe keeps in float, whose patterns name layers that a
-model of another depth need not have.
+so that few processes are alive at once, and a slow phase of the machine does not bias one group against another. The float part of an int8
+engine runs in bf16 wherever `export` may choose bf16. Not supported: layers that the recipe keeps in float, because their name patterns may
+not match a model of another depth.
 """
 
 from __future__ import annotations
@@ -36,33 +37,33 @@ if TYPE_CHECKING:
 
 GROUP = 4
 ROWS = 8
-"""Rows that the ranges of int8 are taken of."""
+"""Calibration rows for the int8 ranges."""
 MODEL = "model.onnx"
 
 
 @dataclass(frozen=True)
 class Timer:
-    """How checkpoints are timed in one run."""
+    """Times checkpoints in one run."""
 
     context: Context
     """Data, task and target."""
     quantizer: Quantize
-    """The first stage of the recipe that quantizes, or one of default settings."""
+    """The first quantize stage of the recipe, else one with default settings."""
     exporter: Export
-    """The stage that exports, or one of default settings."""
+    """The export stage of the recipe, else one with default settings."""
 
     @property
     def settings(self) -> Any:
-        """What of the recipe a time depends on, beside the target: JSON types."""
-        return [self._shortest().model_dump(mode="json"), self.exporter.float_precision]
+        """The recipe settings that affect the latency, apart from the target; JSON types."""
+        return [self._fast_quantizer().model_dump(mode="json"), self.exporter.float_precision]
 
     def __call__(self, checkpoints: Sequence[Path], shape: Shape, precision: TimedPrecision) -> list[float]:
-        """Returns the median milliseconds of each checkpoint.
+        """Returns the median latency of each checkpoint in ms.
 
         Args:
             checkpoints: Float checkpoints.
             shape: (batch, sequence); the sequence is None for images.
-            precision: int8: as the recipe quantizes; fp32: as they are.
+            precision: int8 quantizes the checkpoints first, as in the recipe; fp32 leaves them as they are.
 
         Raises:
             InputError: The first engine of the target does not run here.
@@ -80,35 +81,35 @@ class Timer:
         first = median(times[0] for times in found)
         return [first, *(first * time / times[0] for times in found for time in times[1:])]
 
-    def _shortest(self) -> Quantize:
-        """Returns the stage that quantizes to what the recipe asks for, without a search."""
+    def _fast_quantizer(self) -> Quantize:
+        """Returns a quantize stage with the scheme of the recipe, without search or training."""
         from quantize.quantize import Quantize
         from quantize.settings import Calibration, SmoothQuant
 
-        asked = self.quantizer
-        smoothing = asked.smoothing
+        recipe = self.quantizer
+        smoothing = recipe.smoothing
         return Quantize(
-            scheme=asked.scheme,
-            group_size=asked.group_size,
-            weight_bits=asked.weight_bits,
-            calibration=Calibration(method="minmax" if SCHEMES[asked.scheme].activations == "static" else None, rows=ROWS),
+            scheme=recipe.scheme,
+            group_size=recipe.group_size,
+            weight_bits=recipe.weight_bits,
+            calibration=Calibration(method="minmax" if SCHEMES[recipe.scheme].activations == "static" else None, rows=ROWS),
             smoothquant=False if smoothing is None else SmoothQuant(alpha=0.5, prescale=smoothing.prescale),
-            attention=asked.attention is True,
-            residual=asked.residual is True,
+            attention=recipe.attention is True,
+            residual=recipe.residual is True,
             stream=False,
         )
 
     def _quantized(self, checkpoint: Path, out: Path) -> Path:
-        """Quantizes a checkpoint; returns the folder of what came of it."""
+        """Quantizes a checkpoint into `out` and returns that folder."""
         context, selection = self.context, self.context.data.selection
         data = replace(context.data, selection=Split(selection.rows[:0], selection.labels[:0]))
         out.mkdir()
-        silent = ConsoleProgress("silent")  # what is quantized only to be timed is no news
-        self._shortest().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=silent, data=data), out)
+        silent = ConsoleProgress("silent")  # quantization for timing only is not worth a log line
+        self._fast_quantizer().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=silent, data=data), out)
         return out
 
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
-        """Builds one engine in `folder`; returns how to open it, in the mode that is recommended."""
+        """Builds an engine in `folder` and returns its spec in the recommended mode."""
         from export.engines.registry import engine_module
         from export.engines.spec import BuildRequest, spec_of, torch_spec
         from export.graph.quantized import precision_of, write_graphs
@@ -139,7 +140,7 @@ class Timer:
         entry = next(iter(module.build(request))) if reason is None else {}
         reason = reason or entry["reason"]
         if reason is not None:
-            raise InputError(f"target.engines: {engine} given first, in which nothing can be timed here: {reason}")
+            raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {reason}; put another engine first")
         scheme = of_precision(precision)
         static_int8 = scheme is not None and scheme.integer and scheme.activations == "static"
         halved = static_int8 and self.exporter.float_precision != "fp32" and ENGINES[engine].bf16_float_part and module.computes_bf16()

@@ -1,1 +1,1 @@
-"""What a stage is, and what the pipeline hands it."""
+"""The base class of stages, and the context that the pipeline passes to them."""

@@ -1,4 +1,4 @@
-"""What the pipeline injects into a stage: data, target, teacher, progress, and how to measure."""
+"""The context of a stage: data, target, teachers, progress and services, injected by the pipeline."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ TimedPrecision = Literal["int8", "fp32"]
 
 
 class MeasureLatency(Protocol):
-    """How checkpoints are timed in a run: in engines of their own, in turns."""
+    """Times checkpoints, each in an engine process of its own; the processes take turns."""
 
     @property
     def settings(self) -> Any:
-        """What of the recipe a time depends on, beside the target: JSON types."""
+        """The recipe settings that affect the latency, apart from the target; JSON types."""
 
     def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision) -> list[float]:
-        """Returns the median milliseconds of float checkpoints in the first engine of the target.
+        """Returns the median latency in ms of float checkpoints in the first engine of the target.
 
         Args:
             checkpoints: The checkpoints.
             shape: (batch, sequence); the sequence is None for images.
-            precision: What the engine multiplies in; for int8 they are quantized first.
+            precision: Precision of the GEMMs; for int8 the checkpoints are quantized first.
         """
 
 
 @dataclass(frozen=True)
 class Context:
-    """Everything a stage may need beside its own config and its parent; injected by the pipeline."""
+    """Everything that a stage may need besides its config and its parent artifact."""
 
     task: Task
     data: Data
     max_length: int
-    """Largest number of tokens of a row: longer texts are truncated, blocks have no more. Unused for images."""
+    """Maximum number of tokens of a row; longer texts are truncated. Unused for images."""
     target: Target
     seed: int
     progress: Progress
     scratch: Path
-    """Folder for checkpoints inside the stage; survives a kill, is removed when the stage is finished."""
+    """Folder for checkpoints within the stage; survives a kill, and is removed when the stage finishes."""
     checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
     """Every variant so far by stage id, in order; the first is the baseline."""
     predictions: Mapping[str, Path] = field(default_factory=dict)
-    """What torch answers on the evaluation split, by variant: a file of `compress.measure.answers.save_predictions`."""
+    """Predictions in torch on the evaluation split by variant: files of `compress.measure.answers.save_predictions`."""
     teachers: tuple[Artifact, ...] = ()
-    """The checkpoints that the `teacher` of the stage stands for, in its order; none for stages without such a key."""
+    """The checkpoints that the `teacher` key of the stage names, in its order; empty for stages without that key."""
     count_macs: Callable[[], int] = lambda: 0
-    """Checks the model of the recipe and returns its multiply-accumulates for one row; a run that has nothing to do never calls it."""
+    """Checks the model of the recipe and returns its multiply-accumulates for one row; not called if every step is cached."""
     max_drop: float | None = None
-    """The goal of that name; a stage that decides by it has it in `depends`."""
+    """The goal `max_drop`; a stage that uses it lists it in `depends`."""
     measure_latency: MeasureLatency | None = None
-    """Times checkpoints; None outside of a run."""
+    """Times checkpoints; None outside a run."""
     losses: Losses | None = None
-    """Losses of distillation by name; None outside of a run."""
+    """Distillation losses by name; None outside a run."""
     team: Team = ALONE
     """The processes that run this stage."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
-    """Library versions and hardware of this machine, as they go into the manifest."""
+    """Library versions and hardware of this machine, as written to the manifest."""
 
     preprocessors: dict[tuple[Path, int, Target], Preprocessor] = field(default_factory=dict, repr=False, compare=False)
     """Preprocessors that were made already; shared by all contexts of a run."""
@@ -88,27 +88,27 @@ class Context:
 
     @property
     def teacher(self) -> Artifact | None:
-        """The first of the teachers; None for stages without such a key."""
+        """The first teacher; None for stages without a `teacher` key."""
         return self.teachers[0] if self.teachers else None
 
     @property
     def baseline(self) -> Artifact:
-        """The variant that every other one is compared with."""
+        """The variant that all others are compared with."""
         return next(iter(self.checkpoints.values()))
 
 
 class Losses(Protocol):
-    """The losses of the stage `distill` by name, for other stages that learn from a teacher; settings are `Taught`."""
+    """The losses of the stage `distill` by name, for other stages that learn from a teacher."""
 
     def check(self, settings: Taught, asked: Asked, student: Any, teacher: Any, part: bool, context: Context) -> None:
-        """Finds out before the first stage runs whether losses fit two models (Transformers configs) and the task.
+        """Checks before the first stage runs that the losses fit both models (Transformers configs) and the task.
 
         Raises:
-            InputError: They do not, or a setting of a loss is not one.
+            InputError: They do not fit, or a setting of a loss is invalid.
         """
 
     def objective(self, learner: Learner, context: Context) -> nn.Module:
-        """Returns what a model is trained on; it holds the teacher, of which only the parts of `origin` are seen where it is given.
+        """Returns the training objective, which holds the teacher; with an `origin`, only the teacher parts that it names are used.
 
         Raises:
             InputError: A loss does not fit the models.

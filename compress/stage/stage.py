@@ -1,7 +1,7 @@
-"""What a stage is: a frozen, typed config whose `run` turns one artifact into the files of the next.
+"""The base class of stages: a frozen, typed config whose `run` turns one artifact into the next.
 
-A stage knows nothing of caching, locking or naming. The pipeline hands it the parent artifact, a `Context` and an empty folder; the
-stage writes its files into that folder and returns the figures that go into the manifest.
+Caching, locking and naming are up to the pipeline. It calls `run` with the parent artifact, a `Context` and an empty folder; the stage
+writes its files into that folder and returns the figures for the manifest.
 """
 
 from __future__ import annotations
@@ -19,56 +19,56 @@ from compress.stage.context import Context
 
 
 def is_model(teacher: str) -> bool:
-    """Whether a `teacher` names a model outside of the run (Hub id with its owner, or folder) rather than a stage of it."""
+    """Whether a `teacher` names a model outside the run (Hub id with owner, or folder) and not a stage."""
     return "/" in teacher
 
 
 def teachers_named(stage: Any) -> tuple[str, ...]:
-    """Returns what the `teacher` of a stage names, in order; nothing for a stage without such a key."""
+    """Returns the names in the `teacher` key of a stage, in order; empty for a stage without that key."""
     named = getattr(stage, "teacher", None)
     return () if named is None else (named,) if isinstance(named, str) else tuple(named)
 
 
 class Stage(Config):
-    """One step of a recipe. A method subclasses it once, sets the class variables and writes `run`."""
+    """One step of a recipe. A method subclasses it, sets the class variables and implements `run`."""
 
     VERSION: ClassVar[int] = 1
-    """Raised when the code of the stage changes its output: part of the cache key."""
+    """Incremented when a code change alters the output; part of the cache key."""
     NAME: ClassVar[str]
     """The key in the recipe."""
     PRODUCES: ClassVar[Kind] = "checkpoint"
     TOGETHER: ClassVar[bool] = False
-    """Whether every process of a run takes part: such a stage comes to the same in each, and only the first one writes."""
+    """Whether every process of the run executes the stage; all reach the same result, and only the first one writes it."""
 
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] | None = None
-    """Name of this stage in the run; the key where absent. Needed where a key is repeated."""
+    """Unique name of this stage in the run; default: its key. Required if a key occurs more than once."""
 
     def depends(self, context: Context) -> Any:
-        """Returns what the output depends on beside config, parent, data, seed, task and target; JSON types, part of the cache key."""
+        """Returns what the output depends on besides config, parent, data, seed, task and target: JSON types, part of the cache key."""
         return None
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Finds out what can be found out before the first stage runs; reads no weights.
+        """Checks everything that can be checked before the first stage runs; reads no weights.
 
         Args:
-            config: Transformers config of the model that comes in.
-            teacher: That of the first teacher; None for stages without one.
+            config: Transformers config of the input model.
+            teacher: Transformers config of the first teacher; None for stages without one.
             context: Data, task and target.
 
         Raises:
-            InputError: The stage cannot do its work on this model.
+            InputError: The stage does not support this model.
         """
 
     def config_after(self, config: Any) -> Any:
-        """Returns the Transformers config of the model that goes out, from that of the one that comes in; reads no weights.
+        """Returns the Transformers config of the output model, given that of the input model; reads no weights.
 
         Raises:
-            InputError: There is no such model.
+            InputError: The stage cannot make such a model.
         """
         return config
 
     def work(self, macs: int, data: Data) -> float:
-        """Returns how much there is to do, in multiply-accumulates: what the predicted time grows with.
+        """Returns the work of the stage in multiply-accumulates; the predicted time is a linear function of it.
 
         Args:
             macs: Multiply-accumulates of the model for one row.
@@ -80,9 +80,9 @@ class Stage(Config):
         """Turns `parent` into the files of a new artifact.
 
         Args:
-            parent: The artifact before this one; never written to.
-            context: Data, target, teacher, progress.
-            out: Existing empty folder for the output; becomes the artifact when `run` returns.
+            parent: The input artifact; read-only.
+            context: Data, target, teachers, progress.
+            out: Empty folder for the output; becomes the artifact when `run` returns.
 
         Returns:
             Figures for the manifest: JSON types only.
@@ -91,20 +91,20 @@ class Stage(Config):
 
 
 class ModelStage(Stage):
-    """A stage that makes a model of a model; several may start from the same one, so that a run has branches."""
+    """A stage that turns a model into another one. Several may start from the same model: the run then has branches."""
 
     input: str | None = None
-    """What goes in: baseline or the id of an earlier stage; absent: what the stage before made. Stages with the same input start branches
-    of one run, which its report compares; goals are judged on the one that ends last."""
+    """Input model: baseline or the id of an earlier stage; default: the output of the previous stage. Stages with the same input start
+    branches, which the report compares; goals are judged on the last variant."""
 
 
 def input_named(stage: Stage) -> str | None:
-    """Returns what the `input` of a stage names; None for the stage before."""
+    """Returns the `input` key of a stage; None stands for the previous stage."""
     return getattr(stage, "input", None)
 
 
 def lines(stages: Sequence[Stage]) -> dict[str, tuple[Stage, ...]]:
-    """Returns for each stage that makes a model, by id, all that it is made by, in order and with itself the last; and `baseline`."""
+    """Returns for each stage that makes a model, by id, the chain of stages that leads to it, itself last; and that of `baseline`."""
     found: dict[str, tuple[Stage, ...]] = {"baseline": ()}
     before: tuple[Stage, ...] = ()
     for stage in stages:

@@ -80,7 +80,7 @@ def test_no_more_requests_than_asked_for_are_under_way(connection, concurrency):
 
 def test_a_refused_row_is_named_and_ends_it(connection):
     connection.refused = ROWS[3]
-    with pytest.raises(client.RequestError, match=r"^row 3 of 60: model m gave no answer: not this one$"):
+    with pytest.raises(client.RequestError, match=r"^row 3 of 60: model m: the request failed: not this one$"):
         client.evaluate("127.0.0.1:1", "m", ROWS, 2)
     assert connection.asked < 10
 

@@ -61,7 +61,7 @@ def test_a_missing_environment_says_what_to_do(cache):
 def test_an_unfinished_environment(cache):
     interpreter(cache, "exit 0")
     (cache / environment.MARKER).unlink()
-    with pytest.raises(InputError, match="not finished"):
+    with pytest.raises(InputError, match="incomplete"):
         environment.check()
 
 
@@ -71,7 +71,7 @@ def test_a_broken_environment_quotes_the_reason(cache):
         environment.check()
 
 
-@pytest.mark.parametrize(("numpy", "message"), [("2.0.1", "numpy 2.0.1 is there"), ("1.26.4", "tritonserver is missing")])
+@pytest.mark.parametrize(("numpy", "message"), [("2.0.1", "numpy 2.0.1 is installed"), ("1.26.4", "tritonserver is missing")])
 def test_parts_are_looked_at(cache, numpy, message):
     versions = f'{{"nvidia-pytriton": "0.7.0", "numpy": "{numpy}", "openvino": "1", "tokenizers": "1", "pillow": "1"}}'
     interpreter(cache, f'echo \'FOUND{{"site": "{cache}", "python": "3.11", "libraries": "", "versions": {versions}}}\'')
@@ -104,5 +104,5 @@ def test_a_failed_build_leaves_nothing_and_quotes_pip(cache, monkeypatch):
 def test_a_cache_that_cannot_be_written(cache, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    with pytest.raises(InputError, match=r"cannot be written .*XDG_CACHE_HOME"):
+    with pytest.raises(InputError, match=r"is not writable .*XDG_CACHE_HOME"):
         environment.build()

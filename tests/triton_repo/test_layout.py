@@ -66,7 +66,7 @@ def test_warm_up_image_can_be_decoded():
 
 
 def test_images_without_a_fixed_size_are_refused():
-    with pytest.raises(InputError, match="no fixed size"):
+    with pytest.raises(InputError, match="to a fixed size"):
         list(layout.warm_up_rows(tiny.image_preprocessor(size={"shortest_edge": 8}), False))
 
 

@@ -32,13 +32,13 @@ def test_an_early_death_quotes_the_log(tmp_path):
     script = """echo 'I1121 10:21:53.773 1 model.cc:3] "fine"'
 echo 'E1121 10:21:53.773 1 model_lifecycle.cc:642] "failed to load m: no module named x"'
 echo 'error: creating server: Internal - failed to load all models'; exit 1"""
-    with pytest.raises(server.ServerError, match=r"^Triton ended: failed to load m: no module named x; log: .*/log$"):
+    with pytest.raises(server.ServerError, match=r"^Triton exited: failed to load m: no module named x; log: .*/log$"):
         server.TritonServer(tmp_path, fake(tmp_path / "env", script), tmp_path / "log").__enter__()
 
 
 def test_a_server_that_is_never_ready_is_ended(tmp_path):
     script = f"echo $$ > {tmp_path}/pid; sleep 600 & echo $! > {tmp_path}/child; wait"
-    with pytest.raises(server.ServerError, match=r"not ready within 1 s: it wrote nothing"):
+    with pytest.raises(server.ServerError, match=r"not ready within 1 s: the log is empty"):
         server.TritonServer(tmp_path, fake(tmp_path / "env", script), tmp_path / "log", seconds=1).__enter__()
     assert not any(alive(int((tmp_path / name).read_text())) for name in ("pid", "child"))
 
@@ -96,7 +96,7 @@ def test_command_line_binds_to_loopback(tmp_path):
 @pytest.mark.parametrize(
     ("log", "line"),
     [
-        ("", "it wrote nothing"),
+        ("", "the log is empty"),
         ("I1 x\nplain words\n", "plain words"),
         ('E1121 10:21:53.7 42 a.cc:1] "first"\nE1121 10:21:53.8 42 a.cc:2] "second"\nI1121 10:21:53.8 42 a.cc:2] "bye"\n', "second"),
         ('E1121 10:21:53.7 42 a.cc:1] "real"\nerror: creating server: Internal - failed to load all models\n| UNAVAILABLE: x |\n', "real"),
@@ -109,5 +109,5 @@ def test_last_error(log, line):
 def test_stopping_twice_is_harmless(tmp_path):
     one = server.TritonServer(tmp_path, fake(tmp_path / "env", ""), tmp_path / "log")
     one.stop()
-    with pytest.raises(server.ServerError, match="Triton ended"):
+    with pytest.raises(server.ServerError, match="Triton exited"):
         one.check_alive()

@@ -200,7 +200,7 @@ def _arguments(process: psutil.Process) -> list[str]:
 def test_a_model_that_does_not_load_is_named(tmp_path):
     write(tmp_path, "text", tiny.text_preprocessor(), tiny.TEXTS)
     (tmp_path / "repository" / TEXT / "1" / "openvino.xml").write_text("broken")
-    with pytest.raises(server.ServerError, match=r"Triton ended: .*text-fp32"):
+    with pytest.raises(server.ServerError, match=r"Triton exited: .*text-fp32"):
         server.TritonServer(tmp_path / "repository", environment.check(), tmp_path / "log").__enter__()
 
 

@@ -1,4 +1,4 @@
-"""The geometry of line charts: several lines on one pair of linear axes, each named at its right end. The template draws them as SVG."""
+"""Layout of line charts: several lines on linear axes, each labelled at its right end. The template draws them as SVG."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class Series:
     label: str
     title: str
     points: Sequence[tuple[float, float]]
-    """(x, y), x ascending; at least one."""
+    """(x, y) by ascending x; at least one."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line as it is drawn, in pixels."""
+    """A drawn line, in pixels."""
 
     path: str
     points: list[tuple[float, float]]
@@ -33,12 +33,12 @@ class Line:
     title: str
     label_y: float
     opacity: float
-    """Later lines are drawn stronger."""
+    """Later lines are more opaque."""
 
 
 @dataclass(frozen=True)
 class LineChart(Axes):
-    """A chart ready to be drawn, in pixels."""
+    """A line chart ready to draw, in pixels."""
 
     lines: list[Line]
     caption: str
@@ -46,13 +46,13 @@ class LineChart(Axes):
 
 
 def line_chart(name: str, caption: str, series: Sequence[Series], x_tick: Callable[[float], str] = "{:g}".format) -> LineChart | None:
-    """Lays out lines from 0 on both axes.
+    """Lays out a line chart whose axes both start at 0.
 
     Args:
-        name: What is drawn, with its unit.
-        caption: What runs along the x axis.
+        name: Label of the y axis, with its unit.
+        caption: Label of the x axis.
         series: The lines.
-        x_tick: Writes a number at the x axis.
+        x_tick: Formats a tick of the x axis.
 
     Returns:
         The layout; None without lines.
@@ -95,7 +95,7 @@ def line_chart(name: str, caption: str, series: Sequence[Series], x_tick: Callab
 
 
 def _apart(heights: Sequence[float], top: float, bottom: float) -> list[float]:
-    """Returns the heights of labels, moved so that none covers another, in the order given; as far as there is room."""
+    """Returns the heights of labels, shifted so that they do not overlap (as far as there is room), in the given order."""
     step = min(LABEL_HEIGHT, (bottom - top) / max(1, len(heights)))
     order = sorted(range(len(heights)), key=lambda number: heights[number])
     moved, lowest = list(heights), top

@@ -1,7 +1,7 @@
-"""The geometry of the report's charts: where points, whiskers, ticks and labels go. The template draws them as SVG.
+"""Layout of the scatter plot: positions of points, whiskers, ticks and labels in pixels. The template draws them as SVG.
 
-Latency is on a logarithmic axis, since its ratios are what matters. Labels stand beside their points; each takes the place, of 32 around
-its point, that overlaps least with markers, whiskers and the labels before it.
+The latency axis is logarithmic, because ratios matter. A label takes the one of 32 places around its point that overlaps least with
+markers, whiskers and the labels placed before it.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from compress.core.engines import ENGINES
 
 RADIUS = 5.5
-SMALLEST_STEP = 1e-300  # of an axis: below, floating point has no room for round values
+SMALLEST_STEP = 1e-300  # of an axis; rounding fails below it
 MAX_LABELS = 26
-CHARACTER, BOLD, LINE = 7.0, 8.0, 15.0  # width of a letter and height of 12 px system text, measured for wide fonts
+CHARACTER, BOLD, LINE = 7.0, 8.0, 15.0  # pixels: letter width (regular, bold) and line height of 12 px text in a wide system font
 DIRECTIONS = ((1, 0), (-1, 0), (0.75, -0.75), (0.75, 0.75), (-0.75, -0.75), (-0.75, 0.75), (0, -1), (0, 1))
 
 
@@ -33,7 +33,7 @@ class Point:
     title: str
     engine: str
     role: str
-    """`served`, `reference` or `other`: decides the colour."""
+    """`served`, `reference` or `other`; sets the colour."""
 
 
 @dataclass(frozen=True)
@@ -44,26 +44,26 @@ class Label:
     y: float
     text: str
     leader: str | None
-    """Path of the line to the point, where the label stands apart."""
+    """SVG path of the line to the point, if the label is not next to it."""
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A point as it is drawn, in pixels."""
+    """A drawn point, in pixels."""
 
     x: float
     y: float
     low: float | None
     high: float | None
     outline: str
-    """Path of the marker."""
+    """SVG path of the marker."""
     point: Point
     label: Label | None
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Where the axes of a chart are, and what is written at them, in pixels."""
+    """Position of the axes of a chart and their tick labels, in pixels."""
 
     width: int
     height: int
@@ -77,19 +77,19 @@ class Axes:
 
 @dataclass(frozen=True)
 class Plot(Axes):
-    """A chart ready to be drawn, in pixels."""
+    """A scatter plot ready to draw, in pixels."""
 
     marks: list[Mark]
     front: str | None
-    """Path of the Pareto front; None below two points."""
+    """SVG path of the Pareto front; None for fewer than two points."""
 
 
 Box = tuple[float, float, float, float]
 
 
 @dataclass
-class _Page:
-    """What already stands on the plot, as boxes: left, top, right, bottom."""
+class _Occupied:
+    """Boxes already taken on the plot: left, top, right, bottom."""
 
     bounds: Box
     markers: list[Box] = field(default_factory=list)
@@ -103,12 +103,12 @@ def scatter(
     """Lays out accuracy against latency.
 
     Args:
-        points: What was measured.
+        points: The measured configurations.
         width: Pixels.
         height: Pixels.
-        tick: Writes a value of the metric at its axis.
-        all_labels: Label every point (up to 26), or only the front, what is served and the reference.
-        higher_is_better: Whether more of the metric is better; what is better stands higher either way.
+        tick: Formats a tick of the metric axis.
+        all_labels: Label every point (up to 26), or only the Pareto front, the served model and the reference.
+        higher_is_better: Direction of the metric; the better value is drawn higher either way.
 
     Returns:
         The layout; None without points.
@@ -132,12 +132,12 @@ def scatter(
 
     best = pareto(points, higher_is_better)
     named = points if all_labels and len(points) <= MAX_LABELS else [p for p in points if p in best or p.role != "other"]
-    page = _Page((left + 2, top, right, bottom))
-    page.markers = [_around(place_x(p.x), place_y(p.y), RADIUS + 1) for p in points]
+    occupied = _Occupied((left + 2, top, right, bottom))
+    occupied.markers = [_around(place_x(p.x), place_y(p.y), RADIUS + 1) for p in points]
     ends = [sorted((place_y(_high(p)), place_y(_low(p)))) for p in points]
-    page.whiskers = [(place_x(p.x) - 1, upper, place_x(p.x) + 1, lower) for p, (upper, lower) in zip(points, ends, strict=True)]
+    occupied.whiskers = [(place_x(p.x) - 1, upper, place_x(p.x) + 1, lower) for p, (upper, lower) in zip(points, ends, strict=True)]
     order = sorted(named, key=lambda p: (p.role == "other", p not in best, p.x))
-    labels = {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, place_x(p.x), place_y(p.y), page) for p in order}
+    labels = {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, place_x(p.x), place_y(p.y), occupied) for p in order}
     marks = [
         Mark(
             place_x(p.x),
@@ -166,7 +166,7 @@ def scatter(
 
 
 def pareto(points: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
-    """Returns the points that no other beats: none is both faster and at least as good. By latency, rising."""
+    """Returns the Pareto front by rising latency: the points for which no other is both faster and at least as good."""
     front: list[Point] = []
     sign = 1 if higher_is_better else -1
     for point in sorted(points, key=lambda p: (p.x, -sign * p.y)):
@@ -186,7 +186,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
-    """Returns round values of a linear axis between `low` and `high`, at most `most`; of an axis without length its one value."""
+    """Returns round values of a linear axis between `low` and `high`, at most about `most`; `[low]` for an axis of no length."""
     raw = (high - low) / most
     if raw < SMALLEST_STEP:
         return [low]
@@ -196,7 +196,7 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
-    """Returns the path of the marker of an engine: its shape tells it apart without colour."""
+    """Returns the SVG path of the marker of an engine; engines differ by shape, not by colour."""
     r, shape = radius, ENGINES[engine].marker if engine in ENGINES else "circle"
     if shape == "square":
         s = r * 0.88
@@ -211,7 +211,7 @@ def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
 
 
 def position(value: float, low: float, high: float) -> float:
-    """Returns where `value` lies between `low` and `high`, in percent, kept inside 0..100."""
+    """Returns where `value` lies between `low` and `high`, in percent, clipped to 0..100."""
     return 50.0 if high <= low else round(min(100.0, max(0.0, 100 * (value - low) / (high - low))), 2)
 
 
@@ -227,25 +227,25 @@ def _around(x: float, y: float, radius: float) -> Box:
     return x - radius, y - radius, x + radius, y + radius
 
 
-def _label(text: str, letter: float, x: float, y: float, page: _Page) -> Label:
+def _label(text: str, letter: float, x: float, y: float, occupied: _Occupied) -> Label:
     width, choices = len(text) * letter, []
     for ring, distance in enumerate((11.0, 24.0, 40.0, 58.0)):
         for turn, (dx, dy) in enumerate(DIRECTIONS):
             near_x, near_y = x + dx * distance, y + dy * (distance + LINE / 3)
             left = near_x if dx > 0 else near_x - width if dx < 0 else near_x - width / 2
             box = (left, near_y - LINE / 2, left + width, near_y + LINE / 2)
-            choices.append((_cost(box, page) + 40 * ring + turn, ring, box, (near_x, near_y)))
+            choices.append((_cost(box, occupied) + 40 * ring + turn, ring, box, (near_x, near_y)))
     _, ring, box, near = min(choices, key=lambda choice: choice[:2])
-    page.labels.append(box)
+    occupied.labels.append(box)
     leader = f"M{x:.1f} {y:.1f}L{near[0]:.1f} {near[1]:.1f}" if ring else None
     return Label(box[0], (box[1] + box[3]) / 2 + 4, text, leader)
 
 
-def _cost(box: Box, page: _Page) -> float:
-    outside = max(0, page.bounds[0] - box[0]) + max(0, box[2] - page.bounds[2])
-    outside += max(0, page.bounds[1] - box[1]) + max(0, box[3] - page.bounds[3])
-    crowd = sum(_overlap(box, other) for other in page.labels) * 3 + sum(_overlap(box, other) for other in page.markers) * 2
-    return 50 * outside + crowd + 2 * sum(_overlap(box, other) for other in page.whiskers)
+def _cost(box: Box, occupied: _Occupied) -> float:
+    outside = max(0, occupied.bounds[0] - box[0]) + max(0, box[2] - occupied.bounds[2])
+    outside += max(0, occupied.bounds[1] - box[1]) + max(0, box[3] - occupied.bounds[3])
+    crowd = sum(_overlap(box, other) for other in occupied.labels) * 3 + sum(_overlap(box, other) for other in occupied.markers) * 2
+    return 50 * outside + crowd + 2 * sum(_overlap(box, other) for other in occupied.whiskers)
 
 
 def _overlap(a: Box, b: Box) -> float:

@@ -1,1 +1,1 @@
-"""The sections of the page, one subject a file: figures of the report turned into strings and positions for the templates."""
+"""The sections of the page, one file each: they turn figures of the report into strings and positions for the templates."""

@@ -1,15 +1,13 @@
-"""What the report prints of accuracy and latency: the plots, the ledger, the latency tables, the server.
+"""Accuracy and latency in the report: the plots, accuracy by backend, latency tables and the Triton load tests.
 
-Each function turns a completed report (`compress.report.page.complete`) into strings and positions for the template. A figure stands beside
-another only where both were measured on the same artifact.
+Each function turns a completed report (`compress.report.page.complete`) into strings and positions for the template. Two figures share a
+point or a row only if both were measured on the same artifact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import numpy as np
 
 from compress.core.engines import ENGINES, REFERENCE
 from compress.report import goals, phrases
@@ -18,14 +16,16 @@ from compress.report.goals import FLOATS
 from compress.report.phrases import NO_REASON, engine_name
 from compress.report.view import Report, View
 
-HOPS = (*ENGINES, "triton")
+NUM_QUANTILES = 21
+"""0, 5, ... 100 %, see `compress.measure.latency`."""
+BACKENDS = (*ENGINES, "triton")
 
 
 # Accuracy against latency
 
 
 def plots(report: Report) -> list[View]:
-    """Returns for each shape the plot of the metric against latency, wide and narrow, and its legend."""
+    """Returns for each shape its plot of the metric against latency (one for wide, one for narrow screens) and its legend."""
     metric, views = report["metric"]["name"], []
     for shape in _shapes(report):
         points = _points(report, shape)
@@ -34,7 +34,7 @@ def plots(report: Report) -> list[View]:
             higher = report["metric"].get("higher_is_better") is not False
             wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
             narrow = scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
-            engines = [engine for engine in HOPS if any(point.engine == engine for point in points)]
+            engines = [engine for engine in BACKENDS if any(point.engine == engine for point in points)]
             legend = [{"name": engine_name(engine), "outline": scatter.marker(engine, 8, 8)} for engine in engines]
             views.append({"title": phrases.place(goals.shape_name(shape)), "wide": wide, "narrow": narrow, "legend": legend})
     return views
@@ -46,7 +46,7 @@ def _shapes(report: Report) -> list[goals.Shape]:
 
 
 def _points(report: Report, shape: goals.Shape) -> list[scatter.Point]:
-    """Returns the configurations of one shape whose latency and accuracy were both measured, each in its recommended mode."""
+    """Returns the configurations of one shape with both a measured latency and a measured accuracy, each in its recommended mode."""
     points: list[scatter.Point] = []
     seen: set[tuple[Any, ...]] = set()
     for variant in report["variants"]:
@@ -65,7 +65,7 @@ def _points(report: Report, shape: goals.Shape) -> list[scatter.Point]:
 
 
 def _accuracy_of(row: Report, variant: Report) -> Report:
-    """Returns the accuracy of exactly what was timed: its own cell, or the hop's where the variant has one precision there."""
+    """Returns the accuracy of exactly the timed configuration: its own, or that of the backend if the precisions agree."""
     own = row.get("accuracy")
     if own:
         return dict(own)
@@ -78,14 +78,14 @@ def _accuracy_of(row: Report, variant: Report) -> Report:
 
 def _point(report: Report, variant: Report, row: Report, cell: Report) -> scatter.Point:
     metric, served = report["metric"]["name"], row.get("engine") == goals.first_engine(report) and variant is goals.last_variant(report)
-    name = f"{variant.get('id')} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
+    name = f"{variant.get('id')} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     title = f"{name}: {phrases.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
     title += f", p50 {phrases.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
     reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == (REFERENCE, "fp32")
     quantized = row.get("precision") not in FLOATS or not goals.is_quantized(variant)
     role = "served" if served and quantized else "reference" if reference else "other"
-    label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
+    label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
     return scatter.Point(row["p50_ms"], cell["value"], cell.get("low"), cell.get("high"), label, title, str(row.get("engine")), role)
 
 
@@ -96,21 +96,21 @@ def _short(name: str, most: int = 18) -> str:
 def _mode(row: Report) -> str:
     parts = [
         row.get("mode"),
-        f"rest {row['float_precision']}" if row.get("float_precision") not in (None, row.get("precision")) else None,
+        f"float layers {row['float_precision']}" if row.get("float_precision") not in (None, row.get("precision")) else None,
         row.get("device"),
     ]
     parts += [f"{row['threads']} threads"] if row.get("threads") else []
-    return ", ".join(str(part) for part in parts if part) or "mode unknown"
+    return ", ".join(str(part) for part in parts if part) or "unknown mode"
 
 
-# The ledger
+# Accuracy by backend
 
 
 def ledger(report: Report) -> View:
-    """Returns the primary metric of every variant at every hop: `rows` of cells, and for each column the reason that all of it shares."""
+    """Returns the primary metric of every variant in every backend: `rows` of cells, and the reason that all cells of a column share."""
     metric, variants = report["metric"]["name"], report["variants"]
-    found = [hop for variant in variants for hop in variant["accuracy"]]
-    hops = [*HOPS, *dict.fromkeys(hop for hop in found if hop not in HOPS)]
+    found = [backend for variant in variants for backend in variant["accuracy"]]
+    backends = [*BACKENDS, *dict.fromkeys(backend for backend in found if backend not in BACKENDS)]
     ends = [
         cell[key]
         for variant in variants
@@ -124,12 +124,12 @@ def ledger(report: Report) -> View:
         {
             "id": variant.get("id"),
             "note": _variant_note(report, variant),
-            "cells": [_cell(variant, hop, metric, scale, reference.get("value")) for hop in hops],
+            "cells": [_cell(variant, backend, metric, scale, reference.get("value")) for backend in backends],
         }
         for variant in variants
     ]
-    merged = [_merge([row["cells"][index] for row in rows]) for index in range(len(hops))]
-    return {"hops": [engine_name(hop) for hop in hops], "rows": rows, "merged": merged, "flips": report.get("flips")}
+    merged = [_merge([row["cells"][index] for row in rows]) for index in range(len(backends))]
+    return {"backends": [engine_name(backend) for backend in backends], "rows": rows, "merged": merged, "flips": report.get("flips")}
 
 
 def _variant_note(report: Report, variant: Report) -> str:
@@ -137,8 +137,8 @@ def _variant_note(report: Report, variant: Report) -> str:
     return "baseline" if variant is goals.baseline(report) else stages if stages != variant.get("id") else ""
 
 
-def _cell(variant: Report, hop: str, metric: str | None, scale: tuple[float, float], reference: float | None) -> View:
-    cell, drop = variant["accuracy"].get(hop) or {}, variant["drops"].get(hop) or {}
+def _cell(variant: Report, backend: str, metric: str | None, scale: tuple[float, float], reference: float | None) -> View:
+    cell, drop = variant["accuracy"].get(backend) or {}, variant["drops"].get(backend) or {}
     if cell.get("value") is None:
         return {"known": False, "reason": cell.get("reason") or "not part of this run"}
     spread, changed = phrases.interval(cell.get("low"), cell.get("high"), metric), phrases.change(drop.get("difference"), metric)
@@ -160,22 +160,22 @@ def _cell(variant: Report, hop: str, metric: str | None, scale: tuple[float, flo
 
 
 def _merge(cells: Sequence[View]) -> str | None:
-    """Returns the reason that a whole column shares, so that it is printed once."""
+    """Returns the reason that all cells of a column share, so that it is printed once; else None."""
     reasons = {None if cell["known"] else str(cell["reason"]) for cell in cells}
     return reasons.pop() if len(reasons) == 1 and len(cells) > 1 else None
 
 
 def other_metrics(report: Report) -> View:
-    """Returns the metrics beside the primary one: rows are variant and hop."""
+    """Returns the secondary metrics, one row for each variant and backend."""
     lines: list[tuple[str, str, Report]] = []
     for variant in report["variants"]:
-        nested = {hop: figures for hop, figures in variant["metrics"].items() if isinstance(figures, Mapping)}
+        nested = {backend: figures for backend, figures in variant["metrics"].items() if isinstance(figures, Mapping)}
         flat = {name: value for name, value in variant["metrics"].items() if not isinstance(value, Mapping)}
-        lines += [(str(variant.get("id")), hop, figures) for hop, figures in ({REFERENCE: flat} if flat else nested).items()]
+        lines += [(str(variant.get("id")), backend, figures) for backend, figures in ({REFERENCE: flat} if flat else nested).items()]
     names = [name for name in dict.fromkeys(name for *_, figures in lines for name in figures) if name != report["metric"]["name"]]
     rows = [
-        {"id": id_, "hop": engine_name(hop), "texts": [phrases.figure(figures.get(name), name) for name in names]}
-        for id_, hop, figures in lines
+        {"id": id_, "backend": engine_name(backend), "texts": [phrases.figure(figures.get(name), name) for name in names]}
+        for id_, backend, figures in lines
     ]
     return {"names": names, "rows": rows if names else []}
 
@@ -184,7 +184,7 @@ def other_metrics(report: Report) -> View:
 
 
 def latency(report: Report) -> list[View]:
-    """Returns for each shape a table of what was timed, with the spread of the samples around their median."""
+    """Returns for each shape a table of its timings, with the spread of the samples around their median."""
     return [_shape_table(report, shape) for shape in _shapes(report)]
 
 
@@ -198,13 +198,12 @@ def _shape_table(report: Report, shape: goals.Shape) -> View:
 
 
 def _samples(row: Report) -> list[float]:
-    """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in milliseconds, or median and 90 % where the samples are not known."""
+    """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in ms; if they are unknown, the median four times and the p90."""
     if not row.get("p50_ms"):
         return []
-    samples = [float(sample) for sample in row.get("samples_ms") or () if sample is not None]
-    if samples:
-        low, left, right, high = np.quantile(samples, (0.05, 0.25, 0.75, 0.95)).tolist()
-        return [low, left, row["p50_ms"], right, high]
+    quantiles: list[Any] = row.get("quantiles_ms") or []
+    if len(quantiles) == NUM_QUANTILES and None not in quantiles:
+        return [quantiles[1], quantiles[5], row["p50_ms"], quantiles[15], quantiles[19]]
     return [*[row["p50_ms"]] * 4, row.get("p90_ms") or row["p50_ms"]]
 
 
@@ -216,7 +215,7 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
     return {
         "id": variant.get("id"),
         "engine": engine_name(row.get("engine")),
-        "precision": row.get("precision") or "of unknown precision",
+        "precision": row.get("precision") or "unknown precision",
         "mode": _mode(row),
         "known": bool(row.get("p50_ms")),
         "reason": row.get("reason") or NO_REASON,
@@ -234,13 +233,13 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
 
 
 def _strip(row: Report, scale: tuple[float, float]) -> View | None:
-    """Returns a distribution relative to its median, as positions in percent of `scale`."""
+    """Returns the quantiles of the samples relative to their median, as positions in percent of `scale`."""
     places = [scatter.position(value / row["p50_ms"], *scale) for value in _samples(row)]
     return dict(zip(("low", "left", "middle", "right", "high"), places, strict=True)) if places else None
 
 
 def served(report: Report) -> View:
-    """Returns the load tests of the models behind Triton, or the reason why there are none."""
+    """Returns the load tests of the models in Triton, or the reason why there are none."""
     models = [
         {
             "model": model.get("model") or "unnamed model",
@@ -255,7 +254,7 @@ def served(report: Report) -> View:
                 }
                 for row in model.get("latency") or ()
             ],
-            "reason": model.get("reason") or "no load was put on the server",
+            "reason": model.get("reason") or "no load test was run",
         }
         for model in report["triton"].get("models") or ()
     ]

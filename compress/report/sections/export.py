@@ -1,4 +1,4 @@
-"""What the report prints of the stage `export`: which layers run in int8, and where an engine parts from torch."""
+"""The stage `export` in the report: which layers run in int8, and how far each engine differs from torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ MANY_LAYERS = 60
 
 
 def layers(report: Report) -> list[View]:
-    """Returns for each int8 variant its layers, and the share of its multiply-accumulates that the engine runs in int8."""
+    """Returns for each quantized variant its layers and the share of its multiply-accumulates that the engine runs in int8."""
     return [_layer_chart(variant) for variant in report["variants"] if variant.get("int8_share") or goals.is_quantized(variant)]
 
 
@@ -41,7 +41,7 @@ def _layer_chart(variant: Report) -> View:
 
 
 def parity(report: Report) -> list[View]:
-    """Returns for each engine that was compared with torch where and how far the two differ."""
+    """Returns for each engine that was compared with torch how far, and from which layer on, the two differ."""
     views = []
     for variant in report["variants"]:
         found = variant.get("parity")
@@ -68,5 +68,5 @@ def parity(report: Report) -> list[View]:
 
 
 def _diverges(layer: Report) -> bool:
-    """Whether a layer has codes that differ for no reason, or sums that are wrong."""
+    """Whether a layer has more differing codes than rounding explains, or wrong integer sums."""
     return (layer.get("different") or 0) > (layer.get("allowed") or 0) or (layer.get("wrong_sums") or 0) > 0

@@ -1,6 +1,6 @@
-"""What the report prints of the stage `prune`: what is left, what it costs, how it was chosen, trained and timed.
+"""The stage `prune` in the report: what was kept, its cost, and how it was chosen, trained and timed.
 
-Each function turns figures of the manifest into strings and positions for the template; what a manifest does not tell is left out.
+Each function turns figures of the manifest into strings and positions for the template; a figure that the manifest lacks is skipped.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 from compress.report import phrases
 from compress.report.charts.lines import LineChart, Series, line_chart
+from compress.report.goals import shape_name
 from compress.report.view import View
 
 Figures = Mapping[str, Any]
@@ -48,14 +49,14 @@ def _settings(figures: Figures) -> list[tuple[str, str]]:
     return [
         ("method", str(figures.get("method"))),
         (
-            "taken away",
+            "removed",
             phrases.NOT_MEASURED if taken is None else f"{100 * taken:.1f} % of the {UNITS.get(str(figures.get('measure')), 'blocks')}",
         ),
     ]
 
 
 def _blocks(figures: Figures) -> list[View]:
-    """Returns for each block of the model that came in what is left of its heads, neurons and experts."""
+    """Returns for each block of the unpruned model how many of its heads, neurons and experts were kept."""
     before, after = figures["before"], figures["after"]
     place = {block: number for number, block in enumerate(figures.get("layers") or range(len(before["heads"])))}
     shown = [what for what in NAMES if any(before.get(what) or ())]
@@ -80,7 +81,7 @@ def _blocks(figures: Figures) -> list[View]:
 
 
 def _loads(figures: Figures) -> list[View]:
-    """Returns for each block with experts how much each of them has to do, before and after; heights are shares of the busiest one."""
+    """Returns the load of each expert before and after, by block; heights are relative to the busiest expert of the block."""
     routed = figures.get("loads") or {}
     before, after = routed.get("before") or [], routed.get("after") or []
     place = {block: number for number, block in enumerate(figures.get("layers") or range(len(before)))}
@@ -100,7 +101,7 @@ def _loads(figures: Figures) -> list[View]:
 
 
 def _whole(figures: Figures) -> list[str]:
-    """Returns what of the whole model became smaller, in words."""
+    """Returns the model-wide dimensions that shrank, as text."""
     before, after = figures["before"], figures["after"]
     names = {"hidden": "channels of the residual stream", "vocabulary": "tokens of the vocabulary"}
     return [f"{after[key]:,} of {before[key]:,} {name}" for key, name in names.items() if after.get(key) != before.get(key)]
@@ -118,7 +119,7 @@ def _costs(figures: Figures) -> list[View]:
 
 
 def _scans(scan: Figures, curve: str, start: float | None) -> list[LineChart]:
-    """Returns a chart for each component: distances or metrics, from `start`, against the share that is gone, a line for each block."""
+    """Returns a chart for each component: distance or metric, from `start`, against the removed share, one line for each block."""
     charts = []
     for what, name in NAMES.items():
         series = [
@@ -130,7 +131,7 @@ def _scans(scan: Figures, curve: str, start: float | None) -> list[LineChart]:
             for entry in scan.get("layers") or ()
             if entry.get("what") == what and entry.get(curve)
         ]
-        charts.append(line_chart(name, f"share of the {name} of one block that is gone", series, lambda share: f"{100 * share:.0f} %"))
+        charts.append(line_chart(name, f"removed share of the {name} of one block", series, lambda share: f"{100 * share:.0f} %"))
     return [chart for chart in charts if chart is not None]
 
 
@@ -140,7 +141,7 @@ def _block_of(name: str) -> str:
 
 
 def _step(number: int, step: Figures) -> list[View]:
-    """Returns the rows of one iteration: its masks, where they were learned, and its recovery."""
+    """Returns the rows of one iteration: training of the masks, if they were learned, and recovery."""
     rows = []
     for what, history in (("masks", step.get("learned") or {}), ("recovery", step)):
         losses, looks = history.get("losses") or (), history.get("selection") or ()
@@ -148,7 +149,7 @@ def _step(number: int, step: Figures) -> list[View]:
             kept = next(
                 (look["value"] for look in looks if look["step"] == history.get("best_step")), looks[-1]["value"] if looks else None
             )
-            share = 1 - history["sparsity"] if what == "masks" and "sparsity" in history else step.get("share")  # by the gates alone
+            share = 1 - history["sparsity"] if what == "masks" and "sparsity" in history else step.get("share")  # of the gates alone
             rows.append(
                 {
                     "name": f"{number}, {what}",
@@ -164,44 +165,44 @@ def _step(number: int, step: Figures) -> list[View]:
     return rows
 
 
-def _latency(told: Figures) -> View | None:
-    """Returns the table that was measured as charts, and what was predicted and measured of the models."""
-    if not told:
+def _latency(latency: Figures) -> View | None:
+    """Returns the measured latency table as charts, and the predicted and measured latency of each model."""
+    if not latency:
         return None
     charts = [
         line_chart(
-            f"ms that {NAMES[what]} add to a block",
+            "added latency of a block, ms",
             f"{NAMES[what]} of the block{' (groups that share keys and values)' if what == 'heads' else ''}",
-            [Series("", f"{NAMES[what]} of a block", list(zip(told[what]["counts"], told[what]["ms"], strict=True)))],
+            [Series("", f"{NAMES[what]} of a block", list(zip(latency[what]["counts"], latency[what]["ms"], strict=True)))],
         )
         for what in ("heads", "ffn")
     ]
-    place = phrases.place(f"{told['engine']} {told['precision']}, {told['batch']}" + (f" x {told['sequence']}" if told["sequence"] else ""))
-    rounds: Sequence[Figures] = told.get("rounds") or ()
-    rows = [("before", told.get("before") or {}, False)]
+    place = phrases.place(f"{latency['engine']} {latency['precision']}, " + shape_name((latency["batch"], latency["sequence"])))
+    rounds: Sequence[Figures] = latency.get("rounds") or ()
+    rows = [("before", latency.get("before") or {}, False)]
     rows += [
-        (f"after, round {number}" if len(rounds) > 1 else "after", entry, entry == told.get("after"))
+        (f"after, round {number}" if len(rounds) > 1 else "after", entry, entry == latency.get("after"))
         for number, entry in enumerate(rounds, 1)
     ]
     return {
         "place": place,
         "charts": [chart for chart in charts if chart is not None],
-        "rest": phrases.milliseconds(told["rest_ms"]),
-        "block": phrases.milliseconds(told["block_ms"]),
-        "asked": None if told.get("asked_ms") is None else phrases.milliseconds(told["asked_ms"]),
-        "rows": [_timed(name, entry, kept, told.get("asked_ms")) for name, entry, kept in rows if entry],
+        "rest": phrases.milliseconds(latency["rest_ms"]),
+        "block": phrases.milliseconds(latency["block_ms"]),
+        "target": None if latency.get("asked_ms") is None else phrases.milliseconds(latency["asked_ms"]),
+        "rows": [_timed(name, entry, kept, latency.get("asked_ms")) for name, entry, kept in rows if entry],
     }
 
 
-def _timed(name: str, entry: Figures, kept: bool, asked: float | None) -> View:
+def _timed(name: str, entry: Figures, kept: bool, target_ms: float | None) -> View:
     predicted, measured = entry["predicted_ms"], entry["measured_ms"]
-    beside = "" if asked is None or name == "before" else f"{100 * (measured / asked - 1):+.1f} %".replace("-", phrases.MINUS)
+    against = "" if target_ms is None or name == "before" else f"{100 * (measured / target_ms - 1):+.1f} %".replace("-", phrases.MINUS)
     return {
         "name": name,
         "kept": kept,
         "predicted": phrases.milliseconds(predicted),
         "measured": phrases.milliseconds(measured),
         "error": f"{100 * (predicted / measured - 1):+.1f} %".replace("-", phrases.MINUS),
-        "beside": beside,
+        "against_target": against,
         "speedup": phrases.ratio(entry["speedup"]) if entry.get("speedup") else "",
     }

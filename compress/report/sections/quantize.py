@@ -1,4 +1,4 @@
-"""What the report prints of the stage `quantize`: its settings, what each layer costs, and what was tried."""
+"""The stage `quantize` in the report: its settings, the sensitivity of each layer, and the attempts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compress.report.view import Report, View, is_scalar, plain
 
 
 def quantization(report: Report) -> list[View]:
-    """Returns for each quantized variant its settings and, where they were measured, its layers from the most sensitive on."""
+    """Returns for each quantized variant its settings and, if measured, its layers, the most sensitive first."""
     views = []
     for variant in report["variants"]:
         found = variant.get("quantization")
@@ -32,7 +32,7 @@ def quantization(report: Report) -> list[View]:
 
 
 def _scan(layers: list[Any]) -> list[View]:
-    """Returns what every layer costs in int8, in the order of the scan: what float would win back, and what its parts cost alone."""
+    """Returns the error that each layer causes in int8, in scan order: the gain of keeping it in float, and its error alone and by part."""
     top = max((abs(layer["gain"]) for layer in layers), default=0) or 1
     return [
         {
@@ -45,7 +45,7 @@ def _scan(layers: list[Any]) -> list[View]:
 
 
 def _attempts(attempts: list[Any]) -> list[View]:
-    """Returns what was tried before the variant was chosen: name, figure, price, and whether it was kept."""
+    """Returns the attempts that preceded the choice: name, error, seconds, and whether it was chosen."""
     return [
         {
             "name": attempt.get("name") or "unnamed",
@@ -58,7 +58,7 @@ def _attempts(attempts: list[Any]) -> list[View]:
 
 
 def _sensitivities(layers: Any) -> list[View]:
-    """Returns the signal-to-noise ratio of every layer's input codes, the smallest first; layers without one are left out."""
+    """Returns the signal-to-quantization-noise ratio of each layer, lowest input ratio first; layers without one are skipped."""
     items = layers if isinstance(layers, list) else []
     known = sorted((item for item in items if item.get("input_sqnr_db") is not None), key=lambda item: float(item["input_sqnr_db"]))
     top = max((item["input_sqnr_db"] for item in known), default=0) or 1

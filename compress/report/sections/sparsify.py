@@ -1,6 +1,6 @@
-"""What the report prints of the stage `sparsify`: how many zeros each layer has, and what the penalty of lasso did to its groups.
+"""The stage `sparsify` in the report: the zeros of each layer, and the effect of the group-lasso penalty on its groups.
 
-Each function turns figures of the manifest into strings and positions for the template; what a manifest does not tell is left out.
+Each function turns figures of the manifest into strings and positions for the template; a figure that the manifest lacks is skipped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Figures = Mapping[str, Any]
 
 
 def sparsity(report: Figures) -> list[View]:
-    """Returns a view for each variant that was given zeros."""
+    """Returns a view for each sparsified variant."""
     found = [(variant.get("id"), variant.get("sparsity")) for variant in report["variants"]]
     return [_view(str(name), figures) for name, figures in found if isinstance(figures, Mapping) and figures.get("layers")]
 
@@ -32,15 +32,15 @@ def _view(name: str, figures: Figures) -> View:
 
 
 def _settings(figures: Figures) -> list[tuple[str, str]]:
-    unread = figures.get("unread") or {}
+    unused = figures.get("unread") or {}
     settings = [
         ("method", str(figures.get("method"))),
         ("pattern", str(figures.get("pattern"))),
-        ("weights that are 0", _share(figures.get("sparsity"))),
-        ("asked for", _share(figures.get("asked"))),
+        ("zero weights", _share(figures.get("sparsity"))),
+        ("target", _share(figures.get("asked"))),
     ]
-    if unread.get("heads") is not None:
-        settings.append(("read by nobody", f"{unread['heads']} heads, {unread['neurons']} neurons"))
+    if unused.get("heads") is not None:
+        settings.append(("without effect", f"{unused['heads']} heads, {unused['neurons']} neurons"))
     return settings
 
 
@@ -57,7 +57,7 @@ def _layer(row: Figures) -> View:
 
 
 def _groups(groups: Figures) -> list[View]:
-    """Returns for each layer the quantiles of its groups, before and after the penalty."""
+    """Returns for each layer the quantiles of its group sizes, before and after training with the penalty."""
     before, after = groups.get("before") or {}, groups.get("after") or {}
     return [
         {"name": name, "before": [f"{value:.2g}" for value in before[name]], "after": [f"{value:.2g}" for value in after[name]]}

@@ -64,10 +64,10 @@ def test_drop_is_the_baseline_in_torch_minus_triton() -> None:
 
 
 @pytest.mark.parametrize(("gone", "at", "value"), [(("triton",), "openvino", 0.006), (("triton", "openvino"), "torch", 0.005)])
-def test_drop_is_taken_at_the_last_hop_that_ran(gone: tuple[str, ...], at: str, value: float) -> None:
+def test_drop_is_taken_in_the_last_backend_that_ran(gone: tuple[str, ...], at: str, value: float) -> None:
     report = make_report()
-    for hop in gone:
-        report["variants"][1]["accuracy"][hop] = {"value": None, "reason": "did not run"}
+    for backend in gone:
+        report["variants"][1]["accuracy"][backend] = {"value": None, "reason": "did not run"}
     goal = judged({"max_drop": 0.01}, report, "max_drop")
     assert (goal["at"], goal["value"]) == (at, pytest.approx(value))
 
@@ -145,7 +145,7 @@ def test_an_unmeasured_p99_says_how_many_samples_there_are() -> None:
     report = make_report()
     report["variants"][1]["latency"][0] |= {"p99_ms": None, "n": 31}
     asked = {"percentile": 99, "batch": 1, "sequence": 32, "value": 2.0}
-    assert judged({"max_latency_ms": [asked]}, report, "max_latency_ms")["reason"] == "31 samples are too few for p99"
+    assert judged({"max_latency_ms": [asked]}, report, "max_latency_ms")["reason"] == "31 samples are too few for a p99"
 
 
 def test_size_and_throughput() -> None:

@@ -126,7 +126,7 @@ def test_equal_seeds_give_equal_intervals() -> None:
 
 @pytest.mark.parametrize("rows", [0, 3])
 def test_rows_that_do_not_match_are_refused(rows: int) -> None:
-    with pytest.raises(ValueError, match="equal numbers of rows"):
+    with pytest.raises(ValueError, match="same number of rows"):
         intervals.paired(METRICS["accuracy"], np.zeros((rows, 2)), np.zeros((rows, 2)), np.zeros(2 * rows, np.int64))
 
 

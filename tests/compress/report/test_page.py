@@ -64,8 +64,8 @@ def timing(engine: str, precision: str, batch: int, p50: float, **more: Any) -> 
     mode = "eager" if engine == "torch" else "static"
     fields = {"engine": engine, "mode": mode, "precision": precision, "float_precision": "fp32", "device": "cpu", "threads": 2}
     figures = {"batch": batch, "sequence": 128, "p50_ms": p50, "p90_ms": p50 * 1.07, "p99_ms": p50 * 1.31, "n": 200}
-    samples = [p50 * (0.9 + 0.001 * step) for step in range(201)]
-    return fields | figures | {"throughput_per_s": 1000 * batch / p50, "samples_ms": samples} | more
+    quantiles = [p50 * (0.9 + 0.01 * step) for step in range(21)]
+    return fields | figures | {"throughput_per_s": 1000 * batch / p50, "quantiles_ms": quantiles} | more
 
 
 def make_report() -> dict[str, Any]:
@@ -168,9 +168,9 @@ def test_every_figure_appears() -> None:
         *("23.4 MB", "91.1 MB", "3.89\u00d7 smaller", "22.7 M", "1.36 G"),
         *("99.9 %", "94.1 %", "encoder.0.query", "90.0 %", "1 of 2 GEMMs in int8", "34.6 / 41.2 dB"),
         *("0.0123", "0.456", "7 of 49,152 codes differ", "first to diverge: encoder.0.query"),
-        *("1 min 1 s", "1 h 2 min", "taken from cache", "AMD EPYC", "16.7 GB", "2.13.0+cpu"),
+        *("1 min 1 s", "1 h 2 min", "cache", "AMD EPYC", "16.7 GB", "2.13.0+cpu"),
         *("the frequency governor is 'powersave'", "compress verify runs/sst2-minilm --live", "- quantize: {}", "91.31 %", "0.8214"),
-        *("no NVIDIA GPU on this machine", "this variant is not in the model repository", "22 changed answers"),
+        *("no NVIDIA GPU on this machine", "this variant is not in the model repository", "22 predictions that changed"),
     ]
     assert [piece for piece in expected if piece not in text] == []
 
@@ -179,8 +179,8 @@ def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_miss
     report = complete(make_report())
     sentence = "".join(piece for piece, _ in phrases.verdict(report)).replace("\u00a0", " ")
     assert sentence == (
-        "The int8 model from stage quantize on OpenVINO answers at least 8.30\u00d7 faster than the baseline in torch, "
-        "is 3.89\u00d7 smaller and loses 0.46 points of accuracy in Triton (95 % interval of the change \u22121.26 to +0.34)."
+        "The int8 model of stage quantize is at least 8.30\u00d7 faster on OpenVINO than the baseline in torch, 3.89\u00d7 smaller, "
+        "and loses 0.46 points of accuracy (measured in Triton; 95 % interval of the change \u22121.26 to +0.34)."
     )
     assert phrases.goals_sentence(report["goals"]) == "1 of 4 goals missed, 2 met, 1 could not be judged"
     text = Page(render(report)).text
@@ -331,7 +331,7 @@ def test_labels_of_neighbours_do_not_overlap() -> None:
         (phrases.change(0.0123, "perplexity"), "+1.23\u00a0%"),
         (phrases.change(-0.0123, "perplexity"), "\u22121.23\u00a0%"),
         (phrases.change_interval(-0.0034, 0.0126, "perplexity"), "\u22120.34 to +1.26\u00a0%"),
-        (phrases.goal_name({"goal": "max_drop", "limit": 0.02}, "perplexity"), "Raise perplexity by at most 2.00\u00a0%"),
+        (phrases.goal_name({"goal": "max_drop", "limit": 0.02}, "perplexity"), "Perplexity increase of at most 2.00\u00a0%"),
         (phrases.goal_value({"goal": "max_drop", "value": 0.013}, "perplexity"), "+1.30\u00a0%"),
         (phrases.duration(59.94), "59.9\u00a0s"),
         (phrases.duration(3599.9), "59\u00a0min 59\u00a0s"),
@@ -367,22 +367,22 @@ def test_sensitivity_and_attempts_are_shown() -> None:
         "encoder.1.output: alone"
     )
     assert '<td class="number">3.0 s</td><td></td>' in page
-    assert '<td class="number">0.001</td><td class="number">not measured</td><td>kept</td>' in page
+    assert '<td class="number">0.001</td><td class="number">not measured</td><td>chosen</td>' in page
 
 
 @pytest.mark.parametrize(("last", "words"), [(20.5, "raises perplexity by"), (19.5, "lowers perplexity by"), (20.0001, "leaves")])
 def test_a_report_of_perplexity_says_what_is_better(last: float, words: str) -> None:
     report = make_report() | {"metric": {"name": "perplexity", "higher_is_better": False}, "task": "text-generation"}
     for variant, value in zip(report["variants"], (20.0, last), strict=True):
-        for hop, found in variant["accuracy"].items():
+        for backend, found in variant["accuracy"].items():
             if found["value"] is not None:
-                variant["accuracy"][hop] = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 43222}
+                variant["accuracy"][backend] = {"value": value, "low": value - 0.1, "high": value + 0.1, "n": 43222}
     report["variants"][1]["drops"]["triton"] |= {"difference": last / 20 - 1, "low": last / 20 - 1.01, "high": last / 20 - 0.99}
     report["goals"] = goals.judge({"max_drop": 0.02}, report)
     page = render(report)
     assert words in page
     assert "Lower is better" in page
-    assert "lower perplexity stands higher" in page
+    assert "lower perplexity is higher up" in page
     assert "n tokens" in page
     assert "Median |dnll|" in page
     assert "Upper left is better" in page

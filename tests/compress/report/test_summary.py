@@ -90,7 +90,7 @@ def test_a_report_has_typed_values(report: Report) -> None:
     assert list(report.variants) == ["baseline", "quantize"]
     assert (report.baseline.id, report.last.id, report.last.stages) == ("baseline", "quantize", ("baseline", "quantize"))
     cell = report.last.accuracy["triton"]
-    assert (cell.variant, cell.hop, cell.value, cell.n, cell.low) == ("quantize", "triton", 0.893, 1000, None)
+    assert (cell.variant, cell.backend, cell.value, cell.n, cell.low) == ("quantize", "triton", 0.893, 1000, None)
     assert report.baseline.accuracy["triton"].reason == "this variant is not in the model repository"
     assert report.speedup == 8.0
     assert report.drop == pytest.approx(0.007)

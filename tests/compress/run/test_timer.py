@@ -73,7 +73,7 @@ def test_int8_is_what_the_recipe_quantizes_to(context: Context, tmp_path: Path) 
 def test_an_engine_that_does_not_run_here_is_said(context: Context, tmp_path: Path) -> None:
     timer = Timer(context, Quantize(scheme="fp8"), Export())
     fp8 = timer._quantized(sentiment.checkpoint(), tmp_path / "fp8")
-    with pytest.raises(InputError, match=r"target.engines: openvino given first, in which nothing can be timed here: OpenVINO on a CPU"):
+    with pytest.raises(InputError, match=r"target.engines: the first engine, openvino, cannot be timed here: OpenVINO on a CPU"):
         timer._engine(fp8, tmp_path)
 
 

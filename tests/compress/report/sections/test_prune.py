@@ -100,10 +100,10 @@ def test_iterations_tell_of_masks_and_of_recovery() -> None:
 
 def test_predicted_and_measured_stand_side_by_side() -> None:
     told = view()["latency"]
-    assert told["asked"] == "2.00"
+    assert told["target"] == "2.00"
     rows = {row["name"]: row for row in told["rows"]}
-    assert (rows["before"]["error"], rows["before"]["beside"]) == ("+10.0 %", "")
-    assert (rows["after, round 1"]["measured"], rows["after, round 1"]["beside"], rows["after, round 1"]["kept"]) == (
+    assert (rows["before"]["error"], rows["before"]["against_target"]) == ("+10.0 %", "")
+    assert (rows["after, round 1"]["measured"], rows["after, round 1"]["against_target"], rows["after, round 1"]["kept"]) == (
         "2.50",
         "+25.0 %",
         False,
@@ -136,8 +136,8 @@ def test_the_page_holds_it_whatever_is_missing(left_out: str) -> None:
     assert "pruned one" in page
     assert ("KL of the logits, nats, on 128 rows" in page) == (left_out != "sensitivity")
     assert ("accuracy on the same rows" in page) == (left_out != "sensitivity")
-    assert ("asked for: 2.00 ms" in page) == (left_out != "latency")
-    assert ("taken out" in page) == (left_out != "layers")
+    assert ("target: 2.00 ms" in page) == (left_out != "latency")
+    assert ("removed</span></td>" in page) == (left_out != "layers")
 
 
 def test_a_run_without_pruning_has_no_section() -> None:

@@ -27,8 +27,8 @@ def test_each_layer_says_how_many_zeros_it_has() -> None:
     assert view["layers"] == [
         {"name": "encoder.layer.0.output.dense", "share": "25.0 %", "width": 25.0, "blocks": "", "outputs": 3, "inputs": 0}
     ]
-    assert ("weights that are 0", "25.0 %") in view["settings"]
-    assert ("read by nobody", "1 heads, 7 neurons") in view["settings"]
+    assert ("zero weights", "25.0 %") in view["settings"]
+    assert ("without effect", "1 heads, 7 neurons") in view["settings"]
     assert view["groups"] == []
 
 
@@ -69,5 +69,5 @@ def test_the_page_has_the_section_where_there_are_zeros() -> None:
     assert '<section id="sparsity">' in page
     assert "No speed is claimed." in page
     assert "encoder.layer.0.output.dense" in page
-    assert "Sizes of the groups before and after" in page
+    assert "Root mean square of the weight groups before and after" in page
     assert 'id="sparsity"' not in render({"variants": [{"id": "baseline", "sparsity": None}]})

@@ -12,8 +12,8 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run
 from compress.core.next_token import NO_CHOICE
-from compress.report import hops
-from compress.report.hops import Hop, TokenFlips, write_flips
+from compress.report import evaluations
+from compress.report.evaluations import Evaluation, TokenFlips, write_flips
 from tests.compress import tiny_gpt
 
 
@@ -31,8 +31,8 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     data = tiny_gpt.data()
     baseline, quantized, engine = answers({}), answers({(0, 0): 7, (2, 4): 9}), answers({(0, 0): 7})
     rows = [("baseline", "torch", baseline), ("quantize", "torch", quantized), ("quantize", "openvino", engine)]
-    told = [Hop(variant, hop, "", "", logits, data.evaluation.labels, {}) for variant, hop, logits in rows]
-    monkeypatch.setattr(hops, "hops", lambda run: iter(told))
+    found = [Evaluation(variant, backend, "", "", logits, data.evaluation.labels, {}) for variant, backend, logits in rows]
+    monkeypatch.setattr(evaluations, "evaluations", lambda run: iter(found))
     checkpoint = Artifact(tiny_gpt.checkpoint(), {})
     recipe: Any = {"model": {"task": "text-generation"}}
     run = Run(tmp_path, recipe, (), {}, {"baseline": checkpoint, "evaluate-baseline": checkpoint})

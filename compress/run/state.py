@@ -1,4 +1,4 @@
-"""What a run has made so far: the state that the pipeline folds its steps into."""
+"""The state of a run between two steps: the pipeline is a fold of steps over it."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ from compress.stage.stage import Stage, input_named
 
 
 @dataclass(frozen=True)
-class SoFar:
-    """The state between two steps; each step makes a new one."""
+class RunState:
+    """The artifacts of the finished steps; immutable, each step yields a new state."""
 
     parent: Artifact | None = None
-    """What the next step starts from, unless its `input` names another checkpoint."""
+    """Input of the next step, unless its `input` names another checkpoint."""
     macs: int | None = None
-    """Multiply-accumulates of `parent` for one row, by the last evaluation; None before the first."""
+    """Multiply-accumulates of `parent` for one row, from the last evaluation; None before the first."""
     checkpoints: Mapping[str, Artifact] = field(default_factory=dict)
-    """Every variant by the id of its stage, in order; the first is the baseline."""
+    """Every variant by stage id, in order; the first is the baseline."""
     predictions: Mapping[str, Path] = field(default_factory=dict)
-    """The answers of each variant in torch on the evaluation split: a file of `compress.measure.answers.save_predictions`."""
+    """Predictions in torch on the evaluation split by variant: files of `compress.measure.answers.save_predictions`."""
     counted: Mapping[str, int] = field(default_factory=dict)
-    """Multiply-accumulates of each variant that was evaluated."""
+    """Multiply-accumulates of each evaluated variant for one row."""
 
-    def before(self, step: Stage) -> SoFar:
-        """Returns the state that a step starts from: where its `input` names a checkpoint, that one is the parent."""
+    def before(self, step: Stage) -> RunState:
+        """Returns the state that a step starts from; if its `input` names a checkpoint, that one becomes the parent."""
         named = input_named(step)
         if named is None:
             return self
         parent = checkpoint_named(named, self.checkpoints)
         return replace(self, parent=parent, macs=self.counted.get(parent.id))
 
-    def seen_by(self, step: Stage, context: Context) -> Context:
-        """Returns the context of a step: that of the run, with the variants so far and the teachers that the step names."""
+    def context_for(self, step: Stage, context: Context) -> Context:
+        """Returns the context of a step: the context of the run with the variants so far and the teachers of the step."""
         context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions)
         return replace(context, teachers=teachers_of(step, self.parent, context))
 
-    def after(self, step: Stage, made: Artifact, *, variant: bool) -> SoFar:
+    def after(self, step: Stage, made: Artifact, *, variant: bool) -> RunState:
         """Returns the state after a step.
 
         Args:
             step: The step.
             made: Its artifact.
-            variant: Whether that is a row of the report.
+            variant: Whether it is a variant of the report.
         """
         if isinstance(step, Evaluate):
             assert self.parent is not None, "an evaluation is never the first step"

@@ -1,7 +1,7 @@
-"""The ledger: what every variant answers at every hop, from torch through the engines to the running server.
+"""The predictions of every variant in every backend: torch, the engines and the running Triton server.
 
-A hop is one place where a variant was asked the whole evaluation split. The predictions of each lie in the artifact that measured it, in
-row order; this module finds them, lists every row whose answer changed on the way, and keeps 64 golden rows for `verify`.
+Each evaluation covers the whole evaluation split; its artifact stores the predictions in row order. This module loads them, lists every row
+whose prediction changed from one backend to the next, and keeps 64 golden rows for `verify`.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ EXPORTED = "export.json"
 
 
 @dataclass(frozen=True)
-class Hop:
-    """The predictions of one variant at one hop."""
+class Evaluation:
+    """The predictions of one variant in one backend, on the whole evaluation split."""
 
     variant: str
-    hop: str
+    backend: str
     """torch, onnxruntime, openvino, tensorrt or triton."""
     mode: str
     precision: str
     logits: np.ndarray
-    """float32 [n, C], in the order of the evaluation split; for generation the answers [n, T, 2]."""
+    """float32 [n, C], in the order of the evaluation split; for generation [n, T, 2], see `compress.core.next_token`."""
     labels: np.ndarray
     """int64 or float32 [n], or int32 [n, T]."""
     metrics: dict[str, float]
 
 
 def builds(run: Run) -> list[dict[str, Any]]:
-    """Returns the builds of the export stage; empty where the recipe does not export."""
+    """Returns the builds of the export stage; empty if the recipe does not export."""
     exported = run.of_kind("engine")
     if exported is None:
         return []
@@ -57,7 +57,7 @@ def builds(run: Run) -> list[dict[str, Any]]:
 
 
 def main_builds(run: Run) -> dict[str, dict[str, Any]]:
-    """Returns for each exported variant the build that stands for it: int8 where there is one, its float otherwise."""
+    """Returns the build that represents each exported variant: its int8 build if there is one, else its float build."""
     chosen: dict[str, dict[str, Any]] = {}
     for build in builds(run):
         if build["variant"] not in chosen or build["precision"] == "int8":
@@ -66,7 +66,7 @@ def main_builds(run: Run) -> dict[str, dict[str, Any]]:
 
 
 def served(run: Run) -> list[dict[str, Any]]:
-    """Returns the models that were asked through the server; empty where none was."""
+    """Returns the models that were evaluated through the Triton server; empty if none was."""
     repository = run.of_kind("model_repository")
     if repository is None or not (repository.path / SERVED).exists():
         return []
@@ -74,23 +74,23 @@ def served(run: Run) -> list[dict[str, Any]]:
     return list(document["models"])
 
 
-def hops(run: Run) -> Iterator[Hop]:
-    """Yields every hop of every variant, in the order torch, engines, server; of the modes of an engine only the recommended one."""
+def evaluations(run: Run) -> Iterator[Evaluation]:
+    """Yields the evaluations of every variant in the order torch, engines, server; of each engine only its recommended mode."""
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
-        yield _hop(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"evaluate-{name}"].metrics["metrics"])
+        yield _load(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"evaluate-{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
         for engine in recommended(build) if build else []:
             if engine.get("predictions") and build and exported:
                 path = exported.path / engine["predictions"]
-                yield _hop(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
+                yield _load(name, engine["engine"], engine["mode"], build["precision"], path, engine["metrics"])
         for model in served(run):
             if build and (model["variant"], model["precision"]) == (name, build["precision"]) and model.get("predictions") and repository:
-                yield _hop(name, "triton", "", model["precision"], repository.path / model["predictions"], model["metrics"])
+                yield _load(name, "triton", "", model["precision"], repository.path / model["predictions"], model["metrics"])
 
 
 def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns one entry for each engine of a build: its recommended mode, which comes first."""
+    """Returns one entry for each engine of a build: its recommended mode, which is listed first."""
     first: dict[str, dict[str, Any]] = {}
     for engine in build["engines"]:
         if engine["engine"] != REFERENCE:
@@ -99,7 +99,9 @@ def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def write_flips(run: Run, data: Data) -> int:
-    """Writes `flips.jsonl`: a line for each row (token) whose answer differs from the hop before, or from the baseline in torch.
+    """Writes `flips.jsonl`: one line for each row (or token) whose prediction changed.
+
+    Engines are compared with the backend before them, each variant in torch with the baseline in torch.
 
     Returns:
         The number of lines.
@@ -109,9 +111,9 @@ def write_flips(run: Run, data: Data) -> int:
     before: tuple[np.ndarray, str] | None = None
     generates = TASKS[run.recipe["model"]["task"]].answer == "tokens"
     describe = TokenFlips(next(iter(run.variants.values())).path, data) if generates else RowFlips(data)
-    for hop in hops(run):
-        answers = describe.answers(hop.logits)
-        if hop.hop == REFERENCE:
+    for evaluation in evaluations(run):
+        answers = describe.answers(evaluation.logits)
+        if evaluation.backend == REFERENCE:
             reference, origin = (baseline, "baseline torch") if baseline is not None else (answers, "")
             baseline = answers if baseline is None else baseline
         else:
@@ -119,21 +121,21 @@ def write_flips(run: Run, data: Data) -> int:
             reference, origin = before
         for place in np.argwhere(answers != reference):
             at = tuple(place.tolist())
-            told = describe.line(at, int(reference[at]), int(answers[at]), int(hop.labels[at]))
-            lines.append({"row": at[0], "variant": hop.variant, "from": origin, "to": hop.hop, **told})
-        before = (answers, hop.hop)
+            flip = describe.line(at, int(reference[at]), int(answers[at]), int(evaluation.labels[at]))
+            lines.append({"row": at[0], "variant": evaluation.variant, "from": origin, "to": evaluation.backend, **flip})
+        before = (answers, evaluation.backend)
     artifact.write_text(run.folder / "flips.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(lines)
 
 
 def write_golden(run: Run, data: Data) -> None:
-    """Writes `golden.safetensors`: 64 rows and their logits at every hop and from every served model, so that `verify` needs no data."""
+    """Writes `golden.safetensors`: 64 rows with their logits from every backend and served model; `verify` then needs no data set."""
     count = min(GOLDEN_ROWS, len(data.evaluation))
     chosen = np.linspace(0, len(data.evaluation) - 1, count).round().astype(np.int64)
     tensors: dict[str, np.ndarray] = {"row": chosen}
-    for hop in hops(run):
-        if hop.hop != "triton":
-            tensors[f"logits.{hop.variant}.{hop.hop}"] = np.ascontiguousarray(hop.logits[chosen])
+    for evaluation in evaluations(run):
+        if evaluation.backend != "triton":
+            tensors[f"logits.{evaluation.variant}.{evaluation.backend}"] = np.ascontiguousarray(evaluation.logits[chosen])
     repository = run.of_kind("model_repository")
     for model in served(run):
         if model.get("predictions") and repository:
@@ -145,39 +147,39 @@ def write_golden(run: Run, data: Data) -> None:
 
 
 def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
-    """Returns the golden rows and their logits by `variant.hop`, those of the server by `model.triton`."""
+    """Returns the golden rows and their logits: by `variant.backend`, and by `model.triton` for the server."""
     logits = {name.removeprefix("logits."): value for name, value in load_file(path).items() if name.startswith("logits.")}
     return read_rows(path), logits
 
 
-def _hop(variant: str, hop: str, mode: str, precision: str, path: Path, metrics: dict[str, float]) -> Hop:
+def _load(variant: str, backend: str, mode: str, precision: str, path: Path, metrics: dict[str, float]) -> Evaluation:
     logits, labels = load_predictions(path)
-    return Hop(variant, hop, mode, precision, logits, labels, metrics)
+    return Evaluation(variant, backend, mode, precision, logits, labels, metrics)
 
 
 @dataclass(frozen=True)
 class RowFlips:
-    """How a flip of a row is told."""
+    """Describes the flip of one row."""
 
     data: Data
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the class of each row [n]; ties take the lowest index. A regression has one class, so nothing can flip."""
+        """Returns the class of each row [n]; a tie goes to the lowest index. Regression has a single class, so nothing flips."""
         answers: np.ndarray = logits.argmax(axis=1)
         return answers
 
     def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
-        """Returns both answers, the label and the row."""
+        """Returns both predictions, the label and the input row."""
         names = self.data.labels
         text = _readable(self.data.evaluation.rows[place[0]])
         return {"before": names[before], "after": names[after], "label": names[label], "input": text}
 
 
 class TokenFlips:
-    """How a flip of a token is told.
+    """Describes the flip of one token.
 
     Args:
-        checkpoint: A checkpoint with the tokenizer that the blocks were made with.
+        checkpoint: A checkpoint with the tokenizer that produced the text blocks.
         data: The data of the run.
     """
 
@@ -187,11 +189,11 @@ class TokenFlips:
         self.tokenizer, self.data = Tokenizer.from_file(str(checkpoint / "tokenizer.json")), data
 
     def answers(self, logits: np.ndarray) -> np.ndarray:
-        """Returns the id of the likeliest token [n, T]."""
+        """Returns the id of the most likely token [n, T]."""
         return choices(logits)
 
     def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
-        """Returns both answers, the token that followed, and the end of the text before it."""
+        """Returns both predicted tokens, the token that followed, and the text just before it."""
         row, position = place
         block: Any = self.data.evaluation.rows[row]
         texts = {name: self._text([token]) for name, token in (("before", before), ("after", after), ("label", label))}
