@@ -8,15 +8,18 @@ BIN = $(VENV)/bin
 
 install: $(VENV)/.installed
 
+# One line for each step; what goes wrong is still shown.
 $(VENV)/.installed: pyproject.toml constraints.txt triton_repo/server-requirements.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; give one with PYTHON=")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorrt-rtx]'
-	$(BIN)/compress doctor --fix
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; give one with PYTHON=")'
+	@echo "environment    $(VENV), $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "packages       from the index, in the versions of constraints.txt; takes minutes the first time"
+	@$(BIN)/pip install -qq --disable-pip-version-check --constraint constraints.txt --editable '.[dev,tensorrt-rtx]'
+	@$(BIN)/compress doctor --fix | grep '^triton server'
+	@touch $@
 
 demo: install
-	$(BIN)/compress run recipes/quickstart.yaml; status=$$?; [ $$status -eq 0 ] || [ $$status -eq 3 ]
+	@$(BIN)/compress run recipes/quickstart.yaml; status=$$?; [ $$status -eq 0 ] || [ $$status -eq 3 ]
 
 test: install
 	$(BIN)/python -m pytest

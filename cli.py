@@ -8,13 +8,15 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from compress.core.errors import InputError
+from compress.core.named import one_of
+from compress.core.tasks import TASKS
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 
 STATUSES = {
@@ -33,10 +35,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Compress fine-tuned Transformers to true int8, serve them with Triton, and prove that they still work.",
-    epilog="Start with: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
+    epilog="Try it: compress run quickstart. "
+    "Your model: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
 )
 
-RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
+RecipeFile = Annotated[Path, typer.Argument(help="The recipe: a YAML file, or the name of a shipped one (compress list recipes).")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; runs/<name> where absent.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
 Settings = Annotated[
@@ -47,13 +50,21 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and li
 
 @app.command()
 def init(
-    task: Annotated[str, typer.Option("--task", help="text-classification, text-regression, text-generation or image-classification.")],
+    task: Annotated[str | None, typer.Option("--task", help=f"{one_of(list(TASKS))}.")] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Copy a shipped recipe instead.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:
-    """Write a commented recipe to edit."""
-    from compress.commands.init import write_template
+    """Write a commented recipe to edit: one for a task, or a copy of a shipped one."""
 
-    _finish(lambda: typer.echo(f"{write_template(task, output)}: edit it, then run: compress plan {output}"))
+    def work() -> None:
+        from compress.commands.init import write_copy, write_template
+
+        if (task is None) == (recipe is None):
+            raise InputError("init: give either --task TASK or --recipe NAME; `compress list tasks` and `compress list recipes` show them")
+        written = write_copy(recipe, output) if recipe else write_template(str(task), output)
+        typer.echo(f"{written}: edit it, then run: compress plan {output}")
+
+    _finish(work)
 
 
 @app.command()
@@ -87,7 +98,7 @@ def run(
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
         with joined() as team:
             outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress, team=team)
-        return _conclude(outcome.folder, outcome.missed) if team.is_first else 0
+        return _conclude(outcome.folder, outcome.report) if team.is_first else 0
 
     _finish(work, verbose)
 
@@ -97,9 +108,9 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
     """Rebuild report.html and report.json from the manifests of a run."""
 
     def work() -> int:
-        from compress.report.report import missed, write
+        from compress.report.report import write
 
-        return _conclude(folder, missed(write(folder)))
+        return _conclude(folder, write(folder))
 
     _finish(work, verbose)
 
@@ -113,7 +124,7 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
         from compress.pipeline import measure_again
 
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
-        return _conclude(outcome.folder, outcome.missed)
+        return _conclude(outcome.folder, outcome.report)
 
     _finish(work, verbose)
 
@@ -194,16 +205,19 @@ def doctor(
 
 
 def _read(recipe: Path, settings: list[str] | None) -> Any:
-    from compress.recipe import read
+    from compress.api import load_recipe
 
-    return read(recipe, settings or [])
+    return load_recipe(recipe, settings or [])
 
 
-def _conclude(folder: Path, missed: list[str]) -> int:
-    typer.echo(f"report: {folder / 'report.html'}")
-    if missed:
-        typer.echo(f"goals missed: {', '.join(missed)}")
-    return 3 if missed else 0
+def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
+    """Prints what the run came to, from the contents of `report.json`; returns the exit status."""
+    from compress.report.goals import missed
+    from compress.report.summary import summary
+
+    for line in summary(contents, folder):
+        typer.echo(line)
+    return 3 if missed(contents) else 0
 
 
 def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:

@@ -37,8 +37,8 @@ from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report.intervals import paired_bootstrap
-from export.engine import EngineSpec
-from export.openvino import computes_bf16
+from export.engines.openvino import computes_bf16
+from export.engines.spec import EngineSpec
 
 ROOT = Path(__file__).resolve().parent.parent
 CALIBRATION_ROWS = 512

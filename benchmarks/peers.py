@@ -30,8 +30,8 @@ from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.report.hops import builds
 from compress.report.intervals import wilson
-from export.engine import EngineSpec, spec_of, torch_spec
-from export.openvino import computes_bf16
+from export.engines.openvino import computes_bf16
+from export.engines.spec import EngineSpec, spec_of, torch_spec
 
 ROOT = Path(__file__).resolve().parent.parent
 SHAPES = [(1, 32), (1, 128), (8, 128)]

@@ -30,7 +30,7 @@ from compress.measure.latency import Shape, measure
 from compress.pipeline import run
 from compress.recipe import Recipe, read
 from compress.run.implicit import EXPORTED, shapes
-from export.engine import EngineSpec, spec_of
+from export.engines.spec import EngineSpec, spec_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PROCESSES = 5

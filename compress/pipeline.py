@@ -24,7 +24,7 @@ from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, check, dump
-from compress.report import hops, report
+from compress.report import goals, hops, report
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
@@ -47,7 +47,7 @@ class Outcome:
     @property
     def missed(self) -> list[str]:
         """The goals that were not met."""
-        return [str(goal["goal"]) for goal in self.report["goals"] if goal["met"] is False]
+        return goals.missed(self.report)
 
 
 def run(

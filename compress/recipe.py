@@ -7,12 +7,14 @@ what is allowed, nearest key. A new stage is one import and one line in `STAGES`
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from compress.core.config import Config
+from compress.core.engines import served_on
 from compress.core.errors import InputError, nearest
 from compress.core.problems import explain
 from compress.core.target import Parallel, Target
@@ -26,7 +28,7 @@ from compress.training.finetune import Finetune
 from distill.distill import Distill
 from export.export import Export
 from prune.prune import Prune
-from prune.sparsify import Sparsify
+from prune.sparsify.sparsify import Sparsify
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
@@ -113,20 +115,19 @@ def read(path: Path, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         InputError: Every problem of the recipe, one line each.
     """
-    raw = _read_file(path, ())
+    return check(_read_file(path, ()), settings)
+
+
+def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """Turns plain data and `key.path=value` overrides into a `Recipe`, or raises one `InputError` with every problem."""
+    data = deepcopy(dict(raw))
     for setting in settings:
-        _apply(raw, setting)
-    return check(raw)
-
-
-def check(raw: Mapping[str, Any]) -> Recipe:
-    """Turns plain data into a `Recipe`, or raises one `InputError` with every problem."""
-    raw = dict(raw)
-    entries = raw.pop("stages", None)
+        _apply(data, setting)
+    entries = data.pop("stages", None)
     problems: list[str] = []
     recipe: Recipe | None = None
     try:
-        recipe = Recipe.model_validate(raw)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
         problems += explain(error, Recipe)
     stages, stage_problems = _check_stages(entries)
@@ -332,9 +333,11 @@ def _check_order(recipe: Recipe) -> list[str]:
     kinds = [type(stage) for stage in recipe.stages]
     if TritonRepo in kinds and Export not in kinds:
         problems.append("stages: triton_repo needs engines; put `- export: {}` before it")
-    if TritonRepo in kinds and recipe.target.device == "cpu" and "openvino" not in recipe.target.engines:
+    if TritonRepo in kinds and recipe.target.device == "cpu" and served_on("cpu") not in recipe.target.engines:
         given = ", ".join(recipe.target.engines)
-        problems.append(f"target.engines: {given} given; triton_repo serves openvino on the CPU: add it, or leave triton_repo out")
+        problems.append(
+            f"target.engines: {given} given; triton_repo serves {served_on('cpu')} on the CPU: add it, or leave triton_repo out"
+        )
     untrained = recipe.model.head == "new" or recipe.model.path is None
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"

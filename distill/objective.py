@@ -20,8 +20,8 @@ from compress.training.token_losses import token_losses
 from compress.training.train import Batch
 from distill.capture import Wanted
 from distill.ensemble import ask
-from distill.hard_target import hard_target
-from distill.loss import Loss, Seen, Setting
+from distill.losses.hard_target import hard_target
+from distill.losses.loss import Loss, Seen, Setting
 from distill.schedules import Ramp, value_at
 from distill.teacher import NOTHING, Pair
 
@@ -70,7 +70,7 @@ class Objective(nn.Module):
         of_student, of_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
         for i in counting:
             of_student, of_teacher = of_student | self.wanted[i][0], of_teacher | self.wanted[i][1]
-        pair, regression = self.pair, self.task == "text-regression"
+        pair, regression = self.pair, TASKS[self.task].answer == "value"
         assert model is pair.student.model, "the objective belongs to another model"
         if pair.masking is not None:
             batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))

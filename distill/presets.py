@@ -14,15 +14,15 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compress.stage.taught import LossName
-from distill.distilbert import Cosine
-from distill.hidden import Hidden
-from distill.logit_standardization import LogitStandardization
-from distill.minilm import MiniLM, MiniLMv2
-from distill.mixkd import MixKD
-from distill.relational import Relational
+from distill.losses.distilbert import Cosine
+from distill.losses.hidden import Hidden
+from distill.losses.logit_standardization import LogitStandardization
+from distill.losses.minilm import MiniLM, MiniLMv2
+from distill.losses.mixkd import MixKD
+from distill.losses.relational import Relational
+from distill.losses.soft_target import SoftTarget
+from distill.losses.tinybert import TinyBert
 from distill.schedules import Ramp
-from distill.soft_target import SoftTarget
-from distill.tinybert import TinyBert
 
 AnyLoss = Annotated[
     SoftTarget | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational, Field(discriminator="name")

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,17 +37,15 @@ from distill.masking import Masking, masking_of
 from distill.objective import Objective
 from distill.presets import Preset
 from distill.rows import gather, gather_corpus
+from distill.settings import DistillSettings
 from distill.teacher import CACHE_BYTES, Pair, Teacher, about, cached_logits, takes_the_same
-
-if TYPE_CHECKING:
-    from distill.distill import Distill
 
 
 @dataclass(frozen=True)
 class Steps:
     """What the steps share."""
 
-    stage: Distill
+    stage: DistillSettings
     source: Path
     """Checkpoint with the tokenizer or image processor of the student."""
     context: Context
@@ -90,7 +88,7 @@ class Steps:
             return judged_by(context, teachers[0], theirs[0])
         logits = [torch.from_numpy(compared(*pair, rows, EVALUATION_BATCH)) for pair in zip(teachers, theirs, strict=True)]
         weights = shares(self.stage.teacher_weights, len(teachers))
-        return answered(context, averaged(logits, weights, 1.0, context.task == "text-regression").numpy())
+        return answered(context, averaged(logits, weights, 1.0, TASKS[context.task].answer == "value").numpy())
 
     def objective(
         self,
@@ -158,7 +156,7 @@ class Steps:
         """
         key, name = self.stage.teacher_key, teachers_named(self.stage)[number]
         alike = takes_the_same(prepared, theirs, split.rows)
-        if not alike.tokens and prepared.task == "text-generation":
+        if not alike.tokens and prepared.generates:
             raise InputError(f"{key}: {name} has another vocabulary than the student; give one with the same tokens")
         if not alike.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
             raise InputError(

@@ -25,7 +25,6 @@ from compress.core.progress import Progress
 from compress.machine.parallel import ALONE, Team, without_gradients
 from compress.models.forward import device_of, forward
 from compress.models.origin import Origin
-from compress.standalone.preprocess import GENERATION
 from compress.training.distilled import tokens_of
 from compress.training.rows import CHUNK, Rows
 from compress.training.train import Batch, autocast_dtype
@@ -146,7 +145,7 @@ def takes_the_same(student: Preprocessor, teacher: Preprocessor, rows: Sequence[
     where the tokenizers differ; of images the first `PROBED_IMAGES` are looked at, as they are prepared by a few numbers. Blocks of
     text-generation are numbers already: they mean the same to both where the vocabularies are equal.
     """
-    if student.task == GENERATION:
+    if student.generates:
         assert student.tokenizer is not None
         assert teacher.tokenizer is not None
         same = student.tokenizer.get_vocab() == teacher.tokenizer.get_vocab()

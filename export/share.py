@@ -3,7 +3,7 @@
     int8_share     = MACs of weight GEMMs that the engine runs in int8 / MACs of all weight GEMMs
     int8_share_all = the same with the two products of attention counted too
 
-MACs come from the ONNX graph (`export.macs`), precisions from the engine's own graph (`Engine.precisions`). A share is None, with a
+MACs come from the ONNX graph (`export.graph.macs`), precisions from the engine's own graph (`Engine.precisions`). A share is None, with a
 reason, where the engine does not tell the precision of every GEMM: guessing would be claiming.
 """
 
@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from export.macs import Gemm
+from export.graph.macs import Gemm
 
 
 def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any]:
     """Returns the shares of one engine.
 
     Args:
-        gemms: What `export.macs.count_macs` gave.
+        gemms: What `export.graph.macs.count_macs` gave.
         precisions: What the engine gave, by name of the node.
 
     Returns:

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from compress.models.forward import device_of
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.training.rows import Rows
 from compress.training.train import Batch
@@ -30,7 +29,7 @@ def calibration_batches(model: nn.Module, source: Path, number: int, context: Co
         label: Of the bar; empty for none.
     """
     chosen, device = context.data.calibration(number, context.seed), device_of(model)
-    rows = Rows.prepare(chosen.rows, preprocessor(source, context.task, context.max_length, context.target))
+    rows = Rows.prepare(chosen.rows, context.preprocessor(source))
     order = np.argsort(-rows.lengths, kind="stable")
     with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
         for start in range(0, len(order), BATCH_SIZE):

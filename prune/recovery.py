@@ -34,7 +34,7 @@ from compress.training.distilled import Distilled, attention_as_before, check_ta
 from compress.training.finetune import trained_here
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
 
 
 class Recover(Taught):
@@ -170,14 +170,13 @@ def recover(
         InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     assert context.teacher is not None, "the pipeline hands over the teacher"
     device, folder = training_device(), context.teacher.path
     model.to(device)
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (source, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task)
-    outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
+    outside = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
         if settings.distill or outside:
             teacher = load(folder, device).requires_grad_(False)
@@ -191,21 +190,16 @@ def recover(
                     assert origin is not None, "checked before the first stage"
                     objective = Recovery(objective, origin, settings.hidden_weight)
                 objective.to(device)
-        history = train(
-            model,
-            around(objective),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             TrainConfig.of(settings, epochs=epochs),
-            context.seed,
-            scratch,
-            context.progress,
-            selection_metric(judged, prepared),
             label,
+            scratch=scratch,
+            select=selection_metric(judged, prepared),
             depends=depends,
-            higher_is_better=TASKS[context.task].higher_is_better,
         )
+        history = train(model, around(objective), training)
     model.cpu()
     return history
 

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
 from compress.artifacts.artifact import write_json, writing
+from compress.core.tasks import TASKS
 from compress.measure.closeness import Trial
-from compress.measure.metrics import PRIMARY
 from compress.models.checkpoint import load, save
 from compress.models.origin import Origin
 from compress.models.structure import Structure
@@ -38,11 +38,9 @@ from prune.recovery import Recover, part_of, recover
 from prune.scores import RELATIVE, scores_of
 from prune.selection import Allocate, Limits, Scores, Whole, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
+from prune.settings import PruneSettings
 from prune.surgery import Kept, shrink
 from prune.timing import Ruler
-
-if TYPE_CHECKING:
-    from prune.prune import Prune
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -51,7 +49,7 @@ STEP, FIGURES = "step-{}", "step.json"
 class Steps:
     """What the steps share."""
 
-    stage: Prune
+    stage: PruneSettings
     name: str
     """Of the stage, for messages and bars."""
     whole: Whole
@@ -201,7 +199,7 @@ class Steps:
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
         if "sensitivity" not in figures:
-            whole = {} if trial.labels is None else {"metric": PRIMARY[context.task], "whole": trial.metric_before()}
+            whole = {} if trial.labels is None else {"metric": TASKS[context.task].metric, "whole": trial.metric_before()}
             figures["sensitivity"] = {"measure": trial.measure, "rows": len(trial.rows), **whole, "layers": []}
         figures["sensitivity"]["layers"] += [entry.as_row() for entry in found]
         return {(entry.part.block, entry.part.what): entry for entry in found}

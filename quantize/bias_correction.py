@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from compress.measure.closeness import place
 from compress.models.padding import real_rows
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compress.core.next_token import labels_of
-from compress.core.tasks import TASKS, Task, drop
+from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
-from compress.measure.metrics import PRIMARY, metrics, pearson
+from compress.measure.metrics import pearson, primary
 from compress.measure.predictions import compared
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
@@ -59,11 +59,11 @@ class Budget:
     @property
     def measure(self) -> str:
         """What a loss is, in words."""
-        if TASKS[self.context.task].relative:
-            return f"relative increase of {PRIMARY[self.context.task]} on {len(self.rows)} selection blocks"
+        if primary(self.context.task).relative:
+            return f"relative increase of {TASKS[self.context.task].metric} on {len(self.rows)} selection blocks"
         if self.labels is not None:
-            return f"{PRIMARY[self.context.task]} lost on {len(self.rows)} selection rows"
-        if self.context.task == "text-regression":
+            return f"{TASKS[self.context.task].metric} lost on {len(self.rows)} selection rows"
+        if TASKS[self.context.task].answer == "value":
             return f"1 - Pearson to the float answers on {len(self.rows)} selection rows"
         return f"share of {len(self.rows)} selection rows answered differently"
 
@@ -75,13 +75,13 @@ class Budget:
 def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> float:
     """Returns the loss of logits `[n, C]` against reference logits `[n, C]`, by labels `[n]` or, without, by agreement."""
     if labels is not None:
-        return drop(task, metrics(task, reference, labels)[PRIMARY[task]], metrics(task, logits, labels)[PRIMARY[task]])
-    if task == "text-regression":
+        metric = primary(task)
+        return metric.drop(metric.of(reference, labels), metric.of(logits, labels))
+    if TASKS[task].answer == "value":
         return 1.0 - pearson(reference[:, 0], logits[:, 0])
     return float(np.mean(reference.argmax(axis=1) != logits.argmax(axis=1)))
 
 
 def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:
-    from compress.models.preprocessor import preprocessor
 
-    return compared(model, preprocessor(checkpoint, context.task, context.max_length, context.target), rows, BATCH_SIZE)
+    return compared(model, context.preprocessor(checkpoint), rows, BATCH_SIZE)

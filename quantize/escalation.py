@@ -13,39 +13,19 @@ would hide from QAT the layers that it can mend.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from compress.artifacts.artifact import Artifact
-from compress.schemes.checkpoint import Scales
-from compress.schemes.sites import Sites, placed
+from compress.models.checkpoint import load
+from compress.schemes.sites import placed
 from compress.stage.context import Context
 from quantize.budget import Budget
+from quantize.in_memory import Quantized, quantize_in_memory
+from quantize.settings import MixedPrecision, QuantizeSettings
 from quantize.trial import in_int8
 
-if TYPE_CHECKING:
-    from torch import nn
-
-    from quantize.quantize import Quantize
-
 DEFAULT_MAX_DROP = 0.01
-
-
-@dataclass(frozen=True)
-class Quantized:
-    """A quantized model in memory."""
-
-    model: nn.Module
-    """Float modules, their weights on the grids of `scales`."""
-    scales: Mapping[str, Scales]
-    kept: Mapping[str, str]
-    """The linear layers that stay float, with the reason."""
-    figures: Mapping[str, Any]
-    warnings: list[str]
-    sites: Sites = field(default_factory=Sites)
-    """What is int8 beside the layers."""
 
 
 def budget_of(context: Context) -> float:
@@ -53,10 +33,8 @@ def budget_of(context: Context) -> float:
     return DEFAULT_MAX_DROP if context.max_drop is None else context.max_drop
 
 
-def ladder(stage: Quantize, max_drop: float) -> dict[str, Quantize]:
+def ladder(stage: QuantizeSettings, max_drop: float) -> dict[str, QuantizeSettings]:
     """Returns the settings of every step by name, the cheapest first."""
-    from quantize.quantize import MixedPrecision
-
     ptq = stage.model_copy(update={"mode": "ptq"})
     shifted = ptq.model_copy(update={"smoothquant": stage.smoothing or True, "bias_correction": True})
     mixed = stage.mixed_precision or MixedPrecision(max_drop=max_drop)
@@ -73,19 +51,17 @@ def ladder(stage: Quantize, max_drop: float) -> dict[str, Quantize]:
     }
 
 
-def escalate(stage: Quantize, parent: Artifact, context: Context) -> Quantized:
+def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantized:
     """Takes the steps of the ladder until one keeps within the goal; returns it, or the one that loses least."""
-    from compress.models.checkpoint import load
-
     limit = budget_of(context)
     rows = context.data.calibration(stage.calibration.rows, context.seed).rows
-    budget = Budget.prepare(load(parent.path), parent.path, rows, context)
+    budget = Budget.prepare(load(source), source, rows, context)
     tried: list[tuple[float, Quantized]] = []
     attempts: list[dict[str, Any]] = []
     for name, step in ladder(stage, limit).items():
         context.progress.log(f"  trying {name}")
         started = time.monotonic()
-        made = step.quantize(parent, replace(context, scratch=_own_folder(context.scratch, name)))
+        made = quantize_in_memory(step, source, replace(context, scratch=_own_folder(context.scratch, name)))
         lost = _loss(made, budget)
         attempts.append({"name": name, "value": lost, "seconds": time.monotonic() - started, "kept": False})
         context.progress.log(f"  {name}: {lost:.4f}, at most {limit:g} ({budget.measure})")

@@ -24,7 +24,7 @@ from compress.core.progress import Progress
 from compress.measure.closeness import floor_of
 from compress.models.padding import real_rows
 from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, placed
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError, nearest
-from compress.schemes.checkpoint import Scales, save_quantization
+from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import SMALLEST_SCALE, on_grid, weight_scale
+from compress.schemes.scales import Scales
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.calibration import Histogram, Observed, clipped_share
@@ -82,9 +83,8 @@ def divide(layers: Mapping[str, nn.Linear], observed: Observed[Histogram], key: 
 
 def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
     """Yields rows batch by batch as the model takes them, and shows a bar of that label; none for an empty one."""
-    from compress.models.preprocessor import preprocessor
 
-    processor = preprocessor(checkpoint, context.task, context.max_length, context.target)
+    processor = context.preprocessor(checkpoint)
     with context.progress.bar(label, len(rows)) if label else nullcontext(lambda steps: None) as advance:
         for indices, features in processor.batches(rows, BATCH_SIZE):
             yield {name: torch.from_numpy(value) for name, value in features.items()}

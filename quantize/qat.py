@@ -44,6 +44,7 @@ from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
 from compress.measure.closeness import distance
+from compress.measure.metrics import primary
 from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
@@ -52,7 +53,7 @@ from compress.stage.taught import Asked, Learner, Taught
 from compress.training.distilled import attention_as_before, taught
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -322,11 +323,10 @@ def learn(
         InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     model.to(training_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (checkpoint, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (checkpoint, folder))
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
@@ -339,21 +339,16 @@ def learn(
             learner = Learner(settings, asked_by(label), model, checkpoint, prepared, taught_by, theirs, part)
             objective = taught(learner, context).to(training_device())
         insert(model, scales, settings.scales, settings.scale_learning_rate)
-        history = train(
-            model,
-            objective if settings.dropout else WithoutDropout(objective),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             TrainConfig.of(settings, look_first=True),
-            context.seed,
-            context.scratch,
-            context.progress,
-            select,
             label,
-            depends=settings.model_dump(mode="json"),
+            select=select,
             higher_is_better=higher_is_better,
+            depends=settings.model_dump(mode="json"),
         )
+        history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
     return extract(model.cpu()), history
 
 
@@ -365,7 +360,7 @@ def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocess
     """
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].answer == "tokens" or not rows:
-        return selection_metric(context, prepared), TASKS[context.task].higher_is_better
+        return selection_metric(context, prepared), primary(context.task).higher_is_better
     before = compared(teacher, theirs, rows, EVALUATION_BATCH)
     return lambda now: distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH)), False
 

@@ -22,10 +22,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.checkpoint import Scales
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
+from compress.schemes.scales import Scales
 
 SCAN_ROWS = 128
 Part = Literal["both", "weights", "inputs"]

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from compress.measure.closeness import bound_of
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, placed
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8

@@ -9,23 +9,28 @@
     mix         layers that go back to float                      `mixed_precision`
     sites       attention and residuals in int8                   `products`
 
-`quantize.quantize` puts them in order.
+`quantize.in_memory` puts them in order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, Self, cast
 
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.schemes.checkpoint import Scales
+from compress.models.checkpoint import load
+from compress.models.forward import forward, linears
 from compress.schemes.int8 import LayerScales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
+from compress.standalone.preprocess import Row
 from quantize.awq import awq
 from quantize.awq import describe as describe_awq
 from quantize.bias_correction import correct_biases
@@ -35,15 +40,15 @@ from quantize.equalization import equalize
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import add_sites
+from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches
+from quantize.qat import learn
 from quantize.rounding import IntegerScales, round_layers
-from quantize.schemes import CALIBRATORS, DEFAULT_CALIBRATOR, weight_scales
+from quantize.schemes import calibrators, default_calibrator, weight_scales
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
+from quantize.settings import QuantizeSettings
 from quantize.smoothquant import Channels, describe, smooth
 from quantize.trial import Trial, in_int8
-
-if TYPE_CHECKING:
-    from quantize.quantize import Quantize
 
 TRACED_ROWS = 4
 Feed = Callable[[str], Iterator[dict[str, Tensor]]]
@@ -55,36 +60,89 @@ Layers = Mapping[str, nn.Linear]
 class Steps:
     """What the steps share."""
 
-    stage: Quantize
-    name: str
-    """Of the stage, for messages and bars."""
+    settings: QuantizeSettings
+    source: Path
+    """The float checkpoint."""
     model: nn.Module
-    """The float model."""
+    """The float model, changed in place."""
+    rows: Sequence[Row]
+    """Calibration rows."""
     feed: Feed
-    bits: int
-    """Of a weight."""
     context: Context
     trial: Trial | None
-    """Where a step has to compare."""
+    """Where a step compares quantized forms of the model with the float one."""
     budget: Budget | None
     """Where layers may go back to float."""
 
+    @classmethod
+    def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
+        """Loads the model, draws the calibration rows, and asks the float model what later steps compare with."""
+        model, rows = load(source), context.data.calibration(settings.calibration.rows, context.seed).rows
+        feed = partial(feature_batches, source, rows, context)
+        trial = Trial.prepare(model, source, rows, context) if settings.compares else None
+        budget = Budget.prepare(model, source, rows, context) if settings.mixed_precision else None
+        return cls(settings, source, model, rows, feed, context, trial, budget)
+
+    @property
+    def name(self) -> str:
+        """The id of the stage, for messages and bars."""
+        return self.settings.title
+
+    @property
+    def bits(self) -> int:
+        """Bits of a weight."""
+        return self.settings.bits(self.context)
+
+    def choose_layers(self) -> tuple[dict[str, nn.Linear], dict[str, str]]:
+        """Returns the linear layers to quantize, and for each other one the reason why it stays float."""
+        return choose_layers(self.model, linears(self.model), self.settings.exclude, f"stages.{self.name}.exclude")
+
+    def observe(self, layers: Layers, smoothed: Mapping[str, Tensor]) -> Observed[Histogram]:
+        """Returns the histograms of the inputs of the layers over the calibration rows."""
+        return collect(self.model, layers, self.feed(f"{self.name}: observing"), forward, Histogram, smoothed)
+
+    def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
+        """Adds the inputs on selection rows to the figures of each layer; returns a warning where calibration does not cover them."""
+        selection = self.context.data.selection.rows[:SELECTION_ROWS]
+        highest = SCHEMES[self.settings.scheme].largest_activation
+        if not selection or highest is None:
+            return []
+        batches = feature_batches(self.source, selection, self.context, f"{self.name}: checking")
+        seen = collect(self.model, layers, batches, forward, Histogram, smoothed)
+        return compare_ranges(figures, seen, highest)
+
+    def train(self, scales: Mapping[str, Scales], uncorrected: nn.Module | None) -> tuple[dict[str, Scales], dict[str, Any]]:
+        """Trains the model in int8, in place.
+
+        Args:
+            scales: Scales to start from.
+            uncorrected: The float model with its own biases, where they were corrected.
+
+        Returns:
+            The learned scales, and the figures of the training.
+        """
+        # The model that came in teaches as it is now, by whatever name: smoothing scaled its values, which losses may look at.
+        named = self.context.teacher
+        teacher = named.path if named and named.path != self.source else uncorrected
+        start = cast("Mapping[str, LayerScales]", scales)
+        learned, history = learn(self.model, start, self.settings.qat, self.context, self.source, self.name, teacher)
+        looks = {"selection": history.selection, "best_step": history.best_step}
+        return dict(learned), {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
+
     def shift(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Equalizes and smooths the float model; returns what inputs have to be divided by, and the figures of both."""
-        from compress.models.forward import forward
-
-        smoothing = self.stage.smoothing
-        if not self.stage.equalization and smoothing is None:
+        smoothing = self.settings.smoothing
+        if not self.settings.equalization and smoothing is None:
             return {}, {}
         vectors: dict[str, Tensor] = {}
         figures: dict[str, Any] = {}
         folds = self._folds()
-        if self.stage.equalization:
+        if self.settings.equalization:
             figures["equalization"] = equalize(self.model, layers, folds)
             self.context.progress.log(f"  equalization: {len(figures['equalization'])} pairs of layers")
         if smoothing is not None:
             seen = collect(self.model, layers, self.feed(f"{self.name}: smoothing"), forward, Channels)
-            how = smoothing.alpha, smoothing.prescale, self.stage.scheme == "w8a8-dynamic"
+            how = smoothing.alpha, smoothing.prescale, SCHEMES[self.settings.scheme].activations == "dynamic"
             vectors, figures["smoothquant"] = smooth(self.model, layers, folds, seen, self.bits, *how)
             self.context.progress.log(f"  smoothquant: {describe(figures['smoothquant'])}")
         return vectors, figures
@@ -93,18 +151,16 @@ class Steps:
         self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Returns the scales of the weights, and the figures of AWQ, which folds factors into the float model."""
-        from compress.models.forward import forward
-
-        if not self.stage.awq:
-            return weight_scales(self.stage.scheme, layers, self.bits, self.stage.group_size, smoothed), {}
+        if not self.settings.awq:
+            return weight_scales(self.settings.scheme, layers, self.bits, self.settings.group_size, smoothed), {}
         found = groups(layers, self._folds(), observed)
-        scales, figures = awq(self.model, layers, found, partial(self.feed, f"{self.name}: awq"), forward, self.stage.group_size)
+        scales, figures = awq(self.model, layers, found, partial(self.feed, f"{self.name}: awq"), forward, self.settings.group_size)
         self.context.progress.log(f"  awq: {describe_awq(figures)}")
         return {name: scales[name].weight_scale for name in layers}, {"awq": figures}
 
     def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
         """Returns the calibrator to use, None for a scheme without, and what `auto` tried."""
-        methods, method = CALIBRATORS.get(self.stage.scheme, ()), self.stage.calibrator
+        methods, method = calibrators(self.settings.scheme), self.settings.calibrator
         if method != "auto":
             return method, {}
         assert self.trial is not None
@@ -118,9 +174,7 @@ class Steps:
 
     def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
         """Returns the layers with their weights rounded, or as they are where the nearest integer will do; and the figures."""
-        from compress.models.forward import forward
-
-        method = self.stage.rounding
+        method = self.settings.rounding
         if method == "nearest":
             return layers, {}
         units = [group.layers for group in groups(layers, [], observed)]
@@ -133,9 +187,7 @@ class Steps:
 
     def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, Any]:
         """Corrects the biases where asked to, and undoes it where that was no good; returns the figures."""
-        from compress.models.forward import forward
-
-        if not self.stage.bias_correction:
+        if not self.settings.bias_correction:
             return {}
         assert self.trial is not None
         trial = self.trial
@@ -154,7 +206,7 @@ class Steps:
 
     def scan(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales]) -> dict[str, Any]:
         """Returns what every layer costs when it is quantized, the costliest first."""
-        if not (self.stage.sensitivity or self.stage.mixed_precision):
+        if not (self.settings.sensitivity or self.settings.mixed_precision):
             return {}
         assert self.trial is not None
         few = self.trial.fewer(SCAN_ROWS)
@@ -172,7 +224,7 @@ class Steps:
         self, layers: dict[str, nn.Linear], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]
     ) -> tuple[dict[str, nn.Linear], dict[str, str], dict[str, Any]]:
         """Returns the layers that stay quantized, the others with the reason, and the figures of the choice."""
-        if self.stage.mixed_precision is None:
+        if self.settings.mixed_precision is None:
             return layers, {}, {}
         assert self.budget is not None
         budget, ranking = self.budget, [layer["name"] for layer in scan["sensitivity"]["layers"]]
@@ -181,8 +233,8 @@ class Steps:
             with in_int8(self.model, {name: rounded[name] for name in names}, scales):
                 return budget.loss(self.model)
 
-        limit = self.stage.mixed_precision.max_drop
-        choice = choose_floats(ranking, loss, limit, int(self.stage.mixed_precision.max_float * len(ranking)))
+        limit = self.settings.mixed_precision.max_drop
+        choice = choose_floats(ranking, loss, limit, int(self.settings.mixed_precision.max_float * len(ranking)))
         kept = [name for name in ranking if name not in choice.floating]
         if not kept:
             raise InputError(f"stages.{self.name}.mixed_precision: no layer is left in int8; raise max_drop ({limit:g} given)")
@@ -201,18 +253,16 @@ class Steps:
 
     def sites(self, scales: Mapping[str, Scales], calibrator: Method | None, scan: Mapping[str, Any]) -> tuple[Sites, dict[str, Any]]:
         """Returns what is int8 beside the linear layers, and the figures; a scan of the layers gets the sites among its rows."""
-        from compress.models.forward import forward
-
-        if not (self.stage.attention or self.stage.residual):
+        if not (self.settings.attention or self.settings.residual):
             return Sites(), {}
-        assert calibrator is not None, self.stage.scheme
-        unsmoothed = calibrator if self.stage.calibration.method else DEFAULT_CALIBRATOR[self.stage.scheme]
+        assert calibrator is not None, self.settings.scheme
+        unsmoothed = calibrator if self.settings.calibration.method else default_calibrator(self.settings.scheme)
         sites, figures, found = add_sites(
             self.model,
             cast("Mapping[str, LayerScales]", scales),
-            attention=self.stage.attention,
-            residual=self.stage.residual,
-            limit=partial(threshold, method=unsmoothed, percentile=self.stage.calibration.percentile),
+            attention=self.settings.attention,
+            residual=self.settings.residual,
+            limit=partial(threshold, method=unsmoothed, percentile=self.settings.calibration.percentile),
             feed=self.feed,
             forward=forward,
             trial=self.trial,
@@ -227,6 +277,4 @@ class Steps:
         return sites, figures
 
     def _folds(self) -> list[Fold]:
-        from compress.models.forward import forward
-
         return find_folds(self.model, {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}, forward)

@@ -33,9 +33,9 @@ from compress.artifacts.shards import ShardWriter
 from compress.machine.process import trim_memory
 from compress.models.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
 from compress.models.streaming import HIDDEN, Batch, StreamedModel
-from compress.schemes.checkpoint import Scheme
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int8 import quantize
+from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.adaround import adaround
 from quantize.awq import awq
 from quantize.calibration import Histogram, Method, Observed, collect
@@ -44,7 +44,7 @@ from quantize.gptq import eliminate, elimination
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding import IntegerScales, better_rows, grid_of
 from quantize.rounding import Method as Rounding
-from quantize.schemes import HIGHEST, choose_scales, decibels, input_figures, powers, weight_scales
+from quantize.schemes import choose_scales, decibels, input_figures, powers, weight_scales
 from quantize.smoothquant import Channels, smooth
 
 TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
@@ -75,7 +75,7 @@ class Settings:
     @property
     def ranges(self) -> bool:
         """Whether inputs have a scale from calibration."""
-        return self.scheme in HIGHEST
+        return SCHEMES[self.scheme].largest_activation is not None
 
     @property
     def learns(self) -> bool:
@@ -113,7 +113,7 @@ def grid_dtype(stored: torch.dtype, scales: AnyScales) -> torch.dtype:
         return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
     smooth_I = getattr(scales, "input_smooth", None)
     factors = torch.ones(1) if smooth_I is None else smooth_I
-    step, largest = {"w4a16": (1.0, 8), "fp8": (2.0**-9, 448)}.get(scales.SCHEME, (1.0, 127))
+    step, largest = facts_of(scales).smallest_step, facts_of(scales).largest_weight
     fits = float(scales.weight_scale.min() / factors.max()) * step >= SMALLEST_F16_STEP
     return torch.float16 if fits and float(scales.weight_scale.max() / factors.min()) * largest <= LARGEST_F16 else torch.float32
 
@@ -219,7 +219,7 @@ def _smooth(
     assert settings.alpha is not None
     folds = runs.folds()
     channels = collect(model.shape, layers, runs.feed(), forward, Channels)
-    per_token = settings.scheme == "w8a8-dynamic"
+    per_token = SCHEMES[settings.scheme].activations == "dynamic"
     vectors, figures = smooth(model.shape, layers, folds, channels, settings.bits, settings.alpha, settings.prescale, per_token)
     written.smoothed += figures
     return vectors

@@ -16,61 +16,63 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
+from compress.core.tasks import TASKS, tasks_with
 from compress.machine.process import freed_memory_returned
 from compress.models.config import read_config
 from compress.models.files import TEXT_FILES, copy_files
+from compress.models.forward import linears
 from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
+from quantize.calibration import Method
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
-from quantize.schemes import NUMBERS
+from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
-
-if TYPE_CHECKING:
-    from quantize.calibration import Method
-    from quantize.quantize import Quantize
 
 FILES = (*TEXT_FILES, "config.json", "generation_config.json")
 WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "attention", "residual")
 """Keys of the stage whose values cannot be had from a model that is streamed."""
 
 
-def needs_whole(stage: Quantize) -> str | None:
+def needs_whole(stage: QuantizeSettings) -> str | None:
     """Returns in one line why a stage needs the whole model in memory; None where it does not."""
     given = [f"mode: {stage.mode}"] * (stage.mode != "ptq") + [key for key in WHOLE if getattr(stage, key)]
     given += ["calibration.method: auto"] * (stage.calibration.method == "auto")
     return f"{', '.join(given)} needs the whole model in memory" if given else None
 
 
-def check_streamed(stage: Quantize, config: Any, context: Context) -> None:
+def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> None:
     """Raises an `InputError` where a stage cannot quantize a model a layer at a time, by the recipe and the model's config alone."""
-    key = f"stages.{stage.id or stage.NAME}.stream: true"
+    key = f"stages.{stage.title}.stream: true"
     if TASKS[context.task].answer != "tokens":
-        raise InputError(f"{key}: language models are streamed, task text-generation; {context.task} is quantized in memory")
+        streamed = tasks_with(lambda row: row.answer == "tokens")
+        raise InputError(f"{key}: language models are streamed, task {streamed}; {context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
     if problem is not None:
         raise InputError(f"{key}: {problem}; give stream: false")
 
 
-def worth_streaming(stage: Quantize, checkpoint: Path, context: Context) -> bool:
+def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context) -> bool:
     """Whether a checkpoint is too large for memory and can be streamed; where it is and cannot, the log says why."""
     if TASKS[context.task].answer != "tokens" or not is_large(checkpoint):
         return False
     reason = needs_whole(stage) or structure_problem(meta_model(read_config(checkpoint, "checkpoint"))[0])
     if reason is not None:
         told = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
-        context.progress.warn(f"{stage.id or stage.NAME}: {told}")
+        context.progress.warn(f"{stage.title}: {told}")
     return reason is None
 
 
-def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context) -> tuple[Mapping[str, Any], Mapping[str, str], list[str]]:
+def quantize_streamed(
+    stage: QuantizeSettings, source: Path, out: Path, context: Context
+) -> tuple[Mapping[str, Any], Mapping[str, str], list[str]]:
     """Writes the quantized form of a float checkpoint, whose weights are never in memory.
 
     Args:
@@ -86,10 +88,7 @@ def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context
     Raises:
         InputError: The model cannot be streamed, `exclude` matches nothing, no layer is left, or an input holds NaN or infinity.
     """
-    from compress.models.forward import linears
-    from compress.models.preprocessor import preprocessor
-
-    name, settings = stage.id or stage.NAME, settings_of(stage, context)
+    name, settings = stage.title, settings_of(stage, context)
     with freed_memory_returned():
         model = StreamedModel(source)
         chosen, kept = choose_layers(model.shape, linears(model.shape), stage.exclude, f"stages.{name}.exclude")
@@ -97,7 +96,7 @@ def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context
         rows, hidden_bytes = [], 0
         if settings.observes:
             rows = context.data.calibration(stage.calibration.rows, context.seed).rows
-            processor = preprocessor(source, context.task, context.max_length, context.target)
+            processor = context.preprocessor(source)
             batches, hidden_bytes = model.batches(processor, rows, context.scratch)
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
         tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
@@ -112,7 +111,7 @@ def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)
     save_settings(out, stage.scheme, written.entries, kept)
-    count, number = len(written.entries), NUMBERS[stage.scheme]
+    count, number = len(written.entries), SCHEMES[stage.scheme].numbers
     _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
     context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
     figures = _figures(written, settings, len(rows), context.progress.log)
@@ -120,7 +119,7 @@ def quantize_streamed(stage: Quantize, source: Path, out: Path, context: Context
     return figures, kept, range_warnings(rows, written.unreached) if batches else []
 
 
-def settings_of(stage: Quantize, context: Context) -> Settings:
+def settings_of(stage: QuantizeSettings, context: Context) -> Settings:
     """Returns what a decoder layer has to know of the stage."""
     smoothing = stage.smoothing
     return Settings(

@@ -10,7 +10,7 @@ from torch import nn
 
 from compress.measure import closeness
 from compress.measure.closeness import TRIAL_ROWS, distance, place, replaced, spread
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]
 

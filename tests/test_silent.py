@@ -45,7 +45,9 @@ def events(program: str, home: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    "program", ["import export.openvino", "import export.worker, export.openvino", SERVED], ids=["build", "engine", "server"]
+    "program",
+    ["import export.engines.openvino", "import export.engines.worker, export.engines.openvino", SERVED],
+    ids=["build", "engine", "server"],
 )
 def test_openvino_tells_nobody_that_it_is_imported(program: str, tmp_path: Path) -> None:
     assert events(program, tmp_path) == "EVENTS []"

@@ -17,7 +17,7 @@ from compress.artifacts import artifact
 from compress.artifacts.run_folder import REPOSITORY, Run, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.core.tasks import facts
+from compress.core.tasks import TASKS
 from compress.measure.metrics import differences
 from compress.report import hops
 
@@ -50,6 +50,17 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
     return problems
 
 
+def repository(folder: Path) -> Path:
+    """Returns the model repository of a run.
+
+    Raises:
+        InputError: The folder holds no finished run, or the run has no model repository.
+    """
+    if open_run(folder).of_kind("model_repository") is None:
+        raise InputError(f"{folder}: has no model repository; add `- triton_repo: {{}}` to the stages of the recipe and run it")
+    return folder / REPOSITORY
+
+
 def serve(folder: Path, log: Log = print) -> None:
     """Runs Triton on the model repository of a run, in the foreground, until it is interrupted.
 
@@ -58,7 +69,7 @@ def serve(folder: Path, log: Log = print) -> None:
     """
     from triton_repo.triton_repo import serve as serve_repository
 
-    serve_repository(_repository(open_run(folder)), folder / "triton.log", log)
+    serve_repository(repository(folder), folder / "triton.log", log)
 
 
 def clean(folder: Path) -> list[Path]:
@@ -84,7 +95,7 @@ def _files(run: Run, log: Log) -> Iterator[str]:
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from compress.measure.engine_process import EngineError, EngineProcess
-    from export.engine import spec_of
+    from export.engines.spec import spec_of
 
     exported = run.of_kind("engine")
     target = Target.model_validate(run.recipe["target"])
@@ -108,7 +119,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
     from triton_repo.client import evaluate
     from triton_repo.server import TritonServer
 
-    with TritonServer(_repository(run), environment.check(), run.folder / "triton.log") as server:
+    with TritonServer(repository(run.folder), environment.check(), run.folder / "triton.log") as server:
         for model in hops.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
@@ -118,13 +129,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 def _compare(key: str, run: Run, recorded: np.ndarray, answered: np.ndarray, log: Log) -> Iterator[str]:
     changed, distance = differences(run.recipe["model"]["task"], recorded, answered)
     flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
-    told = f"median |d{'nll' if facts(run.recipe['model']['task']).answer == 'tokens' else 'logit'}| {median:.4f}"
+    told = f"median |d{'nll' if TASKS[run.recipe['model']['task']].answer == 'tokens' else 'logit'}| {median:.4f}"
     log(f"{key}: {len(recorded)} golden rows, {flips} flips, {told}")
     if flips > allowed or median > MEDIAN_ABS:
         yield f"{key}: {flips} of {len(changed)} golden answers differ (at most {allowed}), {told}"
-
-
-def _repository(run: Run) -> Path:
-    if run.of_kind("model_repository") is None:
-        raise InputError(f"{run.folder}: has no model repository; add `- triton_repo: {{}}` to the stages of the recipe and run it")
-    return run.folder / REPOSITORY

@@ -2,7 +2,7 @@
 
 Row j of U, divided by U_jj, is what Optimal Brain Surgeon takes from the inverse of H without the inputs before j when input j is settled:
 one factorization holds the inverses of all of them (Frantar et al. 2022, https://arxiv.org/abs/2210.17323, section 3.3, step 3). GPTQ
-(`quantize.gptq`) and SparseGPT (`prune.sparsegpt`) both sweep with it.
+(`quantize.gptq`) and SparseGPT (`prune.sparsify.sparsegpt`) both sweep with it.
 
     H <- H + damping * mean(diag H) * I       so that the inverse exists; an input that was always 0 gets H_jj = 1 first
 

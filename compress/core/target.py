@@ -7,10 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compress.core.config import Config
+from compress.core.engines import DEFAULT_ENGINES, EngineName
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
-
-EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
 
 
 class Target(Config):
@@ -18,7 +17,7 @@ class Target(Config):
 
     device: Literal["cpu", "cuda"] = "cpu"
     """Device of the engines; training uses a GPU whenever there is one."""
-    engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = ("openvino", "onnxruntime")
+    engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = DEFAULT_ENGINES
     """Engines to build, in order of preference: goals are judged on the first, which is also the one served."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
     """Batch sizes to measure."""

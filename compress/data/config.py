@@ -10,12 +10,10 @@ from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
 from compress.data.tables import Column
 
+OPTIONAL = ("text_pair",)
+"""Columns that are read only where they are given."""
+
 ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
-
-
-def is_labelled(task: Task) -> bool:
-    """Whether the rows of a task have labels of their own; text to generate is its own label."""
-    return TASKS[task].answer != "tokens"
 
 
 class Columns(Config):
@@ -35,14 +33,9 @@ class Columns(Config):
         return base.model_copy(update=self.model_dump(exclude_none=True))
 
     def wanted(self, task: Task) -> tuple[Column, ...]:
-        """Returns the columns that a task reads, the label last where it has one."""
-        label = "label" if self.label is None else self.label
-        if task == "image-classification":
-            return ("image" if self.image is None else self.image, label)
-        text = "text" if self.text is None else self.text
-        if not is_labelled(task):
-            return (text,)
-        return (text, label) if self.text_pair is None else (text, self.text_pair, label)
+        """Returns the columns that a task reads, the label last where it has one; a column that is not given has the name of its key."""
+        given = {name: getattr(self, name) for name in TASKS[task].columns}
+        return tuple(name if column is None else column for name, column in given.items() if column is not None or name not in OPTIONAL)
 
 
 class FileConfig(Config):

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from compress.core.errors import InputError, nearest
+from compress.core.tasks import tasks_with
 
 UNLABELLED = "-1"
 
@@ -70,7 +71,8 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     if len(found) < 2:
         raise InputError(f"{sources[0].place(0)}: all {rows} train rows have the label {found.pop()!r}; two or more classes are needed")
     if len(found) > 20 and 2 * len(found) > rows:
-        advice = "set data.columns.label to the column of the class labels (numbers to predict: task: text-regression)"
+        values = tasks_with(lambda row: row.answer == "value")
+        advice = f"set data.columns.label to the column of the class labels (numbers to predict: task: {values})"
         raise InputError(f"{sources[0].place(0)}: {len(found)} different labels in {rows} train rows; {advice}")
     whole = all(_is_whole(name) for name in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))

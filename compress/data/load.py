@@ -51,7 +51,7 @@ def load_data(
     if TASKS[task].answer == "tokens":
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
-        return load_blocks(config, tokenizer, log)
+        return load_blocks(config, task, tokenizer, log)
     data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
         return data
@@ -67,10 +67,10 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
             raise InputError(f"{sources[name][0].name}: every label is -1, so train is unlabelled; labelled train rows are needed")
         log(f"data: every label of {name} is -1; the split counts as unlabelled and is not used")
         del sources[name]
-    names, origin = SCORE, "data"
-    if task != "text-regression":
+    names, origin, predicts_values = SCORE, "data", TASKS[task].answer == "value"
+    if not predicts_values:
         names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
-    splits = _label(sources, None if task == "text-regression" else names, origin)
+    splits = _label(sources, None if predicts_values else names, origin)
     if list(splits) == ["train"] and not log_unlabelled and Path(config.path).expanduser().is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is one file; {len(splits['test'])} of its rows, chosen by hash of their content, are the test split")

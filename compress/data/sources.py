@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data import images, tables
-from compress.data.config import Columns, DataConfig, FileConfig, is_labelled
+from compress.data.config import Columns, DataConfig, FileConfig
 from compress.data.tables import Cells, Table
 from compress.standalone.preprocess import BadRow, Row, decode_image
 
@@ -122,11 +122,11 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
-        images_too = task == "image-classification" and (path.is_dir() or images.is_archive(path))
+        images_too = TASKS[task].modality == "image" and (path.is_dir() or images.is_archive(path))
         if match and (images_too or (path.is_file() and tables.suffix(path) in tables.TABLES)):
             found.setdefault(SPLITS[match[1]], []).append(path)
     alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
-    if not found and not is_labelled(task) and len(alone) == 1:  # its last part becomes the test split
+    if not found and not TASKS[task].needs_labels and len(alone) == 1:  # its last part becomes the test split
         return {"train": alone}
     problems = [
         f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
@@ -134,9 +134,9 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
     if "train" not in found:
-        endings = " ".join((*tables.TABLES, *images.ARCHIVES) if task == "image-classification" else tables.TABLES)
+        endings = " ".join((*tables.TABLES, *images.ARCHIVES) if TASKS[task].modality == "image" else tables.TABLES)
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
-        folders = ", or a folder train/CLASS/FILE" if task == "image-classification" else ""
+        folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality == "image" else ""
         problems.append(f"{folder}: no train split in it, but {names}; train.* ({endings}, .gz too){folders} is allowed, or data.files")
     if problems:
         raise InputError(*problems)
@@ -150,7 +150,7 @@ def _read_file(path: Path, entry: FileConfig, base: Columns, task: Task, split: 
     if path.is_dir() or images.is_archive(path):
         _check_task(str(path), task)
         return _one_split(_by_split(images.read_images(path), str(path)), path, split)
-    if not is_labelled(task) and tables.suffix(path) == ".txt":
+    if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path)], [None], [1])
     table = Table(path, entry.columns.over(base).wanted(task), entry.header)
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
@@ -205,8 +205,8 @@ def _read_rows(
     """Turns the cells of a table into rows of the task."""
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
-        contents, label = (found[:-1], found[-1]) if is_labelled(task) else (found, None)
-        if task == "image-classification":
+        contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
+        if TASKS[task].modality == "image":
             row: Row = _image(contents[0], folder, f"{name} {unit} {number}")
         else:
             for text in contents:
@@ -249,5 +249,6 @@ def _check_image(data: bytes, place: str) -> None:
 
 
 def _check_task(name: str, task: Task) -> None:
-    if task != "image-classification":
-        raise InputError(f"data.path: {name}: images, and model.task is {task}; image-classification is allowed")
+    if TASKS[task].modality != "image":
+        allowed = tasks_with(lambda row: row.modality == "image")
+        raise InputError(f"data.path: {name}: images, and model.task is {task}; {allowed} is allowed")

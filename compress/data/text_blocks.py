@@ -23,7 +23,8 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.next_token import Block, labels_of
-from compress.data.config import DataConfig
+from compress.core.tasks import TASKS, Task
+from compress.data.config import Columns, DataConfig
 from compress.data.sources import Sources, read_sources
 from compress.data.splits import Data, Split, divide
 from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
@@ -32,11 +33,12 @@ TEST_SHARE = 0.1
 Log = Callable[[str], None]
 
 
-def load_blocks(config: DataConfig, tokenizer: str | TrainTokenizer, log: Log) -> Data:
+def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer, log: Log) -> Data:
     """Reads the data of a recipe for text-generation.
 
     Args:
         config: The data section.
+        task: What the model predicts: tokens.
         tokenizer: Hub id or folder of a tokenizer (of a model, for example), or how to train one.
         log: Where to tell what was found and decided.
 
@@ -47,7 +49,7 @@ def load_blocks(config: DataConfig, tokenizer: str | TrainTokenizer, log: Log) -
         InputError: The files cannot be read, there is too little text, or the tokenizer cannot be used.
     """
     where = f"data.path {config.path}"
-    texts = {split: documents(found) for split, found in _read(config, log).items()}
+    texts = {split: documents(found) for split, found in _read(config, task, log).items()}
     empty = [split for split, found in texts.items() if not any(text.strip() for text in found)]
     if empty:
         raise InputError(*(f"{where}: the {split} split holds no text; text of at least one block is needed" for split in empty))
@@ -97,18 +99,18 @@ def cut(tokens: Block, length: int, whole: bool) -> list[Block]:
     return [block for block in blocks if len(block) >= least]
 
 
-def _read(config: DataConfig, log: Log) -> Sources:
+def _read(config: DataConfig, task: Task, log: Log) -> Sources:
     files = [] if config.files is None else [*config.files.train, *config.files.test, *config.files.validation]
     columns = {"data.columns": config.columns, **{f"data.files: {entry.file}: columns": entry.columns for entry in files}}
     problems = [
-        f"{key}.{name}: {getattr(given, name)!r} given; text-generation reads text alone: leave it out"
+        f"{key}.{name}: {getattr(given, name)!r} given; {task} reads {' and '.join(TASKS[task].columns)} alone: leave it out"
         for key, given in columns.items()
-        for name in ("label", "text_pair", "image")
-        if getattr(given, name) is not None
+        for name in Columns.model_fields
+        if name not in TASKS[task].columns and getattr(given, name) is not None
     ]
     if problems:
         raise InputError(*problems)
-    return read_sources(config, "text-generation", log)
+    return read_sources(config, task, log)
 
 
 def _encoder(tokenizer: str | TrainedTokenizer | None) -> Callable[[Sequence[str]], Block]:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compress.core import next_token
 from compress.core.errors import InputError
-from compress.core.tasks import facts
 from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
@@ -37,7 +36,7 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns what is kept of the logits of a batch, float32: all of them `[b, C]`, or for generation the answers `[b, T, 2]`."""
-    if facts(preprocessor.task).answer == "tokens":
+    if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     return logits
 

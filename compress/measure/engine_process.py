@@ -1,8 +1,8 @@
 """One engine in a process of its own, spoken to in JSON lines.
 
 The thread pools of torch, ONNX Runtime and OpenVINO slow each other several times over when they share a process, so that every engine
-gets its own. What runs in there is not known here: a command, and a map that it understands (`export.worker` is one). Each request is one
-line {"op": ..., ...}, each answer one line, {"error": "..."} where it failed. Arrays and rows travel through files.
+gets its own. What runs in there is not known here: a command, and a map that it understands (`export.engines.worker` is one). Each request
+is one line {"op": ..., ...}, each answer one line, {"error": "..."} where it failed. Arrays and rows travel through files.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from compress.artifacts.shards import ShardWriter, StoredWeights
 from compress.core.errors import InputError
 from compress.models.config import set_labels
 from compress.models.files import copy_files
-from compress.models.library import quiet
-from compress.models.streaming import TASK, StreamedModel, meta_model, stored_names, structure_problem
+from compress.models.library import quiet, task_of
+from compress.models.streaming import StreamedModel, meta_model, stored_names, structure_problem
 
 PROBED_TOKENS = 4
 INDEX = "model.safetensors.index.json"
@@ -71,7 +71,7 @@ def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
     Raises:
         InputError: A file is damaged, a weight is not finite, or the model is not causal.
     """
-    set_labels(config, TASK, ())
+    set_labels(config, task_of(config, "tokens"), ())
     parameters = _link_weights(config, source, out)
     if parameters is None:
         return None

@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from compress.artifacts.safetensors import read_json
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import SCORE, TASKS, Task
 from compress.models.files import find
 from compress.models.library import REFUSED, one_line, quiet, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
@@ -118,17 +118,16 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         )
     if config.head == "new":
         return
-    generates = TASKS[config.task].answer == "tokens"
+    row = TASKS[config.task]
+    generates, regression = row.answer == "tokens", row.answer == "value"
     remedy = "" if generates else "; give model.head: new (then finetune must be the first stage)"
     given = (found.architectures or classes)[0]
     if given not in classes:
         raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
     if generates:
         return
-    regression = config.task == "text-regression"
-    expected = (None, "regression" if regression else "single_label_classification")
-    if found.problem_type not in expected:
-        raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {expected[1]}{remedy}")
+    if found.problem_type not in (None, row.problem_type):
+        raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
     wanted = 1 if regression else num_labels
     if (wanted is not None and found.num_labels != wanted) or (not regression and found.num_labels < 2):
         needs = "1" if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
@@ -196,13 +195,14 @@ def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[s
 
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
     """Sets the labels (regression has one output, named score) and the problem type of a config, in place."""
-    if TASKS[task].answer == "tokens":
+    row = TASKS[task]
+    if row.answer == "tokens":
         config.use_cache = False  # no graph here has one; `generate` goes by generation_config.json, which keeps its own setting
         return
-    labels = ("score",) if task == "text-regression" else labels
+    labels = SCORE if row.answer == "value" else labels
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
-    config.problem_type = "regression" if task == "text-regression" else "single_label_classification"
+    config.problem_type = row.problem_type
 
 
 def label_list(config: Any) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ import torch
 from compress.artifacts.artifact import digest, file_digest, write_json
 from compress.artifacts.safetensors import check_finite, headers, read_json, weight_files
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.models.causal import check_causal, link_model
 from compress.models.checkpoint import load_weights
 from compress.models.config import (
@@ -112,7 +112,8 @@ def import_model(
     """
     task = config.task
     if TASKS[task].answer == "class" and len(data_labels) < 2:
-        raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: text-regression)")
+        values = tasks_with(lambda row: row.answer == "value")
+        raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else find(config.path, "model.path")
     linked = None
     if source is not None and TASKS[task].answer == "tokens" and config.head == "keep":
@@ -227,7 +228,7 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
 
 def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
     """Writes what turns rows into features: the tokenizer, or the image processor's settings."""
-    if config.task == "image-classification":
+    if TASKS[config.task].modality == "image":
         if config.preprocessor is not None:
             write_json(out / IMAGE_FILES[0], config.preprocessor)
         elif source is None:
@@ -291,10 +292,9 @@ def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
 
 
 def _write_card(out: Path, origin: str, task: Task, labels: list[str]) -> None:
-    tag = "text-classification" if task == "text-regression" else task
     lines = [
         "---",
-        f"pipeline_tag: {tag}",
+        f"pipeline_tag: {TASKS[task].pipeline_tag}",
         "library_name: transformers",
         "---",
         "# Model",

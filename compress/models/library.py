@@ -19,10 +19,16 @@ def stock_auto(task: Task) -> Any:
     return getattr(transformers, TASKS[task].auto_class)
 
 
-def task_of(config: Any) -> Task:
-    """Returns a task that a checkpoint can be loaded for, by the model class that its config names."""
+def task_of(config: Any, answer: str | None = None) -> Task:
+    """Returns a task that a checkpoint can be loaded for, by the model class that its config names; else the first in the table.
+
+    Args:
+        config: A Transformers config.
+        answer: Only tasks with this answer count, where it is given.
+    """
     named = (config.architectures or [""])[0]
-    return next((task for task in TASKS if named in task_classes(config, task)), "text-classification")
+    tasks = [task for task, row in TASKS.items() if answer in (None, row.answer)]
+    return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 
 def task_classes(config: Any, task: Task) -> list[str]:

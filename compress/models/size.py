@@ -68,7 +68,7 @@ def _countable(config: Any) -> Any:
 
 
 def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
-    if task == "image-classification":
+    if TASKS[task].modality == "image":
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}

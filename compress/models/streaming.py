@@ -38,11 +38,10 @@ from torch import Tensor, nn
 
 from compress.artifacts.shards import StoredWeights, allocate, mapped
 from compress.core.errors import InputError
-from compress.core.tasks import Task
 from compress.machine.process import trim_memory
 from compress.models.config import read_config
 from compress.models.conv1d import is_conv1d, with_linears
-from compress.models.library import quiet, some, with_class
+from compress.models.library import quiet, some, task_of, with_class
 from compress.models.shapes import auto_class
 from compress.models.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
@@ -64,9 +63,6 @@ MODEL_SHARE = 0.5
 
 
 LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
-
-TASK: Task = "text-generation"
 
 
 HIDDEN = "hidden_states"
@@ -318,7 +314,8 @@ class StreamedModel:
 def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
     """Returns the model of a config on the meta device, with linear layers for every `Conv1D`, and the paths of those."""
     with torch.device("meta"), quiet():
-        model = auto_class(TASK, config).from_config(with_class(config, TASK), dtype=torch.float32)
+        task = task_of(config, "tokens")
+        model = auto_class(task, config).from_config(with_class(config, task), dtype=torch.float32)
     turned = {name for name, module in model.named_modules() if is_conv1d(module)}
     return with_linears(model), turned
 

@@ -28,12 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity, perplexity_of
-from compress.core.tasks import Task
-from compress.measure.metrics import PRIMARY, num_predictions, pearson
+from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity_of
+from compress.measure.metrics import METRICS, Metric, num_predictions
 
 Array = NDArray[Any]
-Metric = Callable[[Array, Array], float]
+Figure = Callable[[Array, Array], float]
 """From predictions `[n, ...]` and labels `[n]` to a figure."""
 
 RESAMPLES = 2000
@@ -71,7 +70,7 @@ def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
 
 
 def bootstrap(
-    metric: Metric, predictions: Array, labels: Array, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE
+    metric: Figure, predictions: Array, labels: Array, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE
 ) -> Interval:
     """Returns the percentile bootstrap interval of `metric(predictions, labels)`.
 
@@ -102,7 +101,7 @@ def paired_bootstrap(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Returns the paired percentile bootstrap interval of `metric(before, labels) - metric(after, labels)`.
+    """Returns the paired percentile bootstrap interval of what a metric lost.
 
     Both predictions are `[n, ...]` in the same row order; see `bootstrap` for the other arguments.
 
@@ -114,7 +113,7 @@ def paired_bootstrap(
     differences = np.empty(resamples)
     for index in range(resamples):
         sample = draw.integers(0, rows, rows)
-        differences[index] = metric(before[sample], labels[sample]) - metric(after[sample], labels[sample])
+        differences[index] = metric.drop(metric.of(before[sample], labels[sample]), metric.of(after[sample], labels[sample]))
     return _percentiles(differences, confidence)
 
 
@@ -134,27 +133,11 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
     return _percentiles((draws[:, 0] - draws[:, 1]) / n, confidence)
 
 
-def primary(task: Task) -> Metric:
-    """Returns the primary metric of a task as a function of logits and labels."""
-    metrics: dict[str, Metric] = {"accuracy": accuracy, "pearson": correlation, "perplexity": perplexity}
-    return metrics[PRIMARY[task]]
-
-
-def accuracy(logits: Array, labels: Array) -> float:
-    """Returns the share of rows of `logits` `[n, C]` whose largest entry (ties: the lowest class) is the label `[n]`."""
-    return float(np.mean(logits.argmax(axis=1) == labels))
-
-
-def correlation(values: Array, labels: Array) -> float:
-    """Returns the Pearson correlation of `[n, 1]` or `[n]` values with the labels `[n]`; 0 where either is constant."""
-    return pearson(values.reshape(len(labels)), labels)
-
-
 def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
     """Returns a figure with its 95 % interval: Wilson for `accuracy`, bootstrap for every other metric, over blocks for `perplexity`.
 
     Args:
-        metric: From `primary`, or any other.
+        metric: A row of `METRICS`, or any other.
         predictions: `[n, ...]`.
         labels: `[n]`.
         seed: Seed of the bootstrap.
@@ -163,30 +146,29 @@ def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) 
         `value`, `low`, `high` and `n`: rows, for perplexity tokens.
     """
     rows = _rows(labels, predictions)
-    if metric is accuracy:
+    if metric is METRICS["accuracy"]:
         low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
-    elif metric is perplexity:
+    elif metric is METRICS["perplexity"]:
         low, high = bootstrap(perplexity_of, *block_sums(predictions, labels), seed=seed)
         rows = num_predictions(labels)
     else:
-        low, high = bootstrap(metric, predictions, labels, seed=seed)
-    return {"value": metric(predictions, labels), "low": low, "high": high, "n": rows}
+        low, high = bootstrap(metric.of, predictions, labels, seed=seed)
+    return {"value": metric.of(predictions, labels), "low": low, "high": high, "n": rows}
 
 
 def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
     """Compares two sets of predictions for the same rows.
 
     Args:
-        metric: From `primary`, or any other; `accuracy` needs no resampling of rows and takes no time.
+        metric: A row of `METRICS`, or any other; `accuracy` needs no resampling of rows and takes no time.
         before: Predictions of the reference, `[n, ...]`.
         after: Predictions of what is judged, in the same row order.
         labels: `[n]`; integers are class ids.
         seed: Seed of the bootstrap.
 
     Returns:
-        `difference` (before minus after, for perplexity after / before - 1: positive is lost), its 95 % paired bootstrap interval `low`
-        and `high`, `n`, and the rows (tokens) that went `right_to_wrong`, `wrong_to_right` or `changed` their answer at all; these three
-        are None where labels are no classes.
+        `difference` (`Metric.drop`: positive is lost), its 95 % paired bootstrap interval `low` and `high`, `n`, and the rows (tokens)
+        that went `right_to_wrong`, `wrong_to_right` or `changed` their answer at all; these three are None where labels are no classes.
 
     Raises:
         ValueError: There are no rows, or the three differ in their number.
@@ -194,15 +176,16 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
     rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
     if not np.issubdtype(labels.dtype, np.integer):
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
-        return {"difference": metric(before, labels) - metric(after, labels), "low": low, "high": high, "n": rows, **counts}
-    if metric is perplexity:
+        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
+        return {"difference": difference, "low": low, "high": high, "n": rows, **counts}
+    if metric is METRICS["perplexity"]:
         return _paired_tokens(before, after, labels, seed)
     first, second = before.argmax(axis=1), after.argmax(axis=1)
     lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
-    if metric is accuracy:
+    if metric is METRICS["accuracy"]:
         difference, (low, high) = (lost - gained) / rows, paired_counts(lost, gained, rows, seed=seed)
     else:
-        difference = metric(before, labels) - metric(after, labels)
+        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
     found = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
     return {"difference": difference, "low": low, "high": high, "n": rows, **found}
@@ -211,7 +194,7 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
 def _paired_tokens(before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
     """Compares two sets of answers `[n, T, 2]` to the same blocks; see `paired`."""
     (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
-    low, high = paired_bootstrap(mean_nll, sums, others, tokens, seed=seed)
+    low, high = paired_bootstrap(Metric(mean_nll), sums, others, tokens, seed=seed)
     first, second = (choices(answers)[labels != IGNORED] for answers in (before, after))
     targets = labels[labels != IGNORED]
     return {

@@ -14,8 +14,9 @@ import yaml
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run, open_run
+from compress.core.engines import REFERENCE
 from compress.core.tasks import TASKS, Task
-from compress.measure.metrics import PRIMARY
+from compress.measure.metrics import primary
 from compress.report import goals, hops, intervals, page
 from compress.report.hops import Hop
 
@@ -38,11 +39,6 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
     return report
 
 
-def missed(report: dict[str, Any]) -> list[str]:
-    """Returns the goals that were judged and not met."""
-    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
-
-
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     """Returns the report of a run as plain data, in the schema of `report.json`."""
     task: Task = run.recipe["model"]["task"]
@@ -54,7 +50,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "name": run.recipe["name"],
         "task": task,
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
-        "metric": {"name": PRIMARY[task], "higher_is_better": TASKS[task].higher_is_better},
+        "metric": {"name": TASKS[task].metric, "higher_is_better": primary(task).higher_is_better},
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, every_hop, rows) for name in run.variants],
@@ -74,7 +70,7 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
     build = hops.main_builds(run).get(name)
     first = next(iter(hops.recommended(build)), None) if build else None
     mine = [hop for hop in every_hop if hop.variant == name]
-    reference, metric = every_hop[0], intervals.primary(task)
+    reference, metric = every_hop[0], primary(task)
     return {
         "id": name,
         "stages": artifact.lineage(name, run.variants),
@@ -100,10 +96,10 @@ def _variant(run: Run, name: str, task: Task, every_hop: list[Hop], rows: list[d
 
 def _accuracy(run: Run, name: str, task: Task, mine: list[Hop], build: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the primary metric at every hop, with a 95 % interval, or the reason why it was not measured."""
-    metric = intervals.primary(task)
+    metric = primary(task)
     cells: dict[str, Any] = {hop.hop: intervals.single(metric, hop.logits, hop.labels) for hop in mine}
     for engine in run.recipe["target"]["engines"]:
-        if engine not in cells and engine != "torch":
+        if engine not in cells and engine != REFERENCE:
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
             reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
             cells[engine] = {"value": None, "reason": reason}
@@ -122,7 +118,7 @@ def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
         for engine in build["engines"]:
             rest = engine.get("float_precision", build["float_precision"])
             if (build["variant"], build["precision"], rest, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
-                return {**told, "accuracy": {"value": engine["metrics"][PRIMARY[task]], "n": engine["n"]}}
+                return {**told, "accuracy": {"value": engine["metrics"][TASKS[task].metric], "n": engine["n"]}}
     return told
 
 

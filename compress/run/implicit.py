@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.core.engines import ENGINES
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import save_predictions
-from compress.measure.metrics import PRIMARY, metrics, num_predictions
+from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, read_config
 from compress.models.importing import import_model, source_digest
-from compress.models.preprocessor import preprocessor
 from compress.models.tokenizer import TrainTokenizer, settled
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -61,7 +61,7 @@ class Evaluate(Stage):
         from compress.models.size import count
 
         split = context.data.evaluation
-        processor = preprocessor(parent.path, context.task, context.max_length, context.target)
+        processor = context.preprocessor(parent.path)
         if predictions.predicts_streamed(parent.path, context.task):
             model = read_config(parent.path, "checkpoint")
             logits = predictions.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
@@ -71,7 +71,8 @@ class Evaluate(Stage):
         save_predictions(out / PREDICTIONS, logits, split.labels)
         figures = metrics(context.task, logits, split.labels)
         count_judged = num_predictions(split.labels)
-        context.progress.log(f"  {parent.id} in torch: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={count_judged})")
+        name = TASKS[context.task].metric
+        context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         size = count(model, context.task, context.max_length)
         return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
 
@@ -102,7 +103,7 @@ def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
 
 def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     """Returns (variant, engine spec) for all that can run: the baseline in torch first, then each build, its recommended mode first."""
-    from export.engine import spec_of, torch_spec
+    from export.engines.spec import spec_of, torch_spec
 
     builds = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
     preprocess = exported.path / builds[0]["folder"]
@@ -111,7 +112,7 @@ def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     ]
     for build in builds:
         for engine in build["engines"]:
-            if engine["runnable"] and engine["engine"] != "torch":
+            if engine["runnable"] and ENGINES[engine["engine"]].builds:
                 jobs.append((build["variant"], spec_of(exported.path, build, engine, context.target)))
     return jobs
 

@@ -18,60 +18,23 @@ Left out: checkpoints of packed integers, which `export.compressed_tensors` writ
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import DynamicScales, LayerScales
+from compress.schemes.scales import Scales
+from compress.schemes.table import SCHEMES
 
 QUANTIZATION_JSON, QUANTIZATION_TENSORS = "quantization.json", "quantization.safetensors"
 SHORT_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
-Scheme = Literal["w8a8", "w8a8-dynamic", "w4a16", "fp8"]
-
-
-class Scales(Protocol):
-    """The scales of one quantized linear layer, whatever its scheme."""
-
-    SCHEME: ClassVar[str]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns what `quantization.safetensors` keeps, by name inside the layer."""
-
-    def entry(self) -> dict[str, Any]:
-        """Returns what `quantization.json` keeps: JSON types, `weight_bits` among them."""
-
-    def on_grid(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weights that a checkpoint keeps, float32 `[O, I]`: weights that are on the grid already stay what they are."""
-
-    def module(self, name: str, linear: nn.Linear) -> nn.Module:
-        """Returns the quantized form of a float layer, whose weights need not be on the grid; the layer itself stays as it is.
-
-        Args:
-            name: Module path, for messages.
-            linear: The float layer.
-        """
-
-    def problem(self, linear: nn.Linear) -> str | None:
-        """Returns in one line why these cannot be the scales of a layer with weights on their grid; None where they can."""
-
-
-READERS: Mapping[str, Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], Scales]] = {
-    LayerScales.SCHEME: LayerScales.read,
-    DynamicScales.SCHEME: DynamicScales.read,
-    Int4Scales.SCHEME: Int4Scales.read,
-    Fp8Scales.SCHEME: Fp8Scales.read,
-}
-"""By scheme: from the name of a layer, all tensors and its entry to its scales; KeyError, TypeError or ValueError where they are wrong."""
 
 
 def save_quantization(folder: Path, layers: Mapping[str, Scales], float_layers: Mapping[str, str]) -> None:
@@ -117,7 +80,7 @@ def load_quantization(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
     """
     try:
         document = _document(folder)
-        tensors, read = load_file(folder / QUANTIZATION_TENSORS), READERS[document["scheme"]]
+        tensors, read = load_file(folder / QUANTIZATION_TENSORS), SCHEMES[document["scheme"]].scales().read
         return {name: read(name, tensors, entry) for name, entry in document["layers"].items()}, dict(document["float_layers"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise unusable(folder, error) from error
@@ -139,8 +102,8 @@ def scheme_of(folder: Path) -> str | None:
 
 def _document(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
-    if document["schema"] != 1 or document["scheme"] not in READERS:
-        known = ", ".join(READERS)
+    if document["schema"] != 1 or document["scheme"] not in SCHEMES:
+        known = ", ".join(SCHEMES)
         raise ValueError(f"schema {document['schema']}, scheme {document['scheme']}; schema 1, scheme {known} is what this version reads")
     return document
 

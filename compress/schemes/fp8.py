@@ -47,10 +47,16 @@ class Fp8Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Fp8Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         if entry["weight_bits"] != 8:
             raise ValueError("weight_bits other than 8")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"])
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Fp8Scales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""
@@ -64,10 +70,14 @@ class Fp8Scales:
         """Returns the weights that a checkpoint keeps."""
         return to_e4m3(weight_OI, self.weight_scale[:, None]).float() * self.weight_scale[:, None]
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, float8_e4m3fn `[O, I]`."""
+        return to_e4m3(weight_OI, self.weight_scale[:, None])
+
     def module(self, name: str, linear: nn.Linear) -> Fp8Linear:
         """Returns the E4M3 form of a float layer."""
         bias_O = None if linear.bias is None else linear.bias.detach().float()
-        return Fp8Linear(name, to_e4m3(linear.weight.detach().float(), self.weight_scale[:, None]), self, bias_O)
+        return Fp8Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these cannot be the scales of a layer with weights on their grid."""

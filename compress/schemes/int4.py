@@ -43,10 +43,15 @@ class Int4Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Int4Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         if entry["weight_bits"] != 4 or not (isinstance(entry["group_size"], int) and entry["group_size"] > 0):
             raise ValueError("weight_bits other than 4, or a group_size that is no positive integer")
         return cls(tensors[f"{name}.weight_scale"], entry["group_size"])
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Int4Scales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        return cls(weight_scale, group_size)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""
@@ -65,11 +70,14 @@ class Int4Scales:
         scale_OI = self.expanded(weight_OI.shape[1])
         return quantize(weight_OI, scale_OI, LOW, HIGH).float() * scale_OI
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, int8 `[O, I]` in [-8, 7]."""
+        return quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH)
+
     def module(self, name: str, linear: nn.Linear) -> Int4Linear:
         """Returns the packed form of a float layer."""
-        weight_OI = linear.weight.detach().float()
         bias_O = None if linear.bias is None else linear.bias.detach()
-        return Int4Linear(name, quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH), self, bias_O)
+        return Int4Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these cannot be the scales of a layer with weights on their grid."""

@@ -59,9 +59,15 @@ class LayerScales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> LayerScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         bits, smooth_I = _bits(entry), tensors.get(f"{name}.input_smooth")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], bits, smooth_I)
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> LayerScales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale, bits, smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""
@@ -75,6 +81,10 @@ class LayerScales:
     def on_grid(self, weight_OI: Tensor) -> Tensor:
         """Returns the weights that a checkpoint keeps: on the grid, the smoothing taken out again."""
         return on_grid_of(weight_OI, self)
+
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, their smoothing put in, int8 `[O, I]`."""
+        return _weight_codes(weight_OI, self)
 
     def module(self, name: str, linear: nn.Linear) -> Int8Linear:
         """Returns the integer form of a float layer."""
@@ -101,8 +111,13 @@ class DynamicScales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> DynamicScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Reads the scales of a layer from those of a checkpoint."""
         return cls(tensors[f"{name}.weight_scale"], _bits(entry), tensors.get(f"{name}.input_smooth"))
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> DynamicScales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        return cls(weight_scale, bits, smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns what `quantization.safetensors` keeps."""
@@ -116,9 +131,13 @@ class DynamicScales:
         """Returns the weights that a checkpoint keeps: on the grid, the smoothing taken out again."""
         return on_grid_of(weight_OI, self)
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, their smoothing put in, int8 `[O, I]`."""
+        return _weight_codes(weight_OI, self)
+
     def module(self, name: str, linear: nn.Linear) -> DynamicInt8Linear:
         """Returns the integer form of a float layer."""
-        return DynamicInt8Linear(name, _weight_codes(linear, self), self, _float_bias(linear))
+        return DynamicInt8Linear(name, _weight_codes(linear.weight.detach().float(), self), self, _float_bias(linear))
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these cannot be the scales of a layer with weights on their grid."""
@@ -333,7 +352,7 @@ def on_grid_of(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor
 
 def int8_linear(name: str, linear: nn.Linear, scales: LayerScales) -> Int8Linear:
     """Returns the integer form of a float layer, whose weights need not be on the grid; the layer itself stays as it is."""
-    return Int8Linear(name, _weight_codes(linear, scales), scales, _float_bias(linear))
+    return Int8Linear(name, _weight_codes(linear.weight.detach().float(), scales), scales, _float_bias(linear))
 
 
 def positive(*scales: Tensor) -> bool:
@@ -341,9 +360,9 @@ def positive(*scales: Tensor) -> bool:
     return all(bool((scale.isfinite() & (scale > 0)).all()) for scale in scales)
 
 
-def _weight_codes(linear: nn.Linear, scales: LayerScales | DynamicScales) -> Tensor:
+def _weight_codes(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:
     largest = levels(scales.weight_bits)
-    return quantize(_smoothed(linear.weight.detach().float(), scales), scales.weight_scale[:, None], -largest, largest)
+    return quantize(_smoothed(weight_OI, scales), scales.weight_scale[:, None], -largest, largest)
 
 
 def _float_bias(linear: nn.Linear) -> Tensor | None:
@@ -373,5 +392,5 @@ def _problem(linear: nn.Linear, scales: LayerScales | DynamicScales) -> str | No
     steps_OI = _smoothed(linear.weight.detach().float(), scales) / scales.weight_scale[:, None]
     # A cast to a shorter type moves a weight by half a unit in the last place: bfloat16 by 127 * 2^-8 = 0.496 codes, still below a half.
     tolerance = 127 * torch.finfo(linear.weight.dtype).eps / 2 + 1e-3
-    near = (steps_OI - _weight_codes(linear, scales).float()).abs() <= tolerance
+    near = (steps_OI - _weight_codes(linear.weight.detach().float(), scales).float()).abs() <= tolerance
     return None if bool(near.all()) else OFF_GRID  # NaN is not near anything

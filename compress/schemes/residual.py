@@ -9,7 +9,7 @@ The additions of a model are found, observed and rounded in one way, whatever it
 output: a tensor subclass that keeps its mark through dropout and reshapes, and that sends the other operand of an addition of its own
 shape through the child `int8_residual` of the layer. Any other operation that reads the output ends the mark (GELU by tanh adds x to a
 multiple of x^3, which is no residual), and so does the addition. A site is thus named by the layer it follows, `<layer>/residual`; the
-same walk from the GEMM to the addition finds it in an ONNX graph (`export.qdq_products`).
+same walk from the GEMM to the addition finds it in an ONNX graph (`export.graph.qdq_products`).
 
 Left out: additions that follow no linear layer directly (layer scale, parallel attention and feed-forward).
 """

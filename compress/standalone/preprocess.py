@@ -31,7 +31,6 @@ from tokenizers import Tokenizer
 SCHEMA = 1
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
-GENERATION = "text-generation"
 LOGIT_BYTES = 2**28
 FORMATS = ("PNG", "JPEG")
 MAX_IMAGE_BYTES = 64 * 2**20
@@ -196,7 +195,7 @@ class Preprocessor:
     labels: tuple[str, ...]
     """Name of each class by id; the single name of the value for regression; none for generation."""
     task: str
-    """text-classification, text-regression, text-generation or image-classification."""
+    """What the model was made for, as the recipe names it."""
     max_length: int = 0
     """Tokens kept of a row; 0 for images."""
     buckets: tuple[int, ...] = ()
@@ -219,6 +218,11 @@ class Preprocessor:
             # Set once, here: changing a tokenizer while another thread encodes with it would be a race.
             self.tokenizer.no_padding()
             self.tokenizer.enable_truncation(self.max_length, strategy="longest_first")
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model predicts the next token: rows are blocks of token ids, and there are no labels."""
+        return not self.labels
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
@@ -291,7 +295,7 @@ class Preprocessor:
                     yield indices, self._pad([tokens[i] for i in indices], bucket)
 
     def _most_rows(self, bucket: int, batch_size: int) -> int:
-        if self.task != GENERATION:
+        if not self.generates:
             return batch_size
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
         return max(1, min(batch_size, LOGIT_BYTES // (4 * bucket * self.tokenizer.get_vocab_size())))
@@ -309,7 +313,7 @@ class Preprocessor:
         if logits.ndim != 2 or logits.shape[1] != len(self.labels):
             raise ValueError(f"logits of shape {logits.shape}; [n, {len(self.labels)}] expected")
         values = np.asarray(logits, dtype=np.float32)
-        if self.task.endswith("regression"):
+        if len(self.labels) == 1:
             return [(self.labels[0], float(value)) for value in values[:, 0]]
         best = values.argmax(axis=1)
         powers = np.exp(values - values.max(axis=1, keepdims=True))
@@ -318,7 +322,7 @@ class Preprocessor:
 
     def _tokenize(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """Returns int32 [2, length] per row: ids and type ids, truncated, not padded."""
-        if self.task == GENERATION:
+        if self.generates:
             return [np.stack([_block(index, row, self.max_length), np.zeros(len(row), np.int32)]) for index, row in enumerate(rows)]
         for index, row in enumerate(rows):
             _check_text(index, row)

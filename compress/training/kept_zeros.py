@@ -1,8 +1,8 @@
 """Zeros that stay: a sparse model keeps the zeros of its weights through every later training.
 
-The config of its checkpoint says `compress_keep_zeros: true`; `prune.sparsify` writes that, and whatever is saved afterwards says it too.
-A second `sparsify` fills none of them. A training that starts from such a model takes the zeros it finds in the linear layers of the blocks
-as a mask, and masks gradients:
+The config of its checkpoint says `compress_keep_zeros: true`; `prune.sparsify.sparsify` writes that, and whatever is saved afterwards says
+it too. A second `sparsify` fills none of them. A training that starts from such a model takes the zeros it finds in the linear layers of
+the blocks as a mask, and masks gradients:
 
     M = 1[W != 0] at the start,    g <- g * M
 

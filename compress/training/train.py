@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -31,15 +31,16 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.progress import Progress
+from compress.data.splits import Split
 from compress.machine.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
+from compress.measure.metrics import primary
 from compress.models.blocks import repeated_blocks
 from compress.models.forward import device_of
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
 from compress.training.rows import Rows, plan_epoch
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
-
-if TYPE_CHECKING:
-    from compress.standalone.preprocess import Preprocessor
 
 ROUNDING = 1e-9
 RANK_SEED = 1_000_003
@@ -131,40 +132,53 @@ class History:
         return value > self.best if self.higher_is_better else value < self.best
 
 
-def train(
-    model: nn.Module,
-    objective: Objective,
-    rows: Sequence[Any],
-    labels: NDArray[Any],
-    preprocessor: Preprocessor,
-    config: TrainConfig,
-    seed: int,
-    scratch: Path,
-    progress: Progress,
-    select: Callable[[nn.Module], float] | None = None,
-    label: str = "train",
-    depends: Any = None,
-    higher_is_better: bool = True,
-    team: Team = ALONE,
-) -> History:
+@dataclass(frozen=True)
+class Training:
+    """What a model is trained on, how, and where the training keeps its state."""
+
+    split: Split
+    """Training rows with class ids or values `[n]`, or ids of the next tokens `[n, T]`."""
+    preprocessor: Preprocessor
+    """Turns rows into features."""
+    config: TrainConfig
+    """Settings of the loop."""
+    seed: int
+    """Seed of order and dropout."""
+    scratch: Path
+    """Folder for checkpoints inside the stage; a checkpoint of the same settings found there is continued."""
+    progress: Progress
+    select: Callable[[nn.Module], float] | None = None
+    """Value of the model on the selection split; None: the last weights are kept."""
+    higher_is_better: bool = True
+    """Whether more of that value is better."""
+    label: str = "train"
+    """Name of the bar and of messages."""
+    depends: Any = None
+    """Whatever else the objective depends on (JSON types): a checkpoint found in `scratch` has to have the same."""
+    team: Team = ALONE
+    """The processes that train; all of them call with the same arguments. Only the first one looks at the selection split (all do where the
+    model is divided), and writes to `scratch`."""
+
+    @classmethod
+    def of(cls, context: Context, preprocessor: Preprocessor, config: TrainConfig, label: str, **changes: Any) -> Training:
+        """Returns a training on the train split of a run; `changes` take precedence over what the context gives."""
+        usual: dict[str, Any] = {
+            "split": context.data.train,
+            "seed": context.seed,
+            "scratch": context.scratch,
+            "progress": context.progress,
+            "higher_is_better": primary(context.task).higher_is_better,
+        }
+        return cls(preprocessor=preprocessor, config=config, label=label, **{**usual, **changes})
+
+
+def train(model: nn.Module, objective: Objective, training: Training) -> History:
     """Trains `model` in place; leaves it in evaluation mode with the weights that `config.keep` asks for.
 
     Args:
         model: A loaded checkpoint, on the device to train on.
         objective: Gives the parts of the loss for a batch.
-        rows: Training rows.
-        labels: Class ids or values `[n]`, or ids of the next tokens `[n, T]`.
-        preprocessor: Turns rows into features.
-        config: Settings of the loop.
-        seed: Seed of order and dropout.
-        scratch: Folder for checkpoints inside the stage; a checkpoint of the same settings found there is continued.
-        progress: Where to tell.
-        select: Value on the selection split; absent: the last weights are kept.
-        label: Name of the bar and of messages.
-        depends: Whatever else the objective depends on (JSON types): a checkpoint found in `scratch` has to have the same.
-        higher_is_better: Whether more of that value is better.
-        team: The processes that train; all of them call with the same arguments. Only the first one looks at the selection split (all do
-            where the model is divided), and writes to `scratch`.
+        training: On what, how, and where its state is kept.
 
     Returns:
         The history of the whole training, resumed parts included.
@@ -172,28 +186,29 @@ def train(
     Raises:
         InputError: There are no rows, or the loss or its gradient became NaN or infinite.
     """
-    if not len(rows):
-        raise InputError(f"{label}: no rows to train on; give a train split")
+    config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
+    if not len(training.split):
+        raise InputError(f"{training.label}: no rows to train on; give a train split")
     if team.shards and getattr(getattr(model, "config", None), NOTE, False):
-        raise InputError(f"{label}: a model whose zeros are kept cannot be divided; give parallel: {{strategy: ddp}}")
+        raise InputError(f"{training.label}: a model whose zeros are kept cannot be divided; give parallel: {{strategy: ddp}}")
     trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
     team.align(trained)
     digest = weights_digest(trained)
-    loop = _Loop(model, objective, trained, Rows.prepare(rows, preprocessor), labels, config, seed, select, label, team)
+    loop = _Loop(model, objective, trained, training)
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
-        "seed": seed,
-        "rows": _rows_digest(rows, labels),
+        "seed": training.seed,
+        "rows": _rows_digest(training.split.rows, training.split.labels),
         "weights": digest,
-        "depends": depends,
+        "depends": training.depends,
         "threads": torch.get_num_threads(),
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
         "processes": team.size,
         "strategy": team.strategy if team.size > 1 else None,
     }
-    loop.history.higher_is_better = higher_is_better
-    with seeded(seed + RANK_SEED * team.rank), zeros_held(model):
+    loop.history.higher_is_better = training.higher_is_better
+    with seeded(training.seed + RANK_SEED * team.rank), zeros_held(model):
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
         loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
@@ -244,31 +259,21 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 class _Loop:
     """The state of one training and its steps."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        trained: nn.Module,
-        rows: Rows,
-        labels: NDArray[Any],
-        config: TrainConfig,
-        seed: int,
-        select: Callable[[nn.Module], float] | None,
-        label: str,
-        team: Team,
-    ) -> None:
-        self.model, self.objective, self.trained, self.rows, self.config = model, objective, trained, rows, config
-        self.seed, self.select, self.label, self.team = seed, select, label, team
-        self.labels = torch.from_numpy(labels)
+    def __init__(self, model: nn.Module, objective: Objective, trained: nn.Module, training: Training) -> None:
+        config, label, team = training.config, training.label, training.team
+        self.model, self.objective, self.trained, self.config, self.team = model, objective, trained, config, team
+        self.seed, self.select, self.label = training.seed, training.select, label
+        self.rows = Rows.prepare(training.split.rows, training.preprocessor)
+        self.labels = torch.from_numpy(training.split.labels)
         self.plain = skeleton(model) if team.shards else None
         if team.shards:
             shard(model, repeated_blocks(model, label)[1])
         self.device = device_of(model)
         self.autocast = autocast_dtype(self.device)
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
-        self.epoch_steps = -(-len(rows.lengths) // config.batch_size)
+        self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
-        self.keeps_best = config.keep == "best" and select is not None
+        self.keeps_best = config.keep == "best" and self.select is not None
         self.history = History()
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # parts of the loss in this epoch, summed over its rows
@@ -360,7 +365,7 @@ class _Loop:
             message = f", loss {sum(means.values()):.4f}{message}"
             self.sums, self.seen = {}, 0
         if message:
-            progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
+            progress.tick(self.label, f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the value on the selection split; keeps the weights where it is the best so far."""

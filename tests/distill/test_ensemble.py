@@ -23,7 +23,7 @@ from compress.training.rows import Rows
 from compress.training.train import Batch
 from distill.distill import Distill
 from distill.ensemble import averaged, shares
-from distill.soft_target import soft_target
+from distill.losses.soft_target import soft_target
 
 Contexts = Callable[..., Context]
 

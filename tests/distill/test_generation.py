@@ -22,9 +22,9 @@ from compress.training.rows import Rows
 from compress.training.train import Batch
 from distill.capture import Capture
 from distill.distill import Distill
-from distill.loss import Setting, Shape
+from distill.losses.loss import Setting, Shape
+from distill.losses.soft_target import SoftTarget
 from distill.objective import Objective
-from distill.soft_target import SoftTarget
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher, freeze
 from tests.compress import tiny_gpt

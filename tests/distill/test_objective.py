@@ -20,19 +20,19 @@ from compress.models.preprocessor import preprocessor
 from compress.training.rows import Rows
 from compress.training.train import Batch
 from distill.capture import Capture
-from distill.distilbert import cosine
 from distill.distill import Distill
-from distill.hidden import Hidden
-from distill.loss import Loss, Setting, Shape, is_causal
+from distill.losses.distilbert import cosine
+from distill.losses.hidden import Hidden
+from distill.losses.loss import Loss, Setting, Shape, is_causal
+from distill.losses.relational import angle_loss, distance_loss
+from distill.losses.soft_target import SoftTarget, soft_target
+from distill.losses.tinybert import TinyBert
 from distill.masking import Masking
 from distill.objective import Objective, check_covered
 from distill.presets import PRESETS
-from distill.relational import angle_loss, distance_loss
 from distill.schedules import Ramp, value_at
-from distill.soft_target import SoftTarget, soft_target
 from distill.student import take_layers
 from distill.teacher import Pair, Teacher, freeze
-from distill.tinybert import TinyBert
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
 Make = Callable[..., Any]

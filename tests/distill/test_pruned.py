@@ -16,7 +16,7 @@ from compress.models.checkpoint import load, save
 from compress.models.shapes import remade, sizes_of, with_sizes
 from compress.stage.context import Context
 from distill.distill import Distill
-from distill.loss import Shape
+from distill.losses.loss import Shape
 
 OWN = {"heads": (1, 2, 3, 4), "key_value_heads": (1, 2, 3, 4), "ffn": (8, 12, 16, 20)}
 

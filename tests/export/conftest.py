@@ -9,9 +9,9 @@ import torch
 
 from compress.models.preprocessor import preprocessor
 from compress.standalone.preprocess import Preprocessor
-from export import onnxruntime, openvino
-from export.onnx import export_float
-from export.qdq import insert_qdq
+from export.engines import onnxruntime, openvino
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from tests.export import sentiment
 
 torch.set_num_threads(1)  # tiny models: a second thread only waits
@@ -38,6 +38,7 @@ def _build(checkpoint: Path, prepared: Preprocessor, folder: Path, *, quantized:
     model = export_float(checkpoint, prepared, folder / ("float.onnx" if quantized else "model.onnx"))
     if quantized:
         model = insert_qdq(model, checkpoint, folder / "model.onnx")
-    openvino.build(model, folder)
-    onnxruntime.build(model, folder, quantized=quantized)
+    openvino.convert(model, folder)
+    if quantized:
+        onnxruntime.with_uint8_activations(model, folder)
     return folder

@@ -17,9 +17,9 @@ from compress.models.checkpoint import load
 from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
-from export.engine import spec_of
+from export.engines.spec import spec_of
 from export.export import Export, planned
-from export.parity import ParityError
+from export.parity.parity import ParityError
 from tests.export import sentiment
 
 
@@ -43,7 +43,7 @@ def entries(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, An
 
 @pytest.fixture
 def no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
 
 
 def names(context: Context, variants: Any) -> list[str]:
@@ -75,7 +75,7 @@ def test_of_branches_the_ends_of_each_are_built(tmp_path: Path) -> None:
 
 
 def test_a_processor_with_bf16_gets_the_float_variant_behind_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     floating, integer = sentiment.checkpoint(), sentiment.quantized()
     checkpoints = {"baseline": floating, "prune": floating, "small": integer, "whole": integer}
     assert names(sentiment.context(tmp_path, checkpoints, inputs={"whole": "baseline"}), "ends")[-1] == "baseline-bf16"
@@ -83,7 +83,7 @@ def test_a_processor_with_bf16_gets_the_float_variant_behind_the_last(tmp_path: 
 
 
 def test_a_processor_with_bf16_gets_the_last_float_variant_in_bf16(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()})
     assert names(context, "ends")[-1] == "baseline-bf16"
     assert planned(context, "ends")[-1].float_precision == "bf16"
@@ -163,7 +163,7 @@ def test_int8_has_q_dq_and_float_has_not(exported: tuple[Path, dict[str, Any]]) 
 
 
 def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     context = small(tmp_path / "scratch", ("openvino",))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")
@@ -188,7 +188,7 @@ def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize(("rest", "first"), [("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
 def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, first: str) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: True)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     monkeypatch.setattr("compress.measure.closeness.ADDED_FLOOR", 1.0 if first == "bf16" else -1.0)
     monkeypatch.setattr("compress.measure.closeness.ADDED_SHARE", 0.25 if first == "bf16" else -1.0)
     *engines, judged = quantized_twice(tmp_path / "scratch", tmp_path / "out", rest)
@@ -203,7 +203,7 @@ def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_processor_without_bf16_is_not_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
     with pytest.raises(InputError, match=r"stages.export.float_precision: bf16 given; this processor has no bf16: give auto or fp32"):
         quantized_twice(tmp_path / "scratch", tmp_path / "out", "bf16")
 
@@ -250,7 +250,7 @@ def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path
         entry = {"engine": "tensorrt", "mode": "dynamic", "float_precision": "fp32", "runnable": False, "reason": "no GPU"}
         return [{**entry, "metrics": {}, "int8_share": None}]
 
-    monkeypatch.setattr("export.tensorrt.build", build)
+    monkeypatch.setattr("export.engines.tensorrt.build_plans", build)
     context = small(tmp_path / "scratch", ("tensorrt", "onnxruntime"))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")

@@ -17,11 +17,11 @@ from compress.measure.engine_process import EngineProcess
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.size import count
-from export.engine import EngineSpec, torch_spec
-from export.macs import count_macs
-from export.onnx import export_float, module_of
-from export.parity import compare_predictions, shortfall
-from export.worker import synthetic
+from export.engines.spec import EngineSpec, torch_spec
+from export.engines.worker import synthetic
+from export.graph.macs import count_macs
+from export.graph.onnx import export_float, module_of
+from export.parity.parity import compare_predictions, shortfall
 from tests.compress import tiny_gpt
 
 KINDS = tuple(tiny_gpt.CONFIGS)
@@ -87,10 +87,10 @@ def test_macs_are_those_of_torch_with_the_head(kind: str) -> None:
 
 @pytest.fixture(scope="module")
 def engines() -> Iterator[list[EngineProcess]]:
-    from export import openvino
+    from export.engines import openvino
 
     folder = exported("mistral").parent
-    xml, _ = openvino.build(folder / "model.onnx", folder)
+    xml, _ = openvino.convert(folder / "model.onnx", folder)
     specs = [
         EngineSpec("onnxruntime", "dynamic", "fp32", "fp32", "cpu", 1, str(folder / "model.onnx"), str(folder), (1, 4)),
         EngineSpec("openvino", "static", "fp32", "fp32", "cpu", 1, str(xml), str(folder), (1, 4)),
@@ -123,7 +123,7 @@ def test_torch_is_an_engine_too() -> None:
     folder = exported("gpt2").parent
     split = tiny_gpt.data().evaluation
     from compress.core.target import Target
-    from export.torch_engine import Torch
+    from export.engines.torch import Torch
 
     engine = Torch(torch_spec(tiny_gpt.checkpoint(), folder, "fp32", Target(threads=1)))
     features = tiny_gpt.prepared().encode(split.rows[:2])

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from export import onnxruntime, openvino
-from export.engine import EngineSpec
-from export.macs import Gemm, count_macs
-from export.onnx import export_float
-from export.onnxruntime import OnnxRuntime
-from export.openvino import OpenVino
-from export.qdq import insert_qdq
+from export.engines import onnxruntime, openvino
+from export.engines.onnxruntime import OnnxRuntime
+from export.engines.openvino import OpenVino
+from export.engines.spec import EngineSpec
+from export.graph.macs import Gemm, count_macs
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
 
@@ -57,7 +57,8 @@ def length(family: str) -> int | None:
 
 def open_one(engine: str, mode: str, model: Path, folder: Path, quantized: bool) -> OpenVino | OnnxRuntime:
     precision = "int8" if quantized else "fp32"
-    path = openvino.build(model, folder)[0] if engine == "openvino" else onnxruntime.build(model, folder, quantized=quantized)
+    path = openvino.convert(model, folder)[0] if engine == "openvino" else model
+    path = onnxruntime.with_uint8_activations(model, folder) if engine == "onnxruntime" and quantized else path
     spec = EngineSpec(engine, mode, precision, "fp32", "cpu", 1, str(path), str(folder), (1, 2))
     return OpenVino(spec) if engine == "openvino" else OnnxRuntime(spec)
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.standalone.preprocess import Preprocessor
-from export.onnx import export_float
+from export.graph.onnx import export_float
 
 LENGTH = 40
 _SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "num_labels": 3}

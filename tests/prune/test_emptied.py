@@ -9,9 +9,9 @@ import torch
 
 from compress.models.structure import Structure
 from prune.emptied import emptied, unread
-from prune.lasso import layer_mask, pieces
-from prune.one_shot import zero_gone
-from prune.patterns import Blocks
+from prune.sparsify.lasso import layer_mask, pieces
+from prune.sparsify.one_shot import zero_gone
+from prune.sparsify.patterns import Blocks
 
 KEY = "stages.sparsify"
 

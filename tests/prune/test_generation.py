@@ -18,7 +18,7 @@ from compress.models.checkpoint import load
 from compress.models.structure import Structure
 from compress.stage.context import Context
 from export.compressed_tensors import obstacle
-from export.onnx import export_float
+from export.graph.onnx import export_float
 from prune.prune import Prune
 from quantize.quantize import Quantize
 from tests.compress import tiny_gpt

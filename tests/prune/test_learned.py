@@ -18,7 +18,7 @@ from compress.stage.context import Context
 from compress.training import train as training
 from prune.cost import Cost
 from prune.prune import Prune
-from prune.sparsify import Sparsify
+from prune.sparsify.sparsify import Sparsify
 from tests.prune.small_runs import pruned
 
 QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None, "least_squares": False}

@@ -51,7 +51,7 @@ STAGES: list[dict[str, Any]] = [
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("export.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
+        patch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
         patch.setattr("compress.measure.latency.measure", lambda specs, shapes, progress: [])  # how fast they are is tested elsewhere
         folder = tmp_path_factory.mktemp("pruned")
         return run(recipe(folder, STAGES), folder / "run", progress=ConsoleProgress("quiet"))

@@ -28,7 +28,7 @@ from distill.injected import Injected
 from distill.presets import PRESETS
 from prune.prune import Prune
 from prune.recovery import Recover
-from prune.sparsify import Sparsify
+from prune.sparsify.sparsify import Sparsify
 from prune.surgery import Kept, shrink
 from tests.prune.conftest import WORDS, write_tokenizer
 from tests.prune.small_runs import pruned

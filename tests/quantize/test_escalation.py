@@ -16,7 +16,8 @@ from compress.schemes.int8 import Int8Linear
 from compress.stage.context import Context
 from quantize import escalation
 from quantize.escalation import escalate, ladder
-from quantize.quantize import MixedPrecision, Quantize
+from quantize.quantize import Quantize
+from quantize.settings import MixedPrecision
 
 
 def run(bert: Artifact, context: Context, out: Path, **settings: Any) -> dict[str, Any]:
@@ -85,7 +86,7 @@ def test_the_first_that_keeps_within_the_goal_is_taken_else_the_best(
     left = iter(losses)
     monkeypatch.setattr(escalation, "_loss", lambda made, budget: next(left))
     stage = Quantize(id="quantize", mode="auto", qat={"epochs": 0.2})
-    made = escalate(stage, bert, replace(context, max_drop=0.01))
+    made = escalate(stage, bert.path, replace(context, max_drop=0.01))
     attempts = made.figures["attempts"]
     assert [attempt["value"] for attempt in attempts] == losses
     assert [attempt["name"] for attempt in attempts if attempt["kept"]] == [taken]

@@ -26,6 +26,7 @@ from compress.stage.taught import Learner, LossName
 from compress.training.distilled import taught
 from compress.training.train import Batch
 from distill.injected import Injected
+from quantize.in_memory import quantize_in_memory
 from quantize.qat import Qat, QatLinear, asked_by, insert, learn
 from quantize.quantize import Quantize
 from tests.quantize.test_qat_training import features, start_of
@@ -64,7 +65,7 @@ def test_a_model_that_differs_from_stage_to_stage_trains_too(image_context: Cont
     for loss in (None, "soft_target"):
         stage = Quantize(mode="qat", qat={**QUICK, "loss": loss}, calibration={"rows": 8})
         stage.check(found, found, run)
-        stage.quantize(made, replace(run, scratch=tmp_path / str(loss)))
+        quantize_in_memory(stage, made.path, replace(run, scratch=tmp_path / str(loss)))
 
 
 def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
@@ -135,7 +136,7 @@ def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path:
 
 
 def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quantize import quantize as module
+    from quantize import steps as module
 
     seen, kept = [], module.learn
 
@@ -147,9 +148,9 @@ def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path
     shutil.copytree(bert.path, tmp_path / "other")
     other = Artifact(tmp_path / "other", {"id": "baseline", "digest": "1" * 64})
     stage = Quantize(mode="qat", qat=QUICK, calibration={"rows": 16}, teacher="baseline")
-    stage.quantize(bert, replace(run, teachers=(other,), scratch=tmp_path / "a"))
-    stage.quantize(bert, replace(run, scratch=tmp_path / "b"))
-    stage.model_copy(update={"teacher": "input"}).quantize(bert, replace(run, scratch=tmp_path / "c"))
+    quantize_in_memory(stage, bert.path, replace(run, teachers=(other,), scratch=tmp_path / "a"))
+    quantize_in_memory(stage, bert.path, replace(run, scratch=tmp_path / "b"))
+    quantize_in_memory(stage.model_copy(update={"teacher": "input"}), bert.path, replace(run, scratch=tmp_path / "c"))
     assert seen == [other.path, None, None]
 
 
@@ -163,7 +164,7 @@ def test_smoothing_is_nothing_to_be_unlearned(bert: Artifact, run: Context, tmp_
     made = Artifact(tmp_path / "large", {"id": "baseline", "digest": "1" * 64})
     qat = {**QUICK, "learning_rate": 1e-9, "losses": [{"name": "minilm"}]}
     stage = Quantize(mode="qat", teacher="baseline", qat=qat, calibration={"rows": 64})
-    figures = stage.quantize(made, replace(run, teachers=(made,), checkpoints={"baseline": made})).figures
+    figures = quantize_in_memory(stage, made.path, replace(run, teachers=(made,), checkpoints={"baseline": made})).figures
     assert any(str(group["into"]).endswith("value") for group in figures["smoothquant"])
     assert figures["qat"]["losses"][0]["value_relation"] < 1e-3
 
@@ -180,7 +181,8 @@ def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatc
     monkeypatch.setattr(module, "taught", told)
     inputs = features(bert.path, run, 16)
     coarse = {"rows": 16, "method": "percentile", "percentile": 90}  # so that there is something to correct
-    Quantize(mode="qat", qat=QUICK, calibration=coarse, bias_correction=True, smoothquant=False).quantize(bert, run)
+    stage = Quantize(mode="qat", qat=QUICK, calibration=coarse, bias_correction=True, smoothquant=False)
+    quantize_in_memory(stage, bert.path, run)
     ((student, teacher),) = seen
     torch.testing.assert_close(teacher, forward(load(bert.path), inputs), atol=1e-5, rtol=1e-5)
     assert float((student - teacher).detach().abs().max()) > 1e-4

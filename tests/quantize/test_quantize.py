@@ -27,7 +27,8 @@ from compress.schemes.int8 import Int8Linear, weight_bits
 from compress.stage.context import Context
 from quantize.calibration import METHODS
 from quantize.ptq import HEAD
-from quantize.quantize import Quantize, SmoothQuant
+from quantize.quantize import Quantize
+from quantize.settings import SmoothQuant
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**SIZES, "vocab_size": 30}
@@ -184,7 +185,7 @@ def test_a_layer_that_no_row_reaches_stays_float(bert: Artifact, context: Contex
         model.bert.encoder.layer[0].idle = nn.Linear(3, 3)
         return model
 
-    monkeypatch.setattr("compress.models.checkpoint.load", with_idle_layer)
+    monkeypatch.setattr("quantize.steps.load", with_idle_layer)
     figures = figures_of(bert, context, tmp_path / "out")
     assert figures["float_layers"]["bert.encoder.layer.0.idle"] == "not reached by the calibration rows"
     assert "idle" in told.warnings[0]

@@ -17,8 +17,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.standalone.preprocess import Preprocessor
-from export.onnx import export_float
-from export.qdq import insert_qdq
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 from triton_repo import plans

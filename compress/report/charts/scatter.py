@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from compress.core.engines import ENGINES
+
 RADIUS = 5.5
 SMALLEST_STEP = 1e-300  # of an axis: below, floating point has no room for round values
 MAX_LABELS = 26
@@ -195,14 +197,14 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
     """Returns the path of the marker of an engine: its shape tells it apart without colour."""
-    r = radius
-    if engine == "onnxruntime":
+    r, shape = radius, ENGINES[engine].marker if engine in ENGINES else "circle"
+    if shape == "square":
         s = r * 0.88
         return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z"
-    if engine == "openvino":
+    if shape == "diamond":
         d = r * 1.25
         return f"M{x:.1f} {y - d:.1f}l{d:.1f} {d:.1f}l{-d:.1f} {d:.1f}l{-d:.1f} {-d:.1f}z"
-    if engine == "tensorrt":
+    if shape == "triangle":
         t = r * 1.15
         return f"M{x:.1f} {y - t:.1f}l{t:.1f} {1.8 * t:.1f}h{-2 * t:.1f}z"
     return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"

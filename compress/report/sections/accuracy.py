@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 
+from compress.core.engines import ENGINES, REFERENCE
 from compress.report import goals, phrases
 from compress.report.charts import scatter
 from compress.report.goals import FLOATS
 from compress.report.phrases import NO_REASON, engine_name
 from compress.report.view import Report, View
 
-HOPS = ("torch", "onnxruntime", "openvino", "tensorrt", "triton")
+HOPS = (*ENGINES, "triton")
 
 
 # Accuracy against latency
@@ -29,7 +30,7 @@ def plots(report: Report) -> list[View]:
     for shape in _shapes(report):
         points = _points(report, shape)
         if points:
-            tick = (lambda value: f"{100 * value:.4g}%") if metric in phrases.SHARES else (lambda value: f"{value:.4g}")
+            tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
             wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
             narrow = scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
@@ -69,7 +70,7 @@ def _accuracy_of(row: Report, variant: Report) -> Report:
     if own:
         return dict(own)
     main = variant.get("precision") or next((r.get("precision") for r in variant["latency"] if r.get("precision") not in FLOATS), None)
-    if row.get("engine") == "torch":
+    if row.get("engine") == REFERENCE:
         main = "fp32"
     cell = variant["accuracy"].get(row.get("engine")) or {}
     return cell if main in (None, row.get("precision")) else {}
@@ -81,7 +82,7 @@ def _point(report: Report, variant: Report, row: Report, cell: Report) -> scatte
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     title = f"{name}: {phrases.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
     title += f", p50 {phrases.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
-    reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == ("torch", "fp32")
+    reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == (REFERENCE, "fp32")
     quantized = row.get("precision") not in FLOATS or not goals.is_quantized(variant)
     role = "served" if served and quantized else "reference" if reference else "other"
     label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'of unknown precision'}"
@@ -118,7 +119,7 @@ def ledger(report: Report) -> View:
         if cell and cell.get(key) is not None
     ]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
-    reference = (goals.baseline(report).get("accuracy") or {}).get("torch") or {}
+    reference = (goals.baseline(report).get("accuracy") or {}).get(REFERENCE) or {}
     rows = [
         {
             "id": variant.get("id"),
@@ -170,7 +171,7 @@ def other_metrics(report: Report) -> View:
     for variant in report["variants"]:
         nested = {hop: figures for hop, figures in variant["metrics"].items() if isinstance(figures, Mapping)}
         flat = {name: value for name, value in variant["metrics"].items() if not isinstance(value, Mapping)}
-        lines += [(str(variant.get("id")), hop, figures) for hop, figures in ({"torch": flat} if flat else nested).items()]
+        lines += [(str(variant.get("id")), hop, figures) for hop, figures in ({REFERENCE: flat} if flat else nested).items()]
     names = [name for name in dict.fromkeys(name for *_, figures in lines for name in figures) if name != report["metric"]["name"]]
     rows = [
         {"id": id_, "hop": engine_name(hop), "texts": [phrases.figure(figures.get(name), name) for name in names]}

@@ -1,0 +1,138 @@
+"""MiniLM: the attention of one layer of the teacher, seen as relations between tokens, taught to the last layer of the student.
+
+    R(X, Y) = softmax(X Y^T / sqrt(d)) over the keys that a query may see          KL(R_t || R_s) summed over keys
+
+    MiniLM    loss_b = mean_h,t KL(R(Q, K)) + mean_h,t KL(R(V, V))                 own heads, last layer of the teacher
+              https://arxiv.org/abs/2002.10957, section 3
+    MiniLMv2  loss_b = sum over X in {Q, K, V} of mean_r,t KL(R(X, X))             r: relation heads, any layer of the teacher
+              https://arxiv.org/abs/2012.15828, section 3
+
+The second cuts the concatenated heads anew into relation heads, so that student and teacher may have any number of heads each; widths
+need not be equal in either, as only relations are compared. A value of a row is the mean over its tokens t. The presets add soft
+targets: relations alone do not train the head. Left out: teacher assistants (a recipe may distil twice).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compress.core.errors import InputError
+from distill.capture import Wanted, seen_by_both
+from distill.losses.loss import Loss, Seen, Setting, row_mean
+
+MOST_RELATION_HEADS = 48
+HIDDEN_SCORE = -1e4  # exp underflows to an exact 0; infinities would turn rows of nothing but padding into NaN
+
+
+class MiniLM(Loss):
+    """Attention and value relations of the last layer."""
+
+    name: Literal["minilm"] = "minilm"
+    """Attention and value relations of the last layer; student and teacher have as many heads."""
+
+    def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
+        """The last layer of both.
+
+        Raises:
+            InputError: They have different numbers of heads.
+        """
+        student, teacher = setting.student, setting.teacher
+        if not setting.same_heads:
+            raise InputError(f"{setting.key}: minilm given; {setting.heads}: give minilmv2, which has heads of its own")
+        return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({teacher.layers - 1}))
+
+    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns `attention_relation` and `value_relation`."""
+        student = seen.student.blocks[seen.setting.student.layers - 1]
+        teacher = seen.teacher.blocks[seen.setting.teacher.layers - 1]
+        assert seen.student.mask is not None
+        masks = seen_by_both(student, teacher, seen.student.mask), seen.student.mask
+        attention = relation_divergence(
+            student.scaling * student.query @ student.key.mT, teacher.scaling * teacher.query @ teacher.key.mT, *masks
+        )
+        values = relation_divergence(scaled_products(student.value), scaled_products(teacher.value), *masks)
+        return {"attention_relation": attention, "value_relation": values}
+
+
+class MiniLMv2(Loss):
+    """Query, key and value relations of the student's last layer and any of the teacher's."""
+
+    name: Literal["minilmv2"] = "minilmv2"
+    """Query, key and value relations of the student's last layer and any of the teacher's."""
+    relation_heads: Annotated[int, Field(ge=1)] | None = None
+    """Heads to compare; has to divide the width of both. Absent: as many as possible, at most 48."""
+    teacher_layer: Annotated[int, Field(ge=1)] | None = None
+    """Layer of the teacher, counted from 1; absent: the last, the best for 12 layers. Of 24 layers the paper takes 21 (BERT) or 19."""
+
+    def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
+        """The last layer of the student, one of the teacher.
+
+        Raises:
+            InputError: The teacher has no such layer, or the heads do not divide the widths.
+        """
+        student, teacher = setting.student, setting.teacher
+        if self.teacher_layer is not None and self.teacher_layer > teacher.layers:
+            raise InputError(f"{setting.key}.teacher_layer: {self.teacher_layer} given; the teacher has {teacher.layers} layers")
+        heads = self._heads(setting)
+        if student.attention % heads or teacher.attention % heads:
+            raise InputError(
+                f"{setting.key}.relation_heads: {heads} given; a divisor of both widths is allowed (student {student.attention}, "
+                f"teacher {teacher.attention})"
+            )
+        return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({self._layer(setting)}))
+
+    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns `query_relation`, `key_relation` and `value_relation`."""
+        student = seen.student.blocks[seen.setting.student.layers - 1]
+        teacher = seen.teacher.blocks[self._layer(seen.setting)]
+        assert seen.student.mask is not None
+        allowed = seen_by_both(student, teacher, seen.student.mask)
+        heads = self._heads(seen.setting)
+        parts = {}
+        for name in ("query", "key", "value"):
+            ours, theirs = (scaled_products(relation_heads(getattr(side, name), heads)) for side in (student, teacher))
+            parts[f"{name}_relation"] = relation_divergence(ours, theirs, allowed, seen.student.mask)
+        return parts
+
+    def _heads(self, setting: Setting) -> int:
+        if self.relation_heads is not None:
+            return self.relation_heads
+        both = math.gcd(setting.student.attention, setting.teacher.attention)
+        return max(heads for heads in range(1, MOST_RELATION_HEADS + 1) if both % heads == 0)
+
+    def _layer(self, setting: Setting) -> int:
+        return (self.teacher_layer or setting.teacher.layers) - 1
+
+
+def relation_heads(x_bhLd: Tensor, heads: int) -> Tensor:
+    """Cuts the concatenated heads anew: `[b, h, L, d]` -> `[b, heads, L, h d / heads]`."""
+    rows, _, length, _ = x_bhLd.shape
+    return x_bhLd.transpose(1, 2).reshape(rows, length, heads, -1).transpose(1, 2)
+
+
+def scaled_products(x_bhLd: Tensor) -> Tensor:
+    """Returns X X^T / sqrt(d), `[b, h, L, L]`."""
+    return x_bhLd @ x_bhLd.mT / math.sqrt(x_bhLd.shape[-1])
+
+
+def relation_divergence(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL: Tensor, mask_bL: Tensor) -> Tensor:
+    """Returns KL(softmax(teacher) || softmax(student)), summed over keys and averaged over heads and tokens of a row, float32 `[b]`.
+
+    Args:
+        student_bhLL: Scores, float `[b, h, queries, keys]`.
+        teacher_bhLL: Scores, float `[b, h, queries, keys]`; takes no gradient.
+        allowed_bLL: Keys that each query may see, bool `[b, 1, queries, keys]`.
+        mask_bL: Queries that are no padding, bool `[b, L]`.
+    """
+    hidden_bLL = ~(allowed_bLL & mask_bL[:, None, :, None])
+    log_q, log_p = (
+        functional.log_softmax(scores.float().masked_fill(hidden_bLL, HIDDEN_SCORE), dim=-1) for scores in (student_bhLL, teacher_bhLL)
+    )
+    divergence_bhL = functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
+    return row_mean(divergence_bhL.mean(dim=1), mask_bL)

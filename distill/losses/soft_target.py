@@ -1,0 +1,57 @@
+"""Soft targets: the student learns the teacher's answer, softened by a temperature (https://arxiv.org/abs/1503.02531, section 2).
+
+    p = softmax(z_t / T),  q = softmax(z_s / T)
+    loss_b = T^2 * sum_c p_c (log p_c - log q_c)
+
+The gradient of the KL divergence shrinks like 1 / T^2; the factor keeps its size, so that the weight against the labels need not
+change with T. A regression has no classes: loss_b = (z_s - z_t)^2. Text-generation answers at every token: loss_b is the mean over those of
+a block (`compress.training.token_losses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from compress.core.tasks import TASKS
+from compress.training.distilled import soft_target_loss
+from compress.training.token_losses import token_divergence
+from distill.capture import Wanted
+from distill.losses.loss import Loss, Seen, Setting
+
+
+class SoftTarget(Loss):
+    """The teacher's answers, softened by the temperature."""
+
+    ANSWERS_ONLY: ClassVar[bool] = True
+    COMPARES_ANSWERS: ClassVar[bool] = True
+
+    name: Literal["soft_target"] = "soft_target"
+    """The teacher's answers, softened by the temperature."""
+
+    def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
+        """The logits of both."""
+        return Wanted(logits=True), Wanted(logits=True)
+
+    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns `soft_target`."""
+        if TASKS[seen.setting.task].answer == "tokens":
+            return {"soft_target": token_divergence(seen.student.logits, seen.teacher.logits, seen.batch.labels, seen.temperature)}
+        regression = TASKS[seen.setting.task].answer == "value"
+        return {"soft_target": soft_target(seen.student.logits, seen.teacher.logits, seen.temperature, regression)}
+
+
+def soft_target(student_bC: Tensor, teacher_bC: Tensor, temperature: float, regression: bool = False) -> Tensor:
+    """Returns T^2 KL(p || q) of each row, or the squared difference of the values, float32 `[b]`.
+
+    Args:
+        student_bC: Logits, float32 `[b, C]`.
+        teacher_bC: Logits, float32 `[b, C]`; takes no gradient.
+        temperature: T > 0.
+        regression: Whether the logits are values.
+    """
+    if regression:
+        return (student_bC - teacher_bC).square().sum(dim=1)
+    return soft_target_loss(student_bC, teacher_bC, temperature)

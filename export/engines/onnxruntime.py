@@ -1,0 +1,137 @@
+"""ONNX Runtime: the portable reference.
+
+Float models run as they are, with all graph optimizations. For int8 on x86 its fast kernels multiply uint8 by int8, so that the Q/DQ
+graph is stored a second time with uint8 activations (`export.graph.qdq.uint8_activations`): the same integers, moved by the zero-point 128.
+Threads do not spin while they wait, since a server has other work for the cores.
+
+The share of int8 is read off the graph that the session itself optimized: fused nodes keep the name of the GEMM they came from.
+
+Left out: providers other than CPU and CUDA.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper
+
+from compress.schemes.table import of_precision, weight_only
+from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits
+
+INTEGER = frozenset(
+    {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
+)
+FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
+INT4 = "MatMulNBits"
+NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
+PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}
+
+
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why ONNX Runtime cannot run a graph of this precision; None where it can."""
+    scheme = of_precision(precision)
+    return None if scheme is None or scheme.integer else NO_FP8
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Writes the graph with uint8 activations where it is static int8; yields the one mode."""
+    scheme = of_precision(request.precision)
+    file = request.model
+    if scheme is not None and scheme.activations == "dynamic":
+        file = request.model.with_name(DYNAMIC_GRAPH)
+    elif scheme is not None and scheme.activations == "static":
+        file = with_uint8_activations(request.model, request.folder)
+    yield request.entry("dynamic", [file, file.with_name(f"{file.name}.data")])
+
+
+def open_engine(spec: EngineSpec) -> OnnxRuntime:
+    """Opens the file of `build`."""
+    return OnnxRuntime(spec)
+
+
+def with_uint8_activations(model: Path, folder: Path) -> Path:
+    """Writes a Q/DQ graph once more with uint8 activations, as `model_uint8.onnx` in `folder`; returns its path."""
+    # Imported here: they bring torch, which would start its threads in the process that runs the engine.
+    from export.graph.onnx import save
+    from export.graph.qdq import uint8_activations
+
+    return save(uint8_activations(onnx.load(str(model))), folder / "model_uint8.onnx")
+
+
+class OnnxRuntime:
+    """An engine from an ONNX file."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._session = onnxruntime.InferenceSession(spec.path, _options(spec.threads), providers=PROVIDERS[spec.device])
+
+    def predict(self, features: Features) -> Logits:
+        """Returns logits float32 [n, C]."""
+        (logits,) = self._session.run(["logits"], dict(features))
+        answer: Logits = np.asarray(logits, dtype=np.float32)
+        return answer
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision of each GEMM node from the session's optimized graph; it is the same for every shape."""
+        outputs = {node.name: node.output[0] for node in onnx.load(self._spec.path, load_external_data=False).graph.node}
+        found: dict[str, str] = {}
+        for node in self._optimized_graph().node:
+            precision = "int8" if node.op_type in INTEGER else self._spec.float_precision if node.op_type in FLOAT else None
+            precision = weight_only("int4") if node.op_type == INT4 else precision
+            if precision is not None:
+                found |= {gemm: precision for gemm in gemms if _made_of(node.name, gemm, outputs[gemm])}
+        return found
+
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+        """Returns tensors of the stored model, opened once more with these as outputs; integer codes come as int8."""
+        path = Path(self._spec.path)
+        model = onnx.load(str(path), load_external_data=False)
+        quantized = {node.output[0] for node in model.graph.node if node.op_type == "QuantizeLinear"}
+        for name in tensors:
+            kind = TensorProto.UINT8 if name in quantized else TensorProto.FLOAT
+            model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
+        options = _options(self._spec.threads)
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS[self._spec.device])
+        values = session.run(list(tensors), dict(features))
+        return {name: _codes(value) if name in quantized else value for name, value in zip(tensors, values, strict=True)}
+
+    def _optimized_graph(self) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            options = _options(self._spec.threads)
+            options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
+            onnxruntime.InferenceSession(self._spec.path, options, providers=PROVIDERS[self._spec.device])
+            return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
+
+
+def _made_of(name: str, gemm: str, output: str) -> bool:
+    """Whether an optimized node was made of a GEMM: it keeps its name, gets a prefix with an activation, a suffix with a scale.
+
+    A convolution in blocked layout is called after its output.
+    """
+    name = name.removeprefix("fused ")
+    return name == gemm or name.startswith(f"{gemm}/") or name == f"{output}_nchwc"
+
+
+def _options(threads: int) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    # int4 weights are multiplied with float activations, as in torch; by default they would become int8
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    options.log_severity_level = 3  # it warns that a saved optimized graph fits this machine only: that is what it is for
+    return options
+
+
+def _codes(values: NDArray[np.uint8]) -> NDArray[np.int8]:
+    codes: NDArray[np.int8] = (values.astype(np.int16) - 128).astype(np.int8)
+    return codes

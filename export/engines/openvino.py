@@ -1,0 +1,283 @@
+"""OpenVINO: the fastest int8 on x86, built from the Q/DQ graph and read back from its own files.
+
+The model is stored as OpenVINO's IR (xml, bin) with weights as they are (no fp16 compression). It is compiled in one of two modes:
+
+- dynamic: once, for every batch and length;
+- static: for each (batch, sequence) by itself, on first use. Known sizes let the compiler fuse attention. A batch of another size is
+  filled up to the next compiled batch with copies of its last row, or split.
+
+The precision hint is always given: on processors with bf16 the default would be bf16. Threads are not pinned to cores: pinned, several
+engines on one machine would be given the same first cores.
+
+Left out: devices other than the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+from compress.schemes.table import of_precision, weight_only
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits
+
+HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
+PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": weight_only("int4")}
+GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+"""Kept in the model, so that it is compiled alike wherever it is timed, evaluated or served."""
+NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
+UNTOLD = "i8"
+"""What the runtime model gives for a GEMM with int8 weights that may quantize its activations by itself: the type of the weights, both
+where it does and where it multiplies in float."""
+GEMM_LAYERS = frozenset({"FullyConnected", "MatMul", "Convolution"})
+FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
+
+
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why OpenVINO cannot run a graph of this precision; None where it can."""
+    scheme = of_precision(precision)
+    if scheme is None:
+        return None
+    if not scheme.integer:
+        return NO_FP8
+    if not scheme.grouped:
+        return None
+    from export.graph.qdq_schemes import uneven
+
+    short = uneven(model)
+    return None if short is None else f"OpenVINO reads int4 in groups of equal width alone: {short}; give a group_size that divides them"
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Converts the graph, unless the fp32 build did; yields the static mode, the dynamic one, and static with a bf16 float part."""
+    if request.shared == request.folder:
+        convert(request.model, request.folder, runtime_options(request.precision, request.model))
+    stored = files(request.shared)
+    settings = properties(request.target.num_threads, request.float_precision)
+    for mode in ("static", "dynamic"):
+        yield request.entry(mode, stored, properties=settings)
+    if request.bf16_float_part:
+        yield request.entry("static", stored, float_precision="bf16", properties=properties(request.target.num_threads, "bf16"))
+
+
+def open_engine(spec: EngineSpec) -> OpenVino:
+    """Opens the files of `build`."""
+    return OpenVino(spec)
+
+
+def runtime_options(precision: str, model: Path) -> dict[str, str]:
+    """Returns what OpenVINO is told about quantizing activations by itself: in groups for dynamic int8, not at all for int4 weights."""
+    scheme = of_precision(precision)
+    if scheme is None or scheme.activations == "static":
+        return {}
+    if scheme.activations == "float":
+        return {GROUP: "0"}
+    from export.graph.qdq_schemes import group_size
+
+    return {GROUP: str(group_size(model))}
+
+
+def convert(onnx: Path, folder: Path, runtime_options: Mapping[str, str] | None = None) -> tuple[Path, Path]:
+    """Converts an ONNX model to `openvino.xml` and `openvino.bin` in `folder`, and returns their paths.
+
+    Args:
+        onnx: The model.
+        folder: Where to write.
+        runtime_options: Properties that the model is compiled with wherever it is read; kept in the xml.
+    """
+    model = openvino.Core().read_model(onnx)
+    for name, value in (runtime_options or {}).items():
+        model.set_rt_info(value, ["runtime_options", name])
+    xml, weights = files(folder)
+    openvino.save_model(model, xml, compress_to_fp16=False)
+    return xml, weights
+
+
+def files(folder: Path) -> tuple[Path, Path]:
+    """Returns the paths of what `build` wrote to `folder`: network and weights."""
+    return folder / "openvino.xml", folder / "openvino.bin"
+
+
+def properties(threads: int, float_precision: str) -> dict[str, str]:
+    """Returns the settings that a model is compiled with, wherever it is timed, evaluated or served."""
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "NUM_STREAMS": "1",
+        "INFERENCE_NUM_THREADS": str(threads),
+        "INFERENCE_PRECISION_HINT": HINTS[float_precision],
+        "ENABLE_CPU_PINNING": "NO",
+    }
+
+
+@functools.cache
+def computes_bf16() -> bool:
+    """Whether this processor has bf16 arithmetic, as OpenVINO sees it."""
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+class OpenVino:
+    """An engine from the files of `build`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._core = openvino.Core()
+        self._model = self._core.read_model(spec.path)
+        self._properties = properties(spec.threads, spec.float_precision)
+        self._compiled: dict[tuple[int, ...], Any] = {}
+        if spec.mode == "dynamic":
+            self._compile(())
+
+    def predict(self, features: Features) -> Logits:
+        """Returns logits float32 [n, C]."""
+        if self._spec.mode == "dynamic":
+            return self._infer((), features)
+        parts = [self._infer(_shape(part), part)[:rows] for rows, part in chunks(features, self._spec.batch_sizes)]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision of each GEMM node from the runtime model; see `_find` for how its layers are recognised."""
+        shape = () if self._spec.mode == "dynamic" else (batch,) if sequence is None else (batch, sequence)
+        layers = [_Layer(node) for node in self._compile(shape)[0].get_runtime_model().get_ops()]
+        readers = _readers(self._model)
+        found = {gemm: _find(gemm, readers.get(gemm, []), layers) for gemm in gemms}
+        if gemms and found[gemms[-1]] is None:  # a GEMM without bias at the end goes by the name of what the graph returns, weight and all
+            last = self._model.get_results()[0].input_value(0).get_node().get_friendly_name()
+            found[gemms[-1]] = next((layer for layer in layers if layer.is_gemm and layer.made_of(last)), None)
+        told = {gemm: layer.precision_of(gemm) for gemm, layer in found.items() if layer is not None}
+        if (scheme := of_precision(self._spec.precision)) is not None and scheme.activations == "dynamic":
+            told = {gemm: precision for gemm, precision in told.items() if precision != UNTOLD}
+        return {gemm: PRECISIONS.get(precision, precision) for gemm, precision in told.items()}
+
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+        """Returns tensors of the stored model, which is compiled once more with these as outputs."""
+        model = self._core.read_model(self._spec.path)
+        model.add_outputs(list(tensors))
+        if self._spec.mode == "static":
+            _reshape(model, _shape(features))
+        compiled = self._core.compile_model(model, "CPU", self._properties)
+        results = compiled(dict(features))
+        names = {name: output for output in compiled.outputs for name in output.get_names()}
+        return {name: np.array(results[names[name]]) for name in tensors}
+
+    def _infer(self, shape: tuple[int, ...], features: Features) -> Logits:
+        _, request = self._compile(shape)
+        request.infer(dict(features), share_inputs=True)
+        logits: Logits = np.array(request.get_output_tensor(0).data, dtype=np.float32)
+        return logits
+
+    def _compile(self, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        """Returns the compiled model for a shape, () for any, and its request."""
+        if shape not in self._compiled:
+            model = self._model
+            if shape:
+                model = self._model.clone()
+                _reshape(model, shape)
+            compiled = self._core.compile_model(model, "CPU", self._properties)
+            self._compiled[shape] = compiled, compiled.create_infer_request()
+        found: tuple[Any, Any] = self._compiled[shape]
+        return found
+
+
+class _Layer:
+    """What the runtime model says of one layer."""
+
+    def __init__(self, node: Any) -> None:
+        info = {key: str(node.get_rt_info()[key].value) for key in ("layerType", "runtimePrecision", "originalLayersNames")}
+        inputs = node.input_values()
+        self.is_gemm, self.is_fused = info["layerType"] in GEMM_LAYERS, info["layerType"] in FUSED_LAYERS
+        self.is_subgraph, self.precision = info["layerType"] == "Subgraph", info["runtimePrecision"]
+        self.types = [str(value.get_element_type().get_type_name()) for value in inputs]
+        self.origins = [origin for origin in info["originalLayersNames"].split(",") if origin]
+        self.weight = inputs[1].get_node().get_friendly_name() if len(inputs) > 1 else ""
+
+    def precision_of(self, gemm: str) -> str:
+        """Returns the type that a GEMM in this layer multiplies.
+
+        A Subgraph that attention became reads queries, keys, then scale and mask if there are any, and values: the products have the types
+        of the first two and of the last, and a mask in float says nothing of them. The runtimePrecision is that of one input.
+        """
+        product = gemm.rpartition("/")[2]
+        if self.is_subgraph and product.startswith("qk"):
+            return _widest(self.types[:2])
+        if self.is_subgraph and product.startswith("pv"):
+            return _widest(self.types[-1:])
+        return _widest(self.types) if self.is_fused else self.precision
+
+    def made_of(self, *nodes: str) -> bool:
+        """Whether one of these ONNX nodes went into it."""
+        return any(comes_from(origin, node) for origin in self.origins for node in nodes)
+
+
+def _find(gemm: str, readers: Sequence[str], layers: Sequence[_Layer]) -> _Layer | None:
+    """Returns the layer that a GEMM became.
+
+    A layer lists the nodes it was made of, but not always the GEMM: the last one of a graph is listed as its output, and one whose scale
+    moved as a node of OpenVINO's own. Those are found by their weight. Attention became part of a fused layer; there the first product
+    may be listed as the scaling that followed it, so that what reads the product in the stored model is looked for at last.
+    """
+    weight = f"{gemm.rpartition('/')[0]}.weight"
+    return (
+        next((layer for layer in layers if layer.is_gemm and layer.made_of(gemm)), None)
+        or next((layer for layer in layers if layer.is_gemm and (comes_from(layer.weight, gemm) or comes_from(layer.weight, weight))), None)
+        or next((layer for layer in layers if layer.is_fused and layer.made_of(gemm)), None)
+        or next((layer for layer in layers if (layer.is_gemm or layer.is_fused) and layer.made_of(*readers)), None)
+    )
+
+
+def _widest(types: Sequence[str]) -> str:
+    """Returns f32, bf16 or f16 where any of these types is that, the first one otherwise."""
+    return next((precision for precision in ("f32", "bf16", "f16") if precision in types), types[0])
+
+
+def _readers(model: Any) -> dict[str, list[str]]:
+    """Returns the names of the nodes that read each node of the stored model."""
+    return {
+        node.get_friendly_name(): [
+            target.get_node().get_friendly_name() for value in node.outputs() for target in value.get_target_inputs()
+        ]
+        for node in model.get_ops()
+    }
+
+
+def chunks(features: Features, batch_sizes: Sequence[int]) -> Iterator[tuple[int, dict[str, NDArray[Any]]]]:
+    """Cuts a batch into compiled batch sizes.
+
+    Args:
+        features: Arrays [n, ...].
+        batch_sizes: Ascending.
+
+    Yields:
+        The number of real rows, and arrays [b, ...] with b in `batch_sizes`: real rows first, then copies of the last one.
+    """
+    count, largest = len(next(iter(features.values()))), batch_sizes[-1]
+    for start in range(0, count, largest):
+        part = {name: array[start : start + largest] for name, array in features.items()}
+        rows = min(largest, count - start)
+        missing = next(size for size in batch_sizes if size >= rows) - rows
+        if missing:
+            part = {name: np.concatenate([array, np.repeat(array[-1:], missing, axis=0)]) for name, array in part.items()}
+        yield rows, part
+
+
+def comes_from(origin: str, node: str) -> bool:
+    """Whether a layer name of the runtime model is that of an ONNX node, or derived from it: `<node>/...`, `<node>_1`."""
+    return origin.startswith(node) and not origin[len(node) : len(node) + 1].isalnum()
+
+
+def _shape(features: Features) -> tuple[int, ...]:
+    """Returns (batch, sequence), or (batch,) for images."""
+    array = next(iter(features.values()))
+    return array.shape[:1] if "pixel_values" in features else array.shape[:2]
+
+
+def _reshape(model: Any, shape: tuple[int, ...]) -> None:
+    """Fixes the leading axes of every input."""
+    shapes: Mapping[str, list[int]] = {
+        value.any_name: [*shape, *(axis.get_length() for axis in list(value.partial_shape)[len(shape) :])] for value in model.inputs
+    }
+    model.reshape(shapes)

@@ -1,0 +1,207 @@
+"""What an engine is to the rest of the project: what it is asked to build, how it is opened, and what an open one answers.
+
+Each engine is a file of this folder, called as its row in `compress.core.engines`, that offers what `EngineModule` says. A spec is plain
+data, so that it can travel to the process that the engine runs in (`export.engines.worker`).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.core.engines import REFERENCE, EngineName, device_of
+from compress.core.target import Target
+
+Features = Mapping[str, NDArray[Any]]
+"""What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
+
+
+Logits = NDArray[np.float32]
+
+
+DYNAMIC_GRAPH = "model_dynamic.onnx"
+"""Beside `model.onnx`: the graph of dynamic int8 that computes the scale of each token itself."""
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How to open one engine. All of it is plain data."""
+
+    engine: EngineName
+    mode: str
+    """eager or compiled (torch), dynamic or static (the others)."""
+    precision: str
+    float_precision: str
+    """What runs in float where `precision` is int8; equal to `precision` otherwise."""
+    device: str
+    threads: int
+    path: str
+    """Model file; for torch the checkpoint folder."""
+    folder: str
+    """Folder with preprocess.json and tokenizer.json."""
+    batch_sizes: tuple[int, ...] = (1,)
+    """Batch sizes that a static engine is compiled for, ascending."""
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What its rows in the report and its error messages are marked with."""
+        names = ("engine", "mode", "precision", "float_precision", "device")
+        return {name: str(getattr(self, name)) for name in names}
+
+    @property
+    def command(self) -> list[str]:
+        """Command line of the process it runs in; -P keeps the working folder off the import path."""
+        return [sys.executable, "-P", "-m", "export.engines.worker"]
+
+    @property
+    def evaluation_batch(self) -> int:
+        """Rows per batch in evaluation: the largest that is measured and served."""
+        return self.batch_sizes[-1]
+
+    def message(self) -> dict[str, Any]:
+        """Returns the spec as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> EngineSpec:
+        """Reads what `message` gave."""
+        return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"])})
+
+
+class Engine(Protocol):
+    """An open engine."""
+
+    def predict(self, features: Features) -> Logits:
+        """Returns the logits of one batch, float32 [n, C], or [n, L, V]."""
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision that each GEMM node of the ONNX graph runs in, read off the engine's own graph.
+
+        Args:
+            gemms: Names of the nodes.
+            batch: Rows.
+            sequence: Tokens; None for images.
+
+        Returns:
+            int8, fp32, bf16 ... by node name; a node that the engine's graph does not tell of is absent.
+        """
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """An engine that shows what is inside its graph."""
+
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+        """Returns tensors inside the graph by their ONNX names, computed by the engine with the settings it serves with."""
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What one engine is asked to build: one checkpoint in one precision."""
+
+    engine: EngineName
+    checkpoint: Path
+    model: Path
+    """Its ONNX graph."""
+    root: Path
+    """Folder that paths in entries are relative to."""
+    folder: Path
+    """Existing folder of this build."""
+    shared: Path
+    """Folder of the fp32 build, whose files a bf16 build runs from; else `folder`."""
+    precision: str
+    float_precision: str
+    """What the float part runs in."""
+    bf16_float_part: bool
+    """Whether to offer a mode whose float part is bf16, too."""
+    buckets: tuple[int, ...]
+    """Sequence lengths (tokens) that rows are padded to; () for images."""
+    target: Target
+    log: Callable[[str], None]
+    """Takes one line for each thing worth telling."""
+
+    def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
+        """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
+        present = [file for file in files if file.exists()]
+        entry: dict[str, Any] = {
+            "engine": self.engine,
+            "mode": mode,
+            "float_precision": self.float_precision,
+            "file": str(present[0].relative_to(self.root)) if present else None,
+            "runnable": True,
+            "reason": None,
+            "size_bytes": sum(file.stat().st_size for file in present),
+            "int8_share": None,
+            "int8_share_all": None,
+            "int8_share_reason": None,
+            "layers": [],
+            "metrics": {},
+            "n": 0,
+            "predictions": None,
+        }
+        return {**entry, **values}
+
+
+class EngineModule(Protocol):
+    """What each file of an engine in this folder offers."""
+
+    def refusal(self, precision: str, model: Path) -> str | None:
+        """Returns in one line why the engine cannot run a graph of this precision; None where it can."""
+
+    def build(self, request: BuildRequest) -> Iterable[dict[str, Any]]:
+        """Writes the files of the engine; gives its entries, the recommended mode first."""
+
+    def open_engine(self, spec: EngineSpec) -> Engine:
+        """Opens the engine in this process; raises what its library raises where it does not run here."""
+
+    def computes_bf16(self) -> bool:
+        """Whether this processor has bf16 arithmetic; asked only of engines whose row says `bf16_float_part`."""
+
+
+def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], target: Target) -> EngineSpec:
+    """Returns the spec of one engine of export.json.
+
+    Args:
+        root: Folder that export.json lies in.
+        build: Its entry in `builds`.
+        engine: Its entry in `engines` of the build: one with a file, so not torch.
+        target: Gives device, threads and batch sizes.
+    """
+    return EngineSpec(
+        engine=engine["engine"],
+        mode=engine["mode"],
+        precision=build["precision"],
+        float_precision=engine.get("float_precision", build["float_precision"]),
+        device=device_of(engine["engine"], target.device),
+        threads=target.num_threads,
+        path=str((root / engine["file"]).resolve()),
+        folder=str((root / build["folder"]).resolve()),
+        batch_sizes=compiled_batch_sizes(target),
+    )
+
+
+def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, mode: str = "eager") -> EngineSpec:
+    """Returns the spec of a checkpoint in torch.
+
+    Args:
+        checkpoint: Checkpoint folder.
+        folder: Folder with preprocess.json.
+        precision: fp32 or bf16; int8 for a quantized checkpoint as it is. A quantized checkpoint in fp32 runs on its grid weights.
+        target: Gives device, threads and batch sizes.
+        mode: eager or compiled.
+    """
+    rest = "fp32" if precision == "int8" else precision
+    batch_sizes = compiled_batch_sizes(target)
+    paths = str(checkpoint.resolve()), str(folder.resolve())
+    return EngineSpec(REFERENCE, mode, precision, rest, target.device, target.num_threads, *paths, batch_sizes)
+
+
+def compiled_batch_sizes(target: Target) -> tuple[int, ...]:
+    """Returns the batch sizes of a static engine: those of the target, and 1."""
+    return tuple(sorted({1, *target.batch_sizes}))

@@ -1,0 +1,156 @@
+"""The process that an engine runs in: `python -m export.engines.worker`, started by `compress.measure.engine_process`.
+
+It reads one JSON request a line from its input and writes one JSON answer a line; the end of its input ends it. Libraries print to standard
+output as they like, so that the channel is a copy of it, and standard output itself is turned to standard error first.
+
+    open        spec                                 -> versions
+    predict     rows, out (files), batch_size        -> n
+    measure     batch, sequence, least, most, seconds -> samples_ms, peak_memory_bytes
+    precisions  gemms, batch, sequence               -> precisions
+    probe       rows, out (files), tensors, length   -> n
+
+An answer {"error": line} says what went wrong; the traceback goes to standard error.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from compress.core.engines import ENGINES
+from compress.measure.answers import kept
+from compress.measure.engine_process import read_rows
+from compress.standalone.preprocess import Preprocessor
+from export.engines.registry import open_engine
+from export.engines.spec import Engine, EngineSpec, Features, Probed
+
+Request = Mapping[str, Any]
+WARM_UP_CALLS = 3
+WARM_UP_SECONDS = 0.1
+
+
+class Worker:
+    """An open engine and the rows it understands."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self.spec = spec
+        self.preprocessor = Preprocessor.load(Path(spec.folder))
+        self.engine: Engine = open_engine(spec)
+        self.seen: set[tuple[int, int | None]] = set()
+
+    def predict(self, request: Request) -> dict[str, Any]:
+        """Writes the logits of all rows, float32 [n, C], or for generation the answers [n, T, 2], in row order."""
+        rows = read_rows(Path(request["rows"]))
+        logits: np.ndarray | None = None
+        for indices, features in self.preprocessor.batches(rows, request["batch_size"]):
+            answer = kept(self.preprocessor, [rows[index] for index in indices], self.engine.predict(features))
+            logits = np.zeros((len(rows), *answer.shape[1:]), np.float32) if logits is None else logits
+            logits[indices] = answer
+        if logits is None:
+            raise ValueError("no rows to predict")
+        save_file({"logits": logits}, request["out"])
+        return {"n": len(rows)}
+
+    def measure(self, request: Request) -> dict[str, Any]:
+        """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`."""
+        shape = request["batch"], request["sequence"]
+        features = synthetic(self.preprocessor, *shape)
+        self._warm_up(features, 1 if shape in self.seen else WARM_UP_CALLS)
+        self.seen.add(shape)
+        samples: list[float] = []
+        while len(samples) < request["most"] and (len(samples) < request["least"] or sum(samples) < request["seconds"]):
+            samples.append(self._time(features))
+        return {"samples_ms": [1e3 * sample for sample in samples], "peak_memory_bytes": peak_memory_bytes()}
+
+    def precisions(self, request: Request) -> dict[str, Any]:
+        """Asks the engine which precision each GEMM runs in."""
+        return {"precisions": self.engine.precisions(request["gemms"], request["batch"], request["sequence"])}
+
+    def probe(self, request: Request) -> dict[str, Any]:
+        """Writes tensors inside the graph, for all rows in one batch."""
+        if not isinstance(self.engine, Probed):
+            raise ValueError(f"{self.spec.engine} does not show what is inside its graph")
+        rows = read_rows(Path(request["rows"]))
+        tensors = self.engine.probe(request["tensors"], self.preprocessor.encode(rows, request["length"]))
+        save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, request["out"])
+        return {"n": len(rows)}
+
+    def _warm_up(self, features: Features, calls: int) -> None:
+        spent, done = 0.0, 0
+        while done < calls or spent < WARM_UP_SECONDS:
+            spent, done = spent + self._time(features), done + 1
+
+    def _time(self, features: Features) -> float:
+        started = time.perf_counter()
+        self.engine.predict(features)
+        return time.perf_counter() - started
+
+
+def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> dict[str, np.ndarray]:
+    """Returns made-up rows of one shape: random tokens of the vocabulary, none of them padding, or random pixels."""
+    generator = np.random.default_rng(0)
+    if preprocessor.modality == "image":
+        assert preprocessor.steps is not None
+        assert preprocessor.steps.shape is not None, "images of one size are needed"
+        return {"pixel_values": generator.standard_normal((batch, *preprocessor.steps.shape), dtype=np.float32)}
+    assert sequence is not None, "texts need a sequence"
+    assert preprocessor.tokenizer is not None
+    arrays = {
+        "input_ids": generator.integers(0, preprocessor.tokenizer.get_vocab_size(), (batch, sequence), dtype=np.int64),
+        "attention_mask": np.ones((batch, sequence), np.int64),
+        "token_type_ids": np.zeros((batch, sequence), np.int64),
+    }
+    # Models that count positions from the padding id would take a random token of that id for padding.
+    arrays["input_ids"][arrays["input_ids"] == preprocessor.pad_token_id] = 1 if preprocessor.pad_token_id == 0 else 0
+    return {name: arrays[name] for name in preprocessor.input_names}
+
+
+def peak_memory_bytes() -> int:
+    """Returns the largest resident size that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def answer(worker: list[Worker], request: Request) -> dict[str, Any]:
+    """Does what one request asks; `worker` holds the open engine once there is one."""
+    if request["op"] == "open":
+        spec = EngineSpec.from_message(request["spec"])
+        worker.append(Worker(spec))
+        library = ENGINES[spec.engine].library
+        return {"versions": {library: importlib.metadata.version(library)}}
+    known: dict[str, Callable[[Request], dict[str, Any]]] = {
+        "predict": worker[0].predict,
+        "measure": worker[0].measure,
+        "precisions": worker[0].precisions,
+        "probe": worker[0].probe,
+    }
+    return known[request["op"]](request)
+
+
+def main() -> None:
+    """Answers requests until the input ends."""
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    worker: list[Worker] = []
+    for line in sys.stdin:
+        try:
+            reply = answer(worker, json.loads(line))
+        except Exception as error:  # whatever a library raises has to reach the parent as a line
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
+        channel.write(json.dumps(reply) + "\n")
+        channel.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,320 @@
+"""A checkpoint as one clean ONNX graph in float32: what every engine is built from.
+
+The graph is traced by `torch.onnx.export(dynamo=True)` and then tidied, so that engines recognise its patterns and a reader finds his
+layers again:
+
+- the attention mask becomes additive once, before the model: `bias = (1 - mask) * MASKED`, float [B, 1, 1, S]; for text-generation
+  `bias = (column > row) * MASKED`, float [1, 1, S, S]. A boolean mask would leave Where and IsNaN nodes in every layer;
+- attention is traced in its plain form `softmax(Q K^T * scale + bias) V`. The decomposition of scaled_dot_product_attention yields the
+  same numbers with 12 Reshape, 6 Transpose, 18 Slice and 12 Concat nodes more on a model of 6 layers;
+- every GEMM is called after its module: node `<module>/MatMul`, weight `<module>.weight`, metadata `module`; the two products of
+  attention are `<module>/qk` and `<module>/pv`. Engines report these node names, and `export.graph.qdq` and `export.graph.macs` look for
+  them;
+- shapes of intermediate tensors, stack traces, paths and unused weights are dropped: the same checkpoint gives the same bytes.
+
+Batch is dynamic, for text the sequence too. For quantized checkpoints this is the float model on grid weights; `export.graph.qdq` makes it
+int8.
+
+A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear
+(`compress.models.conv1d`).
+
+Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
+exporter refuses those itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import logging
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import helper
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from compress.core.tasks import Task
+from compress.models.config import read_config
+from compress.models.conv1d import with_linears
+from compress.models.library import quiet
+from compress.models.shapes import auto_class
+from compress.standalone.preprocess import Preprocessor
+from export.graph.experts import make_exportable
+
+OPSET = 20
+MODULE = "module"
+"""Key of the metadata of a GEMM node that holds the path of its torch module."""
+GEMMS = frozenset({"MatMul", "Gemm", "Conv"})
+MASKED = -30000.0
+"""Added to the scores of padding. exp(-30000 + score) is 0 in float32 as with the lowest float, and float16 can still hold it."""
+EXTERNAL_ABOVE = 2_000_000_000
+"""Bytes of weights above which they go to a file of their own: protobuf stops at 2 GiB."""
+EXAMPLE_LENGTH = 7
+"""Tokens of the rows that are traced: a size that no axis of a model has."""
+_PREFIX = "model."
+
+
+class _Text(nn.Module):
+    """Takes the preprocessor's inputs by position; hands the model an additive mask float [B, 1, 1, S], or the mask as it came."""
+
+    def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = input_names
+        self.additive = additive
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        features = dict(zip(self.input_names, inputs, strict=True))
+        if self.additive:
+            mask_BS = features["attention_mask"]
+            features["attention_mask"] = (1.0 - mask_BS[:, None, None, :].to(torch.float32)) * MASKED
+        logits: Tensor = self.model(**features).logits
+        return logits
+
+
+class _Generation(nn.Module):
+    """Takes token ids int64 [B, S]; hands the model an additive causal mask float [1, 1, S, S], or lets it make its own.
+
+    There is no mask of padding: what stands behind a token is masked anyway.
+    """
+
+    def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.additive = additive
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        (ids_BS,) = inputs
+        mask = None
+        if self.additive:
+            position_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
+            mask = (position_S[None, None, None, :] > position_S[None, None, :, None]).to(torch.float32) * MASKED
+        logits: Tensor = self.model(input_ids=ids_BS, attention_mask=mask).logits
+        return logits
+
+
+class _Image(nn.Module):
+    """Takes pixel values float [B, C, H, W]."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        (pixel_values,) = inputs
+        logits: Tensor = self.model(pixel_values=pixel_values).logits
+        return logits
+
+
+def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Path:
+    """Writes the float32 ONNX model of a checkpoint.
+
+    Args:
+        checkpoint: Transformers folder; of a quantized one the float module with its grid weights is taken.
+        preprocessor: Gives modality and input names.
+        out: The file to write. Weights of 2 GB and more go to `<out>.data` beside it.
+
+    Returns:
+        `out`. Inputs are int64 [batch, sequence] each, or `pixel_values` float32 [batch, C, H, W]; the output is `logits` float32
+        [batch, num_labels], or [batch, sequence, vocabulary].
+    """
+    with _quiet(), torch.no_grad():
+        model = _load(checkpoint, preprocessor.task)
+        axes: tuple[str, ...] = ("batch",)
+        if preprocessor.modality == "text":
+            wrapper: nn.Module = _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
+            example = _text_rows(preprocessor, model.config.vocab_size, min(EXAMPLE_LENGTH, preprocessor.max_length))
+            axes = ("batch", "sequence")
+        else:
+            assert preprocessor.steps is not None
+            assert preprocessor.steps.shape is not None, f"{checkpoint}: images of one size are needed"
+            wrapper, example = _Image(model), (torch.zeros(2, *preprocessor.steps.shape),)
+        with nullcontext() if preprocessor.modality == "text" else _without_masks():
+            graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
+    return save(_tidy(graph, axes, axes if preprocessor.generates else axes[:1]), out)
+
+
+def save(model: onnx.ModelProto, out: Path) -> Path:
+    """Writes a model, and weights that protobuf cannot hold beside it, then has the onnx checker read it back.
+
+    Args:
+        model: The model; its large tensors are moved to the other file where there is one.
+        out: The file to write; its folder is made.
+
+    Returns:
+        `out`.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    data = out.with_name(out.name + ".data")
+    data.unlink(missing_ok=True)  # onnx appends to a file that exists
+    external = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > EXTERNAL_ABOVE
+    onnx.save_model(model, str(out), save_as_external_data=external, location=data.name if external else None)
+    onnx.checker.check_model(str(out))
+    return out
+
+
+def module_of(node: onnx.NodeProto) -> str | None:
+    """Returns the path of the torch module that a GEMM node belongs to, or None for other nodes."""
+    return next((entry.value for entry in node.metadata_props if entry.key == MODULE), None)
+
+
+def prune_initializers(graph: onnx.GraphProto) -> None:
+    """Removes the initializers of a flat graph that no node reads."""
+    used = {name for node in graph.node for name in node.input}
+    kept = [tensor for tensor in graph.initializer if tensor.name in used]
+    del graph.initializer[:]
+    graph.initializer.extend(kept)
+
+
+def _load(checkpoint: Path, task: Task) -> Any:
+    config = read_config(checkpoint, "checkpoint")
+    model = auto_class(task, config).from_pretrained(
+        checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    )
+    make_exportable(model)
+    return with_linears(model).eval()
+
+
+def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation]:
+    return _Generation if preprocessor.generates else _Text
+
+
+def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tuple[Tensor, ...]:
+    """Returns two rows of `length` different tokens, the second one half padding, in the order of the model's inputs."""
+    ids_BS = (torch.arange(2 * length) * 7919 + 1).remainder(vocab_size).reshape(2, length)
+    ids_BS[ids_BS == preprocessor.pad_token_id] = (preprocessor.pad_token_id + 1) % vocab_size
+    mask_BS = torch.ones_like(ids_BS)
+    mask_BS[1, (length + 1) // 2 :] = 0
+    ids_BS[mask_BS == 0] = preprocessor.pad_token_id
+    values = {"input_ids": ids_BS, "attention_mask": mask_BS, "token_type_ids": torch.zeros_like(ids_BS)}
+    return tuple(values[name] for name in preprocessor.input_names)
+
+
+def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
+    """Whether logits stay the same when the model gets the mask in additive form, tried at full length.
+
+    DeBERTa reads such a mask the other way round, ModernBERT loses its sliding windows: those keep their own treatment of the mask.
+    """
+    rows = _text_rows(preprocessor, model.config.vocab_size, preprocessor.max_length)
+    plain, additive = (_wrapper(preprocessor)(model, preprocessor.input_names, additive=additive) for additive in (False, True))
+    try:
+        return torch.allclose(plain(*rows), additive(*rows), atol=1e-4)
+    except (ValueError, RuntimeError, IndexError, TypeError):  # what models raise for a mask of four axes
+        return False
+
+
+def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ...], axes: tuple[str, ...]) -> onnx.ModelProto:
+    dynamic = dict.fromkeys(range(len(axes)), torch.export.Dim.DYNAMIC)
+    program = torch.onnx.export(
+        wrapper,
+        example,
+        dynamo=True,
+        dynamic_shapes=(tuple(dynamic for _ in example),),  # one entry: the variable arguments of `forward`
+        input_names=list(names),
+        output_names=["logits"],
+        opset_version=OPSET,
+        verbose=False,
+    )
+    assert program is not None
+    model: onnx.ModelProto = program.model_proto
+    return model
+
+
+@contextmanager
+def _without_masks() -> Iterator[None]:
+    """Lets Transformers make no mask: for images it would add a tensor of zeros to the scores in every layer."""
+    ALL_MASK_ATTENTION_FUNCTIONS["eager"] = lambda **_: None
+    try:
+        yield
+    finally:
+        del ALL_MASK_ATTENTION_FUNCTIONS["eager"]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences the exporter's remarks (torchvision is not installed, ...) beside those of Transformers."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with quiet(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _tidy(model: onnx.ModelProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> onnx.ModelProto:
+    graph = model.graph
+    assert not model.functions, [function.name for function in model.functions]
+    del graph.value_info[:]
+    del model.metadata_props[:]
+    del graph.metadata_props[:]
+    graph.name, graph.doc_string, model.doc_string = "model", "", ""
+    _name_axes(graph, axes, output_axes)
+    _name_gemms(graph)
+    prune_initializers(graph)
+    return model
+
+
+def _name_axes(graph: onnx.GraphProto, axes: tuple[str, ...], output_axes: tuple[str, ...]) -> None:
+    for value, names in [(value, axes) for value in graph.input] + [(value, output_axes) for value in graph.output]:
+        value.doc_string = ""
+        del value.metadata_props[:]
+        for dim, name in zip(value.type.tensor_type.shape.dim, names, strict=False):
+            assert dim.HasField("dim_param"), f"{value.name}: axis {name} became the constant {dim.dim_value}"
+            dim.dim_param = name
+
+
+def _name_gemms(graph: onnx.GraphProto) -> None:
+    """Names GEMM nodes and their weights by module, and keeps no other metadata."""
+    weights = {tensor.name for tensor in graph.initializer}
+    # A head that is tied to the embedding reads its weight through a Transpose: what else reads it keeps it from being folded.
+    turned = {node.output[0]: node.input[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights}
+    producer = {output: node.op_type for node in graph.node for output in node.output}
+    renamed = {name: name.removeprefix(_PREFIX) for name in weights}
+    seen: Counter[str] = Counter()
+    for node in graph.node:
+        path = _scope(node)
+        node.doc_string = ""
+        del node.metadata_props[:]
+        if node.op_type not in GEMMS:
+            continue
+        helper.set_metadata_props(node, {MODULE: path})
+        weight = turned.get(node.input[1], node.input[1])
+        if weight in weights:
+            others = sum(name.startswith(f"{path}.weight") for other, name in renamed.items() if other != weight)
+            renamed[weight] = f"{path}.weight.{others + 1}" if others else f"{path}.weight"  # experts have two in one module
+            node.name = f"{path}/{node.op_type}"
+        else:
+            node.name = f"{path}/{'pv' if producer.get(node.input[0]) == 'Softmax' else 'qk'}"
+        seen[node.name] += 1
+        if seen[node.name] > 1:  # a module that runs more than once, as every layer of ALBERT does
+            node.name += f".{seen[node.name]}"
+    _rename(graph, renamed)
+
+
+def _scope(node: onnx.NodeProto) -> str:
+    """Returns the path of the innermost module that a traced node comes from, the wrapper left out."""
+    found = next((entry.value for entry in node.metadata_props if entry.key == "pkg.torch.onnx.name_scopes"), "[]")
+    scopes = ast.literal_eval(found)[:-1]  # the last entry is the operation itself
+    return str(scopes[-1]).removeprefix(_PREFIX) if scopes else ""
+
+
+def _rename(graph: onnx.GraphProto, names: dict[str, str]) -> None:
+    prune_initializers(graph)  # a folded transpose leaves the unused original behind, under the name that is wanted
+    for tensor in graph.initializer:
+        tensor.name = names[tensor.name]
+        tensor.doc_string = ""
+        del tensor.metadata_props[:]
+    for node in graph.node:
+        for index, name in enumerate(node.input):
+            node.input[index] = names.get(name, name)
+    taken = [tensor.name for tensor in graph.initializer]
+    assert len(taken) == len(set(taken)), sorted({name for name in taken if taken.count(name) > 1})

@@ -1,0 +1,199 @@
+"""True int8 in ONNX: QuantizeLinear and DequantizeLinear around the chosen GEMMs, with the scales of the checkpoint.
+
+For a layer with input scale s, weight scales t[O] and weight codes Wq[O, I] the float node y = x @ W.T becomes
+
+    y = DQ(Q(x; s); s) @ DQ(Wq; t).T      Q(x; s) = saturate(rint(x / s), -128, 127),  DQ(q; s) = q * s
+
+which an engine that knows the pattern runs as one integer GEMM with a single rescale by s * t, and any other runs in float with the
+same numbers. Zero-points are 0; weights are stored as int8 only. Layers that read one tensor with one scale share its Q/DQ pair.
+
+Where the checkpoint has a smoothing vector v[I] for a layer (`input_smooth`), a Mul by 1 / v stands before Q and Wq are the codes of W * v.
+
+Where the checkpoint lists products of attention or residual additions, `export.graph.qdq_products` does the same for those.
+
+Left out: convolutions and everything else that the checkpoint does not list stay float.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import helper, numpy_helper
+from safetensors.numpy import load_file
+
+from compress.schemes.sites import load_sites
+from export.graph.onnx import module_of, prune_initializers, save
+from export.graph.qdq_products import insert_sites
+
+ZERO_INT8, ZERO_UINT8 = "zero_point.int8", "zero_point.uint8"
+_GRID_TOLERANCE = 1e-2
+"""Largest distance of weight / scale from an integer: float32 rounding is below 1e-4 there, a weight off the grid is not."""
+
+
+@dataclass(frozen=True)
+class LayerScales:
+    """Scales of one quantized layer: `input` float32 [], `weight` float32 [O], `smooth` float32 [I] or None."""
+
+    input: npt.NDArray[np.float32]
+    weight: npt.NDArray[np.float32]
+    smooth: npt.NDArray[np.float32] | None = None
+
+
+def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+    """Writes the Q/DQ model of a quantized checkpoint.
+
+    Args:
+        float_onnx: What `export.graph.onnx.export_float` wrote for this checkpoint.
+        checkpoint: Folder with `quantization.json` and `quantization.safetensors`.
+        out: The file to write.
+
+    Returns:
+        `out`; inputs and outputs are those of `float_onnx`.
+
+    Raises:
+        ValueError: A layer or site of quantization.json is not in the graph exactly once, or its weights are not on the grid of its
+            scales.
+    """
+    scales = read_scales(checkpoint)
+    model = onnx.load(str(float_onnx))
+    _insert(model.graph, scales)
+    insert_sites(model.graph, load_sites(checkpoint), ZERO_INT8)
+    return save(model, out)
+
+
+def read_scales(checkpoint: Path) -> dict[str, LayerScales]:
+    """Returns the scales of every quantized layer of a checkpoint, by module path, in the order of quantization.json."""
+    tensors = load_file(checkpoint / "quantization.safetensors")
+    names = json.loads((checkpoint / "quantization.json").read_text(encoding="utf-8"))["layers"]
+    return {
+        name: LayerScales(tensors[f"{name}.input_scale"], tensors[f"{name}.weight_scale"], tensors.get(f"{name}.input_smooth"))
+        for name in names
+    }
+
+
+def uint8_activations(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Derives the model whose activation codes are uint8 with zero-point 128: what ONNX Runtime on x86 has fast kernels for.
+
+    The codes are those of the int8 model plus 128, so every product and every sum is the same integer after the zero-point is taken
+    off. Weights stay int8.
+
+    Args:
+        model: A model that `insert_qdq` wrote.
+
+    Returns:
+        A new model.
+    """
+    derived = onnx.ModelProto()
+    derived.CopyFrom(model)
+    graph = derived.graph
+    codes = set()
+    for node in graph.node:
+        if node.op_type == "QuantizeLinear":
+            node.input[2] = ZERO_UINT8
+            codes.add(node.output[0])
+        elif node.op_type == "DequantizeLinear" and node.input[0] in codes:
+            node.input[2] = ZERO_UINT8
+    graph.initializer.append(numpy_helper.from_array(np.array(128, np.uint8), ZERO_UINT8))
+    prune_initializers(graph)
+    return derived
+
+
+def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    chosen = find_layers(graph, scales)
+    graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), ZERO_INT8))
+    pairs: dict[tuple[str, float, bytes], str] = {}
+    nodes = []
+    for node in graph.node:
+        name = chosen.get(node.name)
+        if name is not None:
+            smooth_I = scales[name].smooth
+            key = (node.input[0], float(scales[name].input), b"" if smooth_I is None else smooth_I.tobytes())
+            if key not in pairs:
+                pairs[key] = f"{key[0]}.dequantized" + (f".{len(pairs)}" if key[0] in {tensor for tensor, *_ in pairs} else "")
+                nodes += _activation(graph, key[0], scales[name], pairs[key])
+            nodes += _weight(graph, node, name, numpy_helper.to_array(weights[node.input[1]]), scales[name])
+            node.input[0] = pairs[key]
+        nodes.append(node)
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+    prune_initializers(graph)
+
+
+def find_layers(graph: onnx.GraphProto, layers: Collection[str]) -> dict[str, str]:
+    """Returns the module path of each chosen layer by the name of its node."""
+    weights = {tensor.name for tensor in graph.initializer}
+    found: dict[str, list[str]] = {name: [] for name in layers}
+    for node in graph.node:
+        name = module_of(node)
+        if name in found and node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
+            found[name].append(node.name)
+    wrong = {name: nodes for name, nodes in found.items() if len(nodes) != 1}
+    if wrong:
+        lines = (f"{name} is in the graph {len(nodes)} times" for name, nodes in wrong.items())
+        raise ValueError(f"every layer of quantization.json needs exactly one GEMM: {', '.join(lines)}")
+    return {nodes[0]: name for name, nodes in found.items()}
+
+
+def _activation(graph: onnx.GraphProto, tensor: str, scales: LayerScales, output: str) -> list[onnx.NodeProto]:
+    """Adds the scale of one tensor, and the reciprocal of its smoothing vector; returns its Mul where it is smoothed, Q and DQ."""
+    graph.initializer.append(numpy_helper.from_array(scales.input.reshape(()), f"{output}.scale"))
+    codes, nodes = output.replace(".dequantized", ".quantized"), []
+    if scales.smooth is not None:
+        smoothed = output.replace(".dequantized", ".smoothed")
+        graph.initializer.append(numpy_helper.from_array(np.float32(1) / scales.smooth, f"{smoothed}.factor"))
+        nodes.append(helper.make_node("Mul", [tensor, f"{smoothed}.factor"], [smoothed], f"{smoothed}/Mul"))
+        tensor = smoothed
+    parameters = [f"{output}.scale", ZERO_INT8]
+    return [
+        *nodes,
+        helper.make_node("QuantizeLinear", [tensor, *parameters], [codes], f"{codes}/QuantizeLinear"),
+        helper.make_node("DequantizeLinear", [codes, *parameters], [output], f"{output}/DequantizeLinear"),
+    ]
+
+
+def _weight(
+    graph: onnx.GraphProto, node: onnx.NodeProto, name: str, weight: npt.NDArray[np.float32], scales: LayerScales
+) -> list[onnx.NodeProto]:
+    """Adds codes, scales and zero-points of one weight in the orientation that the node has, and lets the node read them."""
+    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    axis = 0 if transposed else 1  # of the outputs: Gemm with transB stores [O, I], MatMul [I, O]
+    smoothed = weight if scales.smooth is None else weight * np.expand_dims(scales.smooth, axis)
+    codes = weight_codes(name, smoothed, scales.weight, axis)
+    tensors = {"codes": codes, "scale": scales.weight, "zero_point": np.zeros(len(scales.weight), np.int8)}
+    for suffix, array in tensors.items():
+        graph.initializer.append(numpy_helper.from_array(array, f"{name}.weight.{suffix}"))
+    node.input[1] = f"{name}.weight.dequantized"
+    inputs = [f"{name}.weight.{suffix}" for suffix in tensors]
+    return [helper.make_node("DequantizeLinear", inputs, [node.input[1]], f"{name}.weight/DequantizeLinear", axis=axis)]
+
+
+def weight_codes(name: str, weight: npt.NDArray[np.float32], scale_O: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.int8]:
+    """Recovers the integer codes of weights that lie on the grid scale * integer.
+
+    Args:
+        name: Path of the layer, for the message.
+        weight: float32 matrix.
+        scale_O: float32 [O], one scale for each output channel.
+        axis: Axis of `weight` that the output channels lie on.
+
+    Returns:
+        int8 codes of the shape of `weight`.
+
+    Raises:
+        ValueError: The scales do not fit the matrix, or a weight is no multiple of its scale within [-127, 127].
+    """
+    if scale_O.shape != (weight.shape[axis],):
+        raise ValueError(f"{name}: {scale_O.shape} weight scales for a matrix of {weight.shape[axis]} output channels")
+    steps = weight / np.expand_dims(scale_O, 1 - axis)
+    codes = np.rint(steps)
+    if not (np.abs(steps - codes) <= _GRID_TOLERANCE).all() or np.abs(codes).max() > 127:
+        raise ValueError(f"{name}: weights of the float graph are not scale * integer within [-127, 127]: export it from this checkpoint")
+    return codes.astype(np.int8)

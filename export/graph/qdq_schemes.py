@@ -1,0 +1,272 @@
+"""The other schemes in ONNX: constants and nodes for dynamic int8, int4 weights and FP8, beside the static int8 of `export.graph.qdq`.
+
+For a layer y = x @ W.T with weight codes Wq and scales t:
+
+    w8a8-dynamic   y = x @ DQ(Wq; t).T                          int8 [O]: OpenVINO quantizes the activations by itself where it is told to
+                   y = float(MatMulInteger(q, Wq.T)) * s * t    for ONNX Runtime, with the scale of each token in the graph
+    w4a16          y = x @ DQ(Wq; t, blocks).T                  int4 [O, G], opset 21
+    fp8            y = DQ(Q(x; s); s) @ DQ(Wq; t).T             FLOAT8E4M3FN [O], saturating
+
+The graph of ONNX Runtime spells out what `compress.schemes.int8.DynamicInt8Linear` computes, in the same order, so that the codes are the
+same:
+
+    s = max(max |x| / 127, 2^-63)      Abs, ReduceMax, Div, Max
+    q = clip(rint(x / s), -127, 127)   Div, Round, Clip; then + 128 as uint8 with zero-point 128, which its fast kernels on x86 take
+
+Where the checkpoint has a smoothing vector v[I] for a layer, a Mul by 1 / v stands before, and Wq are the codes of W * v. Layers that read
+one tensor share what is made of it.
+
+OpenVINO's CPU plugin quantizes groups of G inputs of each token, s = max |x| / 127 over the group, where 0 < G <= I, and multiplies in
+float where G is larger (tried: equal to that formula to the last bits). So G is the largest divisor that the widths of all layers share, if
+that is a multiple of 16, and 32 otherwise.
+
+Left out: int4 in groups of unequal width for OpenVINO, whose reader refuses them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from onnx import TensorProto, helper, numpy_helper
+
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales
+from compress.schemes.scales import Scales
+from export.graph.onnx import prune_initializers, save
+from export.graph.qdq import find_layers
+
+Array = npt.NDArray[Any]
+INT4_OPSET, INT4_IR = 21, 10
+"""The first versions of ONNX that have INT4."""
+SMALLEST_GROUP, DEFAULT_GROUP = 16, 32
+"""Of OpenVINO's dynamic quantization: what its kernels take, and what it does by itself."""
+ZERO_POINT = 128
+
+
+def insert_weights(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+    """Writes the model with constant weights in int8 or int4 and float activations, for w8a8-dynamic and w4a16; see `insert`."""
+    return insert(float_onnx, checkpoint, out, _weight_only)
+
+
+def insert_dynamic(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+    """Writes the model whose graph itself quantizes activations per token, for w8a8-dynamic in ONNX Runtime; see `insert`."""
+    return insert(float_onnx, checkpoint, out, _dynamic)
+
+
+def insert_fp8(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
+    """Writes the Q/DQ model in FLOAT8E4M3FN; see `insert`."""
+    return insert(float_onnx, checkpoint, out, _fp8)
+
+
+class _Graph:
+    """A graph that is written anew: adds constants once, and keeps what was already made of a tensor."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self.weights = {tensor.name: tensor for tensor in graph.initializer}
+        self.names = set(self.weights)
+        self.nodes: list[onnx.NodeProto] = []
+        self.made: dict[tuple[Any, ...], str] = {}
+
+    def constant(self, name: str, array: Array) -> str:
+        if name not in self.names:
+            self.names.add(name)
+            self.graph.initializer.append(numpy_helper.from_array(array, name))
+        return name
+
+    def node(self, kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
+        self.nodes.append(helper.make_node(kind, inputs, [output], f"{output}/{kind}", **attributes))
+        return output
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], str]) -> str:
+        """Returns the tensor of a key, made where there is none yet."""
+        if key not in self.made:
+            self.made[key] = make()
+        return self.made[key]
+
+
+Rewrite = Callable[[_Graph, onnx.NodeProto, str, Scales], None]
+"""Adds the nodes that take the place of the GEMM of a layer."""
+
+
+def insert(float_onnx: Path, checkpoint: Path, out: Path, rewrite: Rewrite) -> Path:
+    """Writes the model of a quantized checkpoint.
+
+    Args:
+        float_onnx: What `export.graph.onnx.export_float` wrote for this checkpoint.
+        checkpoint: The checkpoint.
+        out: The file to write.
+        rewrite: What becomes of the GEMM of a layer.
+
+    Returns:
+        `out`; inputs and outputs are those of `float_onnx`.
+
+    Raises:
+        ValueError: A layer is not in the graph exactly once, or its weights are not on the grid of its scales.
+    """
+    layers, _ = load_quantization(checkpoint)
+    model = onnx.load(str(float_onnx))
+    chosen, graph = find_layers(model.graph, layers), _Graph(model.graph)
+    for node in model.graph.node:
+        name = chosen.get(node.name)
+        if name is None:
+            graph.nodes.append(node)
+        else:
+            rewrite(graph, node, name, layers[name])
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in graph.nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    prune_initializers(model.graph)
+    if any(isinstance(scales, Int4Scales) for scales in layers.values()):
+        model.ir_version = max(model.ir_version, INT4_IR)
+        (domain,) = (entry for entry in model.opset_import if not entry.domain)
+        domain.version = max(domain.version, INT4_OPSET)
+    return save(model, out)
+
+
+def group_size(model: Path) -> int:
+    """Returns the group of OpenVINO's dynamic quantization for a model of `insert_weights` in w8a8-dynamic."""
+    shared = math.gcd(*(width for _, width, _ in _weights(model)))
+    return shared if shared % SMALLEST_GROUP == 0 else DEFAULT_GROUP
+
+
+def uneven(model: Path) -> str | None:
+    """Returns in words a layer of a model in w4a16 whose last group is shorter than the others; None where there is none."""
+    return next(
+        (f"{name} has {width} inputs, no multiple of group_size {size}" for name, width, size in _weights(model) if size and width % size),
+        None,
+    )
+
+
+def _weights(model: Path) -> Iterator[tuple[str, int, int]]:
+    """Yields name, number of inputs and size of a group (0: none) of every layer of a model of `insert_weights`."""
+    graph = onnx.load(str(model), load_external_data=False).graph
+    shapes = {tensor.name: tensor.dims for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" and node.input[0] in shapes:
+            values = {attribute.name: attribute.i for attribute in node.attribute}
+            size = values.get("block_size", 0)
+            axis = values["axis"] if size else 1 - values["axis"]  # blocks lie along the inputs, scales of channels along the outputs
+            yield node.input[0].removesuffix(".weight.codes"), shapes[node.input[0]][axis], size
+
+
+def _weight_only(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
+    weight_OI, transposed = _weight(graph, node)
+    node.input[0] = _smoothed(graph, node.input[0], scales)
+    codes_OI = _codes(name, weight_OI, scales).numpy()
+    if isinstance(scales, Int4Scales):
+        codes_OI, scale_OG = codes_OI.astype(ml_dtypes.int4), scales.weight_scale.numpy()
+        blocks = {"block_size": scales.group_size, "axis": 1 if transposed else 0}
+        arrays = {"codes": codes_OI, "scale": scale_OG} if transposed else {"codes": codes_OI.T, "scale": scale_OG.T}
+    else:
+        blocks = {"axis": 0 if transposed else 1}
+        arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.tensors()["weight_scale"].numpy()}
+    _dequantized(graph, node, name, arrays, blocks)
+
+
+def _fp8(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
+    assert isinstance(scales, Fp8Scales), type(scales)
+    weight_OI, transposed = _weight(graph, node)
+    codes_OI = _codes(name, weight_OI, scales).view(torch.uint8).numpy().view(ml_dtypes.float8_e4m3fn)
+    scale = scales.input_scale.numpy()
+    tensor = node.input[0]
+
+    def quantized() -> str:
+        zero = graph.constant("zero_point.e4m3", np.zeros((), ml_dtypes.float8_e4m3fn))
+        stem = f"{tensor}.e4m3.{len(graph.made)}"
+        inputs = [graph.constant(f"{stem}.scale", scale.reshape(())), zero]
+        return graph.node("DequantizeLinear", [graph.node("QuantizeLinear", [tensor, *inputs], f"{stem}.quantized"), *inputs], stem)
+
+    node.input[0] = graph.once((tensor, float(scale)), quantized)
+    zeros = np.zeros(len(codes_OI), ml_dtypes.float8_e4m3fn)
+    arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.weight_scale.numpy(), "zero_point": zeros}
+    _dequantized(graph, node, name, arrays, {"axis": 0 if transposed else 1})
+
+
+def _dynamic(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
+    assert isinstance(scales, DynamicScales), type(scales)
+    weight_OI, _ = _weight(graph, node)
+    tensor = _smoothed(graph, node.input[0], scales)
+    stem = graph.once((tensor, "codes"), lambda: _tokens(graph, tensor))
+    codes_IO = np.ascontiguousarray(_codes(name, weight_OI, scales).numpy().T)
+    inputs = [
+        f"{stem}.uint8",
+        graph.constant(f"{name}.weight.codes", codes_IO),
+        graph.constant("zero_point.128", np.array(ZERO_POINT, np.uint8)),
+    ]
+    metadata, output = {entry.key: entry.value for entry in node.metadata_props}, node.output[0]
+    product = helper.make_node("MatMulInteger", inputs, [f"{output}.int32"], node.name)
+    helper.set_metadata_props(product, metadata)
+    graph.nodes.append(product)
+    rescaled = graph.node("Cast", [f"{output}.int32"], f"{output}.sum", to=TensorProto.FLOAT)
+    rescaled = graph.node("Mul", [rescaled, f"{stem}.scale"], f"{output}.rescaled")
+    scale = graph.constant(f"{name}.weight.scale", scales.weight_scale.numpy())
+    has_bias = node.op_type == "Gemm" and len(node.input) > 2
+    graph.node("Mul", [rescaled, scale], f"{output}.product" if has_bias else output)
+    if has_bias:
+        graph.node("Add", [f"{output}.product", node.input[2]], output)
+
+
+def _tokens(graph: _Graph, tensor: str) -> str:
+    """Quantizes a tensor per token; returns the stem of `<stem>.scale` float32 [..., 1], `<stem>.codes` float32 and `<stem>.uint8`."""
+    number = {key: graph.constant(f"number.{key}", np.array(value, np.float32)) for key, value in NUMBERS.items()}
+    stem = f"{tensor}.token"
+    axis = graph.constant("number.last_axis", np.array([-1], np.int64))
+    largest = graph.node("ReduceMax", [graph.node("Abs", [tensor], f"{stem}.magnitude"), axis], f"{stem}.largest", keepdims=1)
+    scale = graph.node("Max", [graph.node("Div", [largest, number["127"]], f"{stem}.step"), number["smallest"]], f"{stem}.scale")
+    rounded = graph.node("Round", [graph.node("Div", [tensor, scale], f"{stem}.steps")], f"{stem}.rounded")
+    codes = graph.node("Clip", [rounded, number["-127"], number["127"]], f"{stem}.codes")
+    graph.node("Cast", [graph.node("Add", [codes, number["128"]], f"{stem}.moved")], f"{stem}.uint8", to=TensorProto.UINT8)
+    return stem
+
+
+NUMBERS: Mapping[str, float] = {"127": ACTIVATION_HIGH, "-127": -ACTIVATION_HIGH, "128": ZERO_POINT, "smallest": SMALLEST_SCALE}
+
+
+def _weight(graph: _Graph, node: onnx.NodeProto) -> tuple[torch.Tensor, bool]:
+    """Returns the weight of a GEMM, float32 [O, I], and whether the node has it that way round."""
+    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    stored = torch.from_numpy(np.array(numpy_helper.to_array(graph.weights[node.input[1]]), np.float32))
+    return (stored if transposed else stored.T.contiguous()), transposed
+
+
+def _codes(name: str, weight_OI: torch.Tensor, scales: Scales) -> torch.Tensor:
+    """Recovers the codes of weights on their grid, [O, I].
+
+    Raises:
+        ValueError: They are on no such grid.
+    """
+    if not torch.allclose(scales.on_grid(weight_OI), weight_OI, rtol=1e-5, atol=0):
+        raise ValueError(f"{name}: weights of the float graph are not on the grid of their scales: export it from this checkpoint")
+    return scales.codes(weight_OI)
+
+
+def _smoothed(graph: _Graph, tensor: str, scales: Scales) -> str:
+    """Returns the tensor that a layer quantizes: its input, or a Mul of it by the reciprocal of the smoothing vector."""
+    smooth_I = scales.tensors().get("input_smooth")
+    if smooth_I is None:
+        return tensor
+    factor_I = np.float32(1) / smooth_I.numpy()
+
+    def multiplied() -> str:
+        stem = f"{tensor}.smoothed.{len(graph.made)}"
+        return graph.node("Mul", [tensor, graph.constant(f"{stem}.factor", factor_I)], stem)
+
+    return graph.once((tensor, factor_I.tobytes()), multiplied)
+
+
+def _dequantized(graph: _Graph, node: onnx.NodeProto, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, int]) -> None:
+    """Lets a GEMM read its weight through DequantizeLinear."""
+    inputs = [graph.constant(f"{name}.weight.{suffix}", np.ascontiguousarray(array)) for suffix, array in arrays.items()]
+    node.input[1] = graph.node("DequantizeLinear", inputs, f"{name}.weight.dequantized", **attributes)
+    graph.nodes.append(node)

@@ -1,0 +1,1 @@
+"""Parity: does an engine compute what torch computed? Checked layer by layer and on predictions."""

@@ -1,0 +1,87 @@
+"""Quantizing a model in memory: the order of the steps, each of which is a method in a file of its own (`steps`)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from compress.schemes.scales import Scales
+from compress.schemes.sites import Sites
+from compress.schemes.table import SCHEMES
+from compress.stage.context import Context
+from quantize.ptq import UNREACHED, divide, range_warnings
+from quantize.schemes import choose_scales, layer_figures, round_weights
+from quantize.settings import QuantizeSettings
+from quantize.steps import Steps
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A quantized model in memory."""
+
+    model: nn.Module
+    """Float modules, their weights on the grids of `scales`."""
+    scales: Mapping[str, Scales]
+    kept: Mapping[str, str]
+    """The linear layers that stay float, with the reason."""
+    figures: Mapping[str, Any]
+    warnings: list[str]
+    sites: Sites = field(default_factory=Sites)
+    """What is int8 beside the layers."""
+
+
+def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Context) -> Quantized:
+    """Quantizes a float checkpoint in memory, by the mode ptq or qat.
+
+    Args:
+        settings: How to quantize; its mode is not `auto`.
+        source: The float checkpoint.
+        context: Data, target, teacher, progress.
+
+    Raises:
+        InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
+            failed.
+    """
+    steps = Steps.prepare(settings, source, context)
+    layers, kept = steps.choose_layers()
+
+    smoothed, shifted = steps.shift(layers)
+    observed = steps.observe(layers, smoothed)
+    layers, unreached = divide(layers, observed, f"stages.{settings.title}.exclude")
+    kept |= dict.fromkeys(unreached, UNREACHED)
+
+    weights, scaled = steps.weights(layers, smoothed, observed)
+    choose = partial(
+        choose_scales, settings.scheme, weights, smoothed, observed, steps.bits, settings.group_size, settings.calibration.percentile
+    )
+    calibrator, tried = steps.calibrator(choose, layers)
+    scales = choose(calibrator)
+
+    rounded, rounding = steps.rounded(layers, scales, observed)
+    figures = [layer_figures(layer, layers[layer], rounded[layer], scales[layer], observed) for layer in layers]
+    # Corrected biases fit integers: a model that is to teach keeps those of the float one.
+    uncorrected = copy.deepcopy(steps.model) if settings.mode == "qat" and settings.bias_correction else None
+    corrected = steps.correct(layers, rounded, scales, observed)
+    scan = steps.scan(layers, rounded, scales)
+    layers, floating, mixed = steps.mix(layers, rounded, scales, scan)
+    kept |= floating
+    scales = {layer: scales[layer] for layer in layers}
+    warnings = [*range_warnings(steps.rows, unreached), *steps.compare_ranges(figures, layers, smoothed)]
+    numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
+    context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
+
+    trained: dict[str, Any] = {}
+    if settings.mode == "qat":
+        scales, trained = steps.train(scales, uncorrected)
+    else:
+        round_weights(layers, rounded, scales)
+    sites, added = steps.sites(scales, calibrator, scan)
+    chosen = {"calibrator": calibrator, "rows": len(steps.rows)}
+    found = {**tried, **shifted, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
+    return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)

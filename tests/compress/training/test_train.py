@@ -1,0 +1,380 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.target import Target
+from compress.data.splits import Split
+from compress.machine.parallel import Team
+from compress.models.checkpoint import load
+from compress.models.preprocessor import preprocessor
+from compress.training.rows import Rows, plan_epoch
+from compress.training.supervised import supervised
+from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, parameter_groups, steps_in, train
+
+TARGET = Target(sequence_lengths=(8,))
+
+
+def config(**changes: Any) -> TrainConfig:
+    return TrainConfig(**{"epochs": 3, "learning_rate": 1e-3, "batch_size": 4, "checkpoint_seconds": 1e9, **changes})
+
+
+@pytest.fixture(scope="module")
+def sentences(words: list[str]) -> tuple[list[str], np.ndarray]:
+    """22 rows: positive where they hold 'good'."""
+    draw = random.Random(0)
+    rows = [" ".join(draw.choices(words, k=draw.randint(1, 14))) for _ in range(22)]
+    rows = [row if i % 2 else f"{row} good" for i, row in enumerate(rows)]
+    return rows, np.array(["good" in row.split() for row in rows], np.int64)
+
+
+class Killed(Exception):
+    pass
+
+
+class Dies:
+    """An objective that stands for a kill: it raises in one step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.objective = supervised("text-classification")
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        if batch.step == self.at:
+            raise Killed
+        return self.objective(model, batch)
+
+
+def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any = None, **changes: Any) -> tuple[nn.Module, Any]:
+    model = load(folder)
+    prepared = preprocessor(folder, "text-classification", 32, TARGET)
+    select = changes.pop("select", None)
+    seed = changes.pop("seed", 0)
+    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select)
+    history = train(model, objective or supervised("text-classification"), training)
+    return model, history
+
+
+def assert_equal(a: nn.Module, b: nn.Module) -> None:
+    for name, value in a.state_dict().items():
+        assert torch.equal(value, b.state_dict()[name]), name
+
+
+def peak(model: nn.Module) -> float:
+    """A value on the selection split that goes up and down, but depends on the weights alone."""
+    return math.sin(1e4 * float(model.classifier.weight.detach().sum()))  # type: ignore[union-attr,operator]
+
+
+def test_it_learns(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    model, history = run(tiny_bert, sentences, told, tmp_path, epochs=30, learning_rate=3e-3)
+    assert history.losses[-1]["loss"] < 0.1 < history.losses[0]["loss"]
+    assert history.steps == told.advanced == 30 * 6
+    assert not model.training
+
+
+@pytest.mark.parametrize("at", [3, 6, 13])
+def test_a_killed_run_continues_to_equal_bits(at: int, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    whole, expected = run(tiny_bert, sentences, told, tmp_path / "whole", select=peak, evaluate_every=2)
+    assert expected.best_step is not None
+    assert expected.best_step < 13  # before the last kill, so that the best weights have to be saved too
+    assert load(tiny_bert).config.hidden_dropout_prob > 0  # type: ignore[union-attr,operator]
+    with pytest.raises(Killed):
+        run(tiny_bert, sentences, told, tmp_path / "killed", Dies(at), select=peak, evaluate_every=2, checkpoint_seconds=0)
+    torch.manual_seed(99)  # a new process has other generators
+    resumed, history = run(tiny_bert, sentences, told, tmp_path / "killed", select=peak, evaluate_every=2)
+    assert f"continued after step {at} of 18" in "".join(told.lines)
+    assert_equal(whole, resumed)
+    assert (history.losses, history.selection, history.best_step) == (expected.losses, expected.selection, expected.best_step)
+
+
+def test_another_seed_gives_other_weights(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    """Equal bits after a resumption mean something only where the generators matter."""
+    first, _ = run(tiny_bert, sentences, told, tmp_path / "a", seed=0, epochs=1)
+    second, _ = run(tiny_bert, sentences, told, tmp_path / "b", seed=1, epochs=1)
+    assert not torch.equal(first.classifier.weight, second.classifier.weight)  # type: ignore[union-attr,arg-type]
+
+
+@pytest.mark.parametrize("file", ["state.json", "tensors.safetensors"])
+@pytest.mark.parametrize("damage", ["cut", "changed", "missing"])
+def test_a_damaged_checkpoint_is_not_used(file: str, damage: str, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tiny_bert, sentences, told, tmp_path, Dies(3), epochs=1, checkpoint_seconds=0)
+    path = tmp_path / "training" / file
+    contents = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(contents[: len(contents) // 2] if damage == "cut" else contents[:-9] + b"\xff" + contents[-8:])
+    resumed, _ = run(tiny_bert, sentences, told, tmp_path, epochs=1)
+    assert len(told.warnings) == 1
+    assert "damaged" in told.warnings[0]
+    whole, _ = run(tiny_bert, sentences, told, tmp_path / "other", epochs=1)
+    assert_equal(whole, resumed)
+
+
+@pytest.mark.parametrize("changes", [{"learning_rate": 2e-3}, {"seed": 5}])
+def test_a_checkpoint_of_other_settings_is_not_used(changes: Any, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    with pytest.raises(Killed):
+        run(tiny_bert, sentences, told, tmp_path, Dies(3), epochs=1, checkpoint_seconds=0)
+    run(tiny_bert, sentences, told, tmp_path, epochs=1, **changes)
+    assert "other settings" in told.warnings[0]
+
+
+def test_a_checkpoint_holds_no_pickle(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    run(tiny_bert, sentences, told, tmp_path, epochs=1, checkpoint_seconds=0, select=peak)
+    assert sorted(path.name for path in (tmp_path / "training").iterdir()) == ["state.json", "tensors.safetensors"]
+    assert json.loads((tmp_path / "training" / "state.json").read_text())["values"]["history"]["steps"] == 6
+
+
+@pytest.fixture
+def in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 rounds more than the tests that compare sums of different order allow."""
+    monkeypatch.setattr("compress.training.train.autocast_dtype", lambda device: torch.float32)
+
+
+@pytest.mark.usefixtures("in_float32")
+@pytest.mark.parametrize("micro", [1, 3, 4])
+def test_the_split_of_a_batch_changes_nothing(micro: int, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    def without_dropout(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        return supervised("text-classification")(model.eval(), batch)
+
+    whole, one = run(tiny_bert, sentences, told, tmp_path / "a", without_dropout, epochs=1)
+    split, other = run(tiny_bert, sentences, told, tmp_path / "b", without_dropout, epochs=1, micro_batch_size=micro)
+    assert one.losses[0]["loss"] == pytest.approx(other.losses[0]["loss"], abs=1e-5)
+    for name, value in whole.state_dict().items():  # AdamW divides by tiny second moments: rounding is seen in a few weights
+        assert (value - split.state_dict()[name]).abs().mean() < 1e-5, name
+
+
+@pytest.mark.usefixtures("in_float32")
+def test_one_step_is_adamw_on_the_mean_of_the_rows(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    rows, labels = sentences[0][:4], sentences[1][:4]
+
+    def without_dropout(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        return supervised("text-classification")(model.eval(), batch)
+
+    trained, _ = run(tiny_bert, (rows, labels), told, tmp_path, without_dropout, epochs=1, warmup=0.0, weight_decay=0.1)
+    model = load(tiny_bert)
+    prepared = preprocessor(tiny_bert, "text-classification", 32, TARGET)
+    features = {name: torch.from_numpy(value) for name, value in prepared.encode(rows, 24).items()}
+    nn.functional.cross_entropy(model(**features).logits, torch.from_numpy(labels)).backward()
+    norm = math.sqrt(sum(float((p.grad**2).sum()) for p in model.parameters() if p.grad is not None))
+    for (name, weight), result in zip(model.named_parameters(), trained.parameters(), strict=True):
+        assert weight.grad is not None
+        gradient = weight.grad * min(1.0, 1.0 / (norm + 1e-6))
+        decayed = weight.detach() * (1 - 1e-3 * (0.1 if weight.ndim > 1 else 0.0))
+        expected = decayed - 1e-3 * gradient / (gradient.abs() + 1e-8)  # the first step of Adam: m / sqrt(v) = g / |g|
+        close = (result - expected).abs() < 2e-6
+        assert close.float().mean() > 0.98, name  # where g is about 1e-8, rounding decides
+
+
+def test_the_best_weights_are_kept(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    best, history = run(tiny_bert, sentences, told, tmp_path / "a", select=peak, evaluate_every=2)
+    last, _ = run(tiny_bert, sentences, told, tmp_path / "b", select=peak, evaluate_every=2, keep="last")
+    assert [entry["step"] for entry in history.selection] == list(range(2, 19, 2))
+    assert history.best_step != history.steps
+    assert peak(best) == history.best == max(entry["value"] for entry in history.selection)
+    assert peak(last) == history.selection[-1]["value"]
+
+
+def test_an_objective_with_weights_is_trained_and_resumed(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self, dies: int | None = None) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(()))
+            self.dies = dies
+
+        def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+            if batch.step == self.dies:
+                raise Killed
+            return {"part": supervised("text-classification")(model, batch)["cross_entropy"] * self.scale.abs()}
+
+    whole = Scaled()
+    run(tiny_bert, sentences, told, tmp_path / "a", whole, epochs=1)
+    with pytest.raises(Killed):
+        run(tiny_bert, sentences, told, tmp_path / "b", Scaled(4), epochs=1, checkpoint_seconds=0)
+    resumed = Scaled()
+    run(tiny_bert, sentences, told, tmp_path / "b", resumed, epochs=1)
+    assert whole.scale.item() != 1.0
+    assert torch.equal(whole.scale, resumed.scale)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_no_number_says_what_to_do(value: float, tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    def broken(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        return {"part": supervised("text-classification")(model, batch)["cross_entropy"] * (value if batch.step == 2 else 1.0)}
+
+    with pytest.raises(InputError, match=r"train: the loss \(part\) became (nan|inf) in step 3 of 18; lower learning_rate \(0.001 given\)"):
+        run(tiny_bert, sentences, told, tmp_path, broken)
+
+
+def test_a_gradient_that_is_no_number_says_what_to_do(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    def broken(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        loss = supervised("text-classification")(model, batch)["cross_entropy"]
+        return {"part": loss + 0.0 * torch.sqrt(loss * 0.0)}  # a finite value whose derivative is 0 * inf
+
+    with pytest.raises(InputError, match="the gradient became nan in step 1"):
+        run(tiny_bert, sentences, told, tmp_path, broken)
+
+
+def test_no_rows_are_an_error(tiny_bert: Path, told: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no rows to train on"):
+        run(tiny_bert, ([], np.zeros(0, np.int64)), told, tmp_path)
+
+
+def test_the_generators_outside_are_untouched(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    run(tiny_bert, sentences, told, tmp_path, epochs=1)
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert states[1] == random.getstate()
+    assert (states[2] == np.random.get_state()[1]).all()  # type: ignore[index]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 3), st.integers(1, 5))
+def test_an_epoch_holds_every_row_once(num_rows: int, batch_size: int, epoch: int, window: int) -> None:
+    lengths = np.random.default_rng(num_rows).integers(1, 64, num_rows)
+    batches = plan_epoch(lengths, batch_size, 7, epoch, window)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(num_rows))
+    assert len(batches) == -(-num_rows // batch_size)
+    assert sum(len(batch) != batch_size for batch in batches) <= 1
+
+
+def test_epochs_differ_and_batches_are_of_like_length() -> None:
+    lengths = np.random.default_rng(0).integers(1, 128, 4000)
+    first, second = plan_epoch(lengths, 16, 0, 0), plan_epoch(lengths, 16, 0, 1)
+    assert not np.array_equal(first[0], second[0])
+    spread = np.mean([np.ptp(lengths[batch]) for batch in first])
+    assert spread < 8  # 120 in batches of random rows
+    assert abs(np.corrcoef(np.arange(len(first)), [lengths[batch].mean() for batch in first])[0, 1]) < 0.2
+
+
+def test_text_batches_equal_the_padded_encoding(tiny_bert: Path, sentences: Any) -> None:
+    prepared = preprocessor(tiny_bert, "text-classification", 12, TARGET)
+    rows = Rows.prepare(sentences[0], prepared)
+    for indices in (np.array([3]), np.array([5, 0, 9, 3]), np.arange(22)):
+        batch = rows.batch(indices)
+        width = batch["input_ids"].shape[1]
+        assert width % 8 == 0 or width == 12
+        expected = prepared.encode([sentences[0][i] for i in indices], width)
+        assert set(batch) == set(expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(batch[name].numpy(), value)
+
+
+def test_images_are_equal_from_memory_and_anew(tiny_vit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import io
+
+    from PIL import Image
+
+    def png(seed: int) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8), np.uint8)).save(stream, "PNG")
+        return stream.getvalue()
+
+    prepared = preprocessor(tiny_vit, "image-classification", 0, TARGET)
+    images = [png(seed) for seed in range(5)]
+    kept = Rows.prepare(images, prepared)
+    monkeypatch.setattr("compress.training.rows.IMAGE_CACHE_BYTES", 10)
+    anew = Rows.prepare(images, prepared)
+    assert kept.pixels is not None
+    assert anew.pixels is None
+    indices = np.array([4, 1])
+    assert torch.equal(kept.batch(indices)["pixel_values"], anew.batch(indices)["pixel_values"])
+
+
+@pytest.mark.parametrize(("factor", "num_steps", "expected"), [(1.1, 50, 55), (0.07, 100, 7), (0.5, 3, 2), (3, 50, 150), (1e-3, 50, 1)])
+def test_steps_are_rounded_up_but_not_for_the_last_bit(factor: float, num_steps: int, expected: int) -> None:
+    """In floats 1.1 times 50 is 55.00000000000001."""
+    assert steps_in(factor, num_steps) == expected
+
+
+def test_epochs_and_warmup_are_counted_so(tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path) -> None:
+    rows, labels = [sentences[0][0]] * 50, np.zeros(50, np.int64)
+    assert run(tiny_bert, (rows, labels), told, tmp_path, epochs=1.1, batch_size=1)[1].steps == 55
+    assert learning_rate(6, 100, 1.0, 0.07, "linear") == 1.0
+
+
+class Waits:
+    """Stands for a loop of several processes: it takes no step."""
+
+    autocast = torch.float32
+
+    def __init__(self, *arguments: Any) -> None:
+        self.history = History()
+
+    def resume(self, state: Any, progress: Any) -> None:
+        assert state is None
+
+    def run(self, write: Any, progress: Any) -> None: ...
+
+    def finish(self) -> History:
+        return self.history
+
+
+def test_a_checkpoint_knows_how_several_processes_divide_a_model(
+    tiny_bert: Path, sentences: Any, told: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr("compress.training.train.read_state", lambda scratch, settings, warn: found.append(settings))
+    monkeypatch.setattr("compress.training.train._Loop", Waits)
+    monkeypatch.setattr(Team, "align", lambda self, trained: None)
+    prepared, strategies = preprocessor(tiny_bert, "text-classification", 32, TARGET), ("ddp", "fsdp2")
+    for size in (1, 2):
+        for strategy in strategies:
+            team = Team(0, size, strategy)  # type: ignore[arg-type]
+            train(
+                load(tiny_bert),
+                supervised("text-classification"),
+                Training(Split(*sentences), prepared, config(), 0, tmp_path, told, team=team),
+            )
+    assert found[0] == found[1]  # one process divides nothing
+    assert found[2] != found[3]
+    assert len({str(settings) for settings in found}) == 3
+
+
+def test_the_schedule_rises_and_falls() -> None:
+    linear = [learning_rate(step, 20, 1.0, 0.2, "linear") for step in range(20)]
+    assert linear[:4] == [0.25, 0.5, 0.75, 1.0]
+    np.testing.assert_allclose(np.diff(linear[4:]), -1 / 16)
+    assert learning_rate(12, 20, 2.0, 0.2, "cosine") == pytest.approx(1.0)
+    assert learning_rate(19, 20, 2.0, 0.2, "constant") == 2.0
+    assert learning_rate(0, 1, 2.0, 0.0, "linear") == 2.0
+
+
+def test_biases_and_norms_have_no_decay(tiny_bert: Path) -> None:
+    model = load(tiny_bert)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    decayed, free = ([names[id(p)] for p in group["params"]] for group in parameter_groups(model, 0.1))
+    assert all(name.endswith("weight") and "LayerNorm" not in name for name in decayed)
+    assert all(name.endswith("bias") or "LayerNorm" in name for name in free)
+    assert len(decayed) + len(free) == len(names)
+
+
+def test_many_quick_epochs_are_few_lines_of_the_console(
+    tiny_bert: Path, sentences: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = 0.0
+
+    def objective(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        nonlocal seconds
+        seconds += 0.25  # an epoch of 6 steps lasts 1.5 s
+        return supervised("text-classification")(model, batch)
+
+    progress = ConsoleProgress(file=tmp_path / "log.txt", clock=lambda: seconds)
+    run(tiny_bert, sentences, progress, tmp_path / "scratch", objective, epochs=20)
+    shown = [int(line.split("epoch ")[1].split(",")[0]) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [1, 7, 14, 20]  # 20 epochs in 30 s: the first, one every 10 s, the last
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 20

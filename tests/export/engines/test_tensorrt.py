@@ -1,0 +1,278 @@
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tensorrt_rtx_bindings as rtx
+from onnx import TensorProto, helper
+
+from compress.standalone.cuda_driver import CudaError, Device, capabilities
+from compress.standalone.tensorrt_plan import (
+    Layer,
+    Plan,
+    PlanError,
+    build,
+    gemm_precisions,
+    inspected_layers,
+    listed_layers,
+    profile_ranges,
+)
+from export.engines import tensorrt
+from export.graph.onnx import GEMMS, export_float
+from export.graph.qdq import insert_qdq
+from tests.export import tiny_checkpoints as tiny
+from tests.export.tensorrt_stand_in import Driver, StandIn
+
+BUCKETS, LARGEST = (16, 40), 4
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory):
+    """A tiny BERT in float and with Q/DQ at every encoder linear; the names of these."""
+    folder = tmp_path_factory.mktemp("bert")
+    prepared = tiny.write(folder / "float", "bert")
+    names = [name for name in tiny.linears(tiny.load(folder / "float", "bert")) if ".encoder." in name]
+    quantized = tiny.quantize(folder / "float", "bert", dict.fromkeys(names, 0.05), folder / "quantized")
+    floating = export_float(quantized, prepared, folder / "float.onnx")
+    return floating, insert_qdq(floating, quantized, folder / "int8.onnx"), names
+
+
+@pytest.fixture(scope="module")
+def proofs(graphs, tmp_path_factory):
+    """What `build` gives for both graphs and two capabilities, and what it logs."""
+    lines = []
+    floating, quantized, _ = graphs
+    out = tmp_path_factory.mktemp("out")
+    settings = {"buckets": BUCKETS, "max_batch_size": LARGEST, "capabilities": ("80", "89"), "log": lines.append}
+    entries = {
+        precision: tensorrt.build_plans(path, out, precision=precision, **settings)
+        for precision, path in (("fp32", floating), ("int8", quantized))
+    }
+    return entries, lines, out
+
+
+def test_every_capability_is_proved_and_nothing_more_is_claimed(proofs):
+    entries, lines, out = proofs
+    for found in entries.values():
+        assert [entry["capability"] for entry in found] == ["80", "89"]
+        for entry in found:
+            assert entry["runnable"] is False
+            assert entry["int8_share"] is None
+            assert entry["file"] is None
+            assert "without a GPU" in entry["reason"]
+            assert "inspected on its GPU" in entry["int8_share_reason"]
+            assert entry["size_bytes"] > 10_000
+            assert entry["seconds"] > 0
+            assert rtx.__version__ in entry["library"]
+    assert len(lines) == 4
+    assert not list(out.iterdir())
+    assert json.loads(json.dumps(entries)) == entries
+
+
+def test_compiler_lists_int8_for_exactly_the_quantized_layers(proofs, graphs):
+    entries, _, _ = proofs
+    names = set(graphs[2])
+    for entry in entries["int8"]:
+        listed = {layer["name"]: layer["precision"] for layer in entry["compiled"]["layers"] if layer["kind"] == "weight"}
+        assert {name for name, precision in listed.items() if precision == "int8"} == names
+        assert set(listed.values()) == {"int8", "fp32"}
+        weights = [layer for layer in entry["compiled"]["layers"] if layer["kind"] == "weight"]
+        expected = sum(layer["macs"] for layer in weights if layer["name"] in names) / sum(layer["macs"] for layer in weights)
+        assert entry["compiled"]["int8_share"] == pytest.approx(expected)
+        assert f"{len(names)} of {len(weights)} weight GEMMs" in entry["int8_share_reason"]
+    assert [entry["compiled"]["int8_share"] for entry in entries["fp32"]] == [0.0, 0.0]
+
+
+def test_one_profile_per_bucket_with_a_fixed_sequence(graphs):
+    stand_in = StandIn()
+    built = build(stand_in, graphs[1], BUCKETS, LARGEST)
+    assert stand_in.built[0]["profiles"] == len(BUCKETS)
+    ranges = json.loads(built.plan)["ranges"]
+    assert [profile["input_ids"] for profile in ranges] == [[[1, size], [LARGEST, size], [LARGEST, size]] for size in BUCKETS]
+    per_profile = Counter(layer.kind for layer in built.layers)
+    assert per_profile["gemm"] % len(BUCKETS) == 0
+    assert built.timing_cache == b"times"
+
+
+@pytest.mark.parametrize(
+    ("shape", "bucket", "expected"),
+    [((-1, -1), 32, ((1, 32), (8, 32), (8, 32))), ((-1, 3, 12, 12), None, ((1, 3, 12, 12), (8, 3, 12, 12), (8, 3, 12, 12)))],
+)
+def test_profile_ranges(shape, bucket, expected):
+    assert profile_ranges("x", shape, bucket, 8) == expected
+
+
+@pytest.mark.parametrize(("shape", "bucket"), [((-1, -1), None), ((2, -1), 32), ((-1, 3, -1, 12), None)])
+def test_profile_of_an_axis_left_open_is_refused(shape, bucket):
+    with pytest.raises(PlanError, match="input x has shape"):
+        profile_ranges("x", shape, bucket, 8)
+
+
+def broken(path: Path) -> Path:
+    """A graph with an operator that nobody knows."""
+    nodes = [helper.make_node("Relu", ["x"], ["h"], name="first"), helper.make_node("NoSuchOp", ["h"], ["y"], name="encoder.odd/NoSuchOp")]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", 4]) for name in ("x", "y")]
+    model = helper.make_model(
+        helper.make_graph(nodes, "g", values[:1], values[1:]), opset_imports=[helper.make_opsetid("", 20)], ir_version=10
+    )
+    onnx.save(model, str(path))
+    return path
+
+
+def test_parse_error_names_the_node(tmp_path):
+    with pytest.raises(PlanError, match=r"does not parse: node encoder\.odd/NoSuchOp \(NoSuchOp\): .*Plugin not found"):
+        build(rtx, broken(tmp_path / "bad.onnx"), (), 2, capability="80")
+
+
+def test_a_build_that_fails_is_an_entry_with_the_librarys_words(tmp_path):
+    job = {"library": tensorrt.RTX, "onnx": str(broken(tmp_path / "bad.onnx")), "buckets": [], "max_batch_size": 2, "capability": "80"}
+    answer = tensorrt.run_child({**job, "plan": None, "timing_cache": None})
+    assert "encoder.odd/NoSuchOp" in answer["error"]
+
+
+def test_unknown_capability(graphs):
+    with pytest.raises(PlanError, match="does not know compute capability 42"):
+        build(rtx, graphs[0], BUCKETS, LARGEST, capability="42")
+
+
+def test_a_crash_of_the_library_is_reported(monkeypatch, tmp_path):
+    (tmp_path / "crashing.py").write_text("import os, sys\nprint('out of luck', file=sys.stderr, flush=True)\nos.abort()\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    answer = tensorrt.run_child({"library": "crashing"})
+    assert "crashing ended with status -6" in answer["error"]
+    assert "out of luck" in answer["error"]
+
+
+def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs, tmp_path):
+    monkeypatch.setitem(sys.modules, tensorrt.RTX, None)
+    monkeypatch.setattr(tensorrt, "installed", lambda module: False)
+    lines = []
+    (entry,) = tensorrt.build_plans(graphs[0], tmp_path, precision="fp32", buckets=BUCKETS, max_batch_size=2, log=lines.append)
+    assert entry["runnable"] is False
+    assert "pip install 'compress-transformers[tensorrt]'" in entry["reason"]
+    assert lines == [entry["reason"]]
+
+
+def test_unknown_precision(tmp_path):
+    with pytest.raises(ValueError, match="precision fp16; allowed: fp32, int8"):
+        tensorrt.build_plans(tmp_path / "x", tmp_path, precision="fp16", buckets=(), max_batch_size=1, log=print)
+
+
+@pytest.mark.parametrize(("which", "rows", "length"), [(0, 4, 16), (1, 1, 40), (1, 11, 16)])
+def test_a_plan_predicts_what_the_graph_computes(graphs, which, rows, length):
+    import onnxruntime
+
+    stand_in, driver = StandIn(), Driver("90")
+    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[which], BUCKETS, LARGEST).plan)
+    features = tiny.features("bert", rows, length)
+    logits = plan.predict(features)
+    expected = onnxruntime.InferenceSession(str(graphs[which])).run(["logits"], features)[0]
+    assert logits.shape == (rows, 3)
+    np.testing.assert_allclose(logits, expected, atol=1e-5)
+
+
+def test_a_plan_refuses_a_length_that_is_no_bucket(graphs):
+    stand_in = StandIn()
+    plan = Plan(stand_in, Device(Driver("90")), build(stand_in, graphs[0], BUCKETS, LARGEST).plan)
+    with pytest.raises(PlanError, match="no profile"):
+        plan.predict(tiny.features("bert", 1, 20))
+
+
+def test_a_plan_of_another_version_does_not_load():
+    with pytest.raises(PlanError, match="does not load"):
+        Plan(StandIn(), Device(Driver("90")), b"something else")
+
+
+def test_inspector_layers_give_precisions(graphs):
+    stand_in = StandIn()
+    plan = Plan(stand_in, Device(Driver("90")), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
+    nodes = [node for node in onnx.load(str(graphs[1])).graph.node if node.op_type in GEMMS]
+    precisions = gemm_precisions(plan.layers(), [node.name for node in nodes])
+    assert {name.rsplit("/", 1)[0] for name, precision in precisions.items() if precision == "int8"} == set(graphs[2])
+    assert len(precisions) == len(nodes)
+
+
+def test_memory_grows_and_is_given_back():
+    driver = Driver("90")
+    device = Device(driver)
+    first = device.block("x", 8)
+    assert device.block("x", 4) == first
+    assert device.block("y", 8) != first
+    device.block("x", 64)
+    assert len(driver.freed) == 1
+    values = np.arange(7, dtype=np.float32)
+    device.upload(values, device.block("x", values.nbytes))
+    np.testing.assert_array_equal(device.download(device.block("x", 1), (7,), np.float32), values)
+
+
+def test_capabilities_of_all_gpus():
+    assert capabilities(Driver("80", "120")) == ("80", "120")
+    assert capabilities(Driver()) == ()
+    assert capabilities(None) == ()
+
+
+def test_driver_errors_name_the_call():
+    device = Device(Driver("90", fail="cuMemAlloc_v2"))
+    with pytest.raises(CudaError, match=r"cuMemAlloc_v2: CUDA_ERROR_OUT_OF_MEMORY \(2\)"):
+        device.block("x", 8)
+
+
+LOG = (
+    "Layers:\n"
+    "Name: a/MatMul+b/MatMul_myl0_2, LayerType: gemm, Inputs: [ { Name: x, Dimensions: [-1,8], Datatype: Int8, Format: (Linear) Row }], "
+    "Constants: [ { Name: w, Dimensions: [8,16], Datatype: Int8, Format: (Linear) Row }, { Name: alpha, Dimensions: [1], Datatype: Float, "
+    "Format: (Linear) Row }], Outputs: [ { Name: y, Dimensions: [-1,16], Datatype: Float, Format: (Linear) Row }], TacticName: stub, "
+    "StreamId: 0, Metadata: [ONNX Layer: a/MatMul][ONNX Layer: b/MatMul]\n"
+    "Name: __myl_Mul, LayerType: kgen, Inputs: [ { Name: y, Dimensions: [-1,16], Datatype: Float, Format: (Linear) Row }], Constants: [], "
+    "Outputs: [ { Name: z, Dimensions: [-1,16], Datatype: Float, Format: (Linear) Row }], TacticName: , "
+    "StreamId: 0, Metadata: [ONNX Layer: a/MatMul]\n"
+    "Name: c, LayerType: shape_call, Inputs: [], Constants: [], Outputs: [], TacticName: , StreamId: 0, Metadata: \n"
+)
+
+
+def test_layers_are_read_from_the_log():
+    first, second, third = listed_layers(LOG)
+    assert first == Layer("a/MatMul+b/MatMul_myl0_2", "gemm", ("int8",), ("int8", "float"), ("a/MatMul", "b/MatMul"), "stub")
+    assert second.nodes == ("a/MatMul",)
+    assert third.inputs == third.nodes == ()
+    assert gemm_precisions([first, second, third], ["a/MatMul", "b/MatMul", "c/MatMul"]) == {"a/MatMul": "int8", "b/MatMul": "int8"}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "constants", "expected"),
+    [
+        (("int8",), ("int8", "float"), {"g": "int8"}),
+        (("int8", "int8"), (), {"g": "int8"}),
+        (("float",), ("int8", "float"), {"g": "fp32"}),  # weights alone in int8: a float GEMM
+        (("int8", "half"), ("half",), {"g": "fp16"}),
+        (("int8",), ("float",), {}),
+    ],
+)
+def test_a_gemm_is_int8_where_both_operands_are(inputs, constants, expected):
+    assert gemm_precisions([Layer("n", "gemm", inputs, constants, ("g",), "")], ["g"]) == expected
+
+
+def test_a_gemm_split_into_int8_and_float_layers_is_float():
+    layers = [Layer("n", "gemm", ("int8",), ("int8",), ("g",), ""), Layer("m", "fusion", ("float",), ("float",), ("g",), "")]
+    assert gemm_precisions(layers, ["g"]) == {"g": "fp32"}
+
+
+def test_inspector_json_of_both_generations():
+    new = {
+        "Name": "n",
+        "LayerType": "gemm",
+        "Inputs": [{"Datatype": "Int8"}],
+        "Constants": [{"Datatype": "Int8"}],
+        "Metadata": "[ONNX Layer: g]",
+    }
+    old = {
+        "Name": "o",
+        "LayerType": "gemm",
+        "Inputs": [{"Format/Datatype": "Row major linear FP32"}],
+        "Metadata": "[ONNX Layer: h]\x1e[ONNX Layer: k]",
+    }
+    layers = inspected_layers(json.dumps({"Layers": [new, old, "only a name"]}))
+    assert gemm_precisions(layers, ["g", "h", "k"]) == {"g": "int8", "h": "fp32", "k": "fp32"}

@@ -1,0 +1,64 @@
+import onnx
+import pytest
+
+import export.graph.onnx
+from compress.models.size import count
+from export.graph.macs import count_macs
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
+from tests.export import tiny_checkpoints as tiny
+
+
+@pytest.mark.parametrize(("batch", "sequence"), [(1, 2), (1, 32), (3, 17)])
+def test_bert_formula(batch, sequence):
+    gemms = count_macs(tiny.exported("bert")[1], batch, sequence)
+    layers, hidden, wide, labels = 2, 16, 24, 3
+    weights = layers * sequence * (4 * hidden * hidden + 2 * hidden * wide) + hidden * hidden + hidden * labels
+    attention = layers * 2 * sequence * sequence * hidden
+    assert sum(gemm.macs for gemm in gemms if gemm.kind == "weight") == batch * weights
+    assert sum(gemm.macs for gemm in gemms if gemm.kind == "attention") == batch * attention
+
+
+def test_names_and_kinds():
+    gemms = {gemm.name: gemm for gemm in count_macs(tiny.exported("bert")[1], 1, 8)}
+    assert len(gemms) == 2 * 8 + 2
+    assert gemms["bert.encoder.layer.1.intermediate.dense"].kind == "weight"
+    assert gemms["bert.encoder.layer.1.intermediate.dense"].macs == 8 * 16 * 24
+    assert gemms["bert.encoder.layer.0.attention.self/qk"].kind == "attention"
+    assert gemms["bert.encoder.layer.0.attention.self/pv"].macs == 8 * 8 * 16
+    assert gemms["classifier"].node == "classifier/Gemm"
+
+
+def test_image_model_and_its_patch_embedding():
+    gemms = {gemm.name: gemm for gemm in count_macs(tiny.exported("vit")[1], 2, None)}
+    assert gemms["vit.embeddings.patch_embeddings.projection"].macs == 2 * 9 * 16 * (3 * 4 * 4)
+    assert gemms["vit.embeddings.patch_embeddings.projection"].kind == "weight"
+    assert gemms["classifier"].macs == 2 * 16 * 3
+
+
+@pytest.mark.parametrize("family", tiny.CONFIGS)
+def test_total_is_that_of_the_torch_model(family):
+    folder, path = tiny.exported(family)
+    task = tiny.preprocessor(family).task
+    total = sum(gemm.macs for gemm in count_macs(path, 1, None if family in tiny.IMAGES else 19))
+    assert total == count(tiny.load(folder, family), task, 19).macs
+
+
+def test_a_module_that_runs_twice_counts_twice():
+    gemms = count_macs(tiny.exported("albert")[1], 1, 8)
+    assert len({gemm.node for gemm in gemms}) == len(gemms) > len({gemm.name for gemm in gemms})
+
+
+def test_qdq_graph_counts_the_same(tmp_path):
+    folder, path = tiny.exported("vit")
+    scales = dict.fromkeys(tiny.linears(tiny.load(folder, "vit")), 0.02)
+    quantized = tiny.quantize(folder, "vit", scales, tmp_path / "checkpoint")
+    floating = export_float(quantized, tiny.preprocessor("vit"), tmp_path / "float.onnx")
+    assert count_macs(insert_qdq(floating, quantized, tmp_path / "int8.onnx"), 2, None) == count_macs(path, 2, None)
+
+
+def test_weights_in_a_file_beside(tmp_path, monkeypatch):
+    _, path = tiny.exported("bert")
+    monkeypatch.setattr(export.graph.onnx, "EXTERNAL_ABOVE", 0)
+    beside = export.graph.onnx.save(onnx.load(path), tmp_path / "model.onnx")
+    assert count_macs(beside, 1, 8) == count_macs(path, 1, 8)

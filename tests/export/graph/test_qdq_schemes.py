@@ -1,0 +1,228 @@
+"""The graphs of the other schemes: what they hold, what they compute, and what the engines make of them."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import openvino
+import pytest
+import torch
+from onnx import TensorProto, numpy_helper
+from torch import nn
+
+from compress.models.forward import forward
+from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int8 import DynamicScales, weight_scale
+from compress.schemes.scales import Scales
+from export.graph.macs import count_macs
+from export.graph.onnx import module_of
+from export.graph.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
+from tests.export import tiny_checkpoints as tiny
+
+SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-schemes-")
+FAMILIES = ("bert", "vit")
+SCHEMES = ("w8a8-dynamic", "w4a16", "fp8")
+WRITERS = {"w8a8-dynamic": insert_weights, "w4a16": insert_weights, "fp8": insert_fp8}
+
+
+def scales_of(scheme: str, weight: torch.Tensor, largest: float, smooth: torch.Tensor | None) -> Scales:
+    match scheme:
+        case "w8a8-dynamic":
+            return DynamicScales(weight_scale(weight * (1 if smooth is None else smooth), 63), 7, smooth)
+        case "w4a16":
+            return Int4Scales(0.9 * group_scale(weight, 8), 8)
+    return Fp8Scales(weight_scale(weight, 448), torch.tensor(0.8 * largest / 448))
+
+
+@cache
+def made(family: str, scheme: str, smooth: bool = False) -> tuple[Path, Path, Path]:
+    """Quantizes and exports each family once: (checkpoint, float ONNX, ONNX of the scheme)."""
+    source, exported = tiny.exported(family)
+    folder = Path(SCRATCH.name) / f"{family}-{scheme}-{smooth}"
+    model, ranges = tiny.load(source, family), {}
+    layers = {name: layer for name, layer in tiny.linears(model).items() if "layer" in name}
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(lambda _, args, name=name: ranges.update({name: float(args[0].abs().max())}))
+    with torch.no_grad():
+        model(**torch_features(family, 4, 24))
+    scales = {}
+    for name, layer in layers.items():
+        vector = torch.linspace(0.5, 2, layer.in_features) if smooth else None
+        scales[name] = scales_of(scheme, layer.weight.detach(), ranges[name], vector)
+        layer.weight.data = scales[name].on_grid(layer.weight.detach())
+    model.save_pretrained(folder)
+    save_quantization(folder, scales, {})
+    floating = with_weights(exported, {name: layers[name].weight.detach().numpy() for name in scales}, folder / "float.onnx")
+    return folder, floating, WRITERS[scheme](floating, folder, folder / "model.onnx")
+
+
+def with_weights(path: Path, weights: dict[str, np.ndarray], out: Path) -> Path:
+    """Writes an exported model with other weights: what exporting them would give, without the seconds that takes."""
+    model = onnx.load(str(path))
+    for tensor in model.graph.initializer:
+        layer = tensor.name.removesuffix(".weight")
+        if layer in weights:
+            turned = any(tensor.name in node.input and node.op_type == "MatMul" for node in model.graph.node)
+            weight = weights[layer].T if turned else weights[layer]
+            assert tuple(tensor.dims) == weight.shape
+            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(weight), tensor.name))
+    onnx.save(model, str(out))
+    return out
+
+
+def torch_features(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(value) for name, value in tiny.features(family, batch, length, seed=1).items()}
+
+
+def in_torch(folder: Path, family: str) -> np.ndarray:
+    model = tiny.load(folder, family)
+    apply_quantization(model, folder)
+    with torch.no_grad():
+        return forward(model, torch_features(family, 4, 24)).numpy()
+
+
+def in_onnxruntime(path: Path, family: str, accuracy_level: str = "1", optimized: bool = True) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level, options.intra_op_num_threads = 3, 1
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", accuracy_level)
+    session = onnxruntime.InferenceSession(str(path), options)
+    return session.run(["logits"], tiny.features(family, 4, 24, seed=1))[0]
+
+
+def in_openvino(path: Path, family: str, group: int) -> np.ndarray:
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group), "INFERENCE_NUM_THREADS": "1"}
+    compiled = openvino.Core().compile_model(str(path), "CPU", settings)
+    return compiled(tiny.features(family, 4, 24, seed=1))["logits"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stored_codes_are_those_of_torch(family: str, scheme: str) -> None:
+    folder, _, path = made(family, scheme)
+    model, graph = tiny.load(folder, family), onnx.load(str(path)).graph
+    constants = {tensor.name: tensor for tensor in graph.initializer}
+    kind = {"w8a8-dynamic": TensorProto.INT8, "w4a16": TensorProto.INT4, "fp8": TensorProto.FLOAT8E4M3FN}[scheme]
+    for name, scales in load_quantization(folder)[0].items():
+        linear = model.get_submodule(name)
+        layer = scales.module(name, linear)
+        codes = layer.codes() if scheme == "w4a16" else layer.weight
+        stored = constants[f"{name}.weight.codes"]
+        assert stored.data_type == kind
+        found = numpy_helper.to_array(stored).astype(np.float32)
+        gemm = next(node for node in graph.node if module_of(node) == name and node.op_type in ("MatMul", "Gemm"))
+        transposed = any(attribute.name == "transB" and attribute.i for attribute in gemm.attribute)
+        assert np.array_equal(found if transposed else found.T, codes.float().numpy())
+        weight = next(node for node in graph.node if node.output[0] == gemm.input[1])
+        assert weight.op_type == "DequantizeLinear"
+        assert f"{name}.weight" not in constants
+
+
+@pytest.mark.parametrize("smooth", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_onnxruntime_answers_like_torch(family: str, scheme: str, smooth: bool, tmp_path: Path) -> None:
+    if smooth and scheme != "w8a8-dynamic":
+        return
+    folder, floating, path = made(family, scheme, smooth)
+    path = insert_dynamic(floating, folder, tmp_path / "dynamic.onnx") if scheme == "w8a8-dynamic" else path
+    # with its optimizations ONNX Runtime makes a product of integers of the FP8 one, and then refuses the graph
+    expected, found = in_torch(folder, family), in_onnxruntime(path, family, optimized=scheme != "fp8")
+    rounded = np.abs(in_onnxruntime(floating, family) - expected).mean()  # what rounding the activations changes
+    assert np.abs(found - expected).mean() <= (1e-5 if scheme == "w4a16" else 0.2 * rounded)
+
+
+def test_the_layers_of_a_dynamic_graph_multiply_integers_and_keep_their_names(tmp_path: Path) -> None:
+    folder, floating, weights = made("bert", "w8a8-dynamic", True)
+    graph = onnx.load(str(insert_dynamic(floating, folder, tmp_path / "dynamic.onnx"))).graph
+    integer = {module_of(node): node.name for node in graph.node if node.op_type == "MatMulInteger"}
+    assert integer.keys() == load_quantization(folder)[0].keys()
+    names = {module_of(node): node.name for node in onnx.load(str(floating)).graph.node if node.op_type in ("MatMul", "Gemm")}
+    assert all(names[name] == node for name, node in integer.items())
+    assert sum(node.op_type == "ReduceMax" for node in graph.node) == 2 * 4  # query, key and value read one tensor
+    for other in (weights, made("bert", "fp8")[2], made("bert", "w4a16")[2]):
+        assert count_macs(other, 2, 8) == count_macs(floating, 2, 8)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16"])
+def test_openvino_multiplies_what_it_is_told_to(scheme: str) -> None:
+    folder, _, path = made("bert", scheme)
+    expected = in_torch(folder, "bert")
+    if scheme == "w4a16":
+        assert np.abs(in_openvino(path, "bert", 0) - expected).max() < 1e-4
+        return
+    floating = in_openvino(path, "bert", 0)
+    rounded = np.abs(floating - expected).mean()
+    assert rounded > 1e-3
+    assert np.abs(in_openvino(path, "bert", 4096) - floating).max() < 1e-4  # wider than any layer: float
+
+
+@pytest.mark.parametrize("group", [16, 64])
+def test_groups_of_openvino_are_those_of_the_formula(group: int, tmp_path: Path) -> None:
+    linear, x = nn.Linear(64, 48, bias=False), torch.randn(2, 9, 64, generator=torch.Generator().manual_seed(0))
+    scale = weight_scale(linear.weight.detach(), 63)
+    codes = torch.round(linear.weight.detach() / scale[:, None])
+    weight = onnx.helper.make_node("DequantizeLinear", ["codes", "scale"], ["w"], axis=1)
+    product = onnx.helper.make_node("MatMul", ["x", "w"], ["logits"])
+    values = [onnx.helper.make_tensor_value_info(name, 1, ["b", "s", size]) for name, size in (("x", 64), ("logits", 48))]
+    constants = [numpy_helper.from_array(codes.T.numpy().astype(np.int8), "codes"), numpy_helper.from_array(scale.numpy(), "scale")]
+    model = onnx.helper.make_model(onnx.helper.make_graph([weight, product], "g", values[:1], values[1:], constants))
+    model.opset_import[0].version = 20
+    onnx.save(model, tmp_path / "m.onnx")
+    expected = torch.zeros(2, 9, 48)
+    for part in range(0, 64, group):
+        inputs = x[..., part : part + group]
+        step = inputs.abs().amax(-1, keepdim=True) / 127
+        expected += (torch.round(inputs / step) @ codes[:, part : part + group].T) * step * scale
+    settings = {"INFERENCE_PRECISION_HINT": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(group)}
+    found = openvino.Core().compile_model(str(tmp_path / "m.onnx"), "CPU", settings)({"x": x.numpy()})["logits"]
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_the_group_is_what_all_widths_share(tmp_path: Path) -> None:
+    assert group_size(made("bert", "w8a8-dynamic")[2]) == 32  # 16 and 24 share 8, which is too small
+    model = onnx.load(str(made("vit", "w8a8-dynamic")[2]))
+    del model.graph.node[:]
+    for number, width in enumerate((96, 144)):
+        model.graph.node.append(onnx.helper.make_node("DequantizeLinear", [f"{number}", "s"], [f"{number}.w"], axis=1))
+        model.graph.initializer.append(numpy_helper.from_array(np.zeros((width, 3), np.int8), f"{number}"))
+    onnx.save(model, str(tmp_path / "wide.onnx"))
+    assert group_size(tmp_path / "wide.onnx") == 48
+
+
+def test_a_layer_with_a_shorter_last_group_is_named(tmp_path: Path) -> None:
+    folder, floating, even = made("bert", "w4a16")
+    assert uneven(even) is None
+    layers, _ = load_quantization(folder)
+    model = tiny.load(folder, "bert")
+    for name in layers:
+        linear = model.get_submodule(name)
+        layers[name] = Int4Scales(group_scale(linear.weight.detach(), 16), 16)
+        linear.weight.data = layers[name].on_grid(linear.weight.detach())
+    model.save_pretrained(tmp_path)
+    save_quantization(tmp_path, layers, {})
+    weights = {name: model.get_submodule(name).weight.detach().numpy() for name in layers}
+    floating = with_weights(floating, weights, tmp_path / "float.onnx")
+    path = insert_weights(floating, tmp_path, tmp_path / "model.onnx")
+    assert str(uneven(path)).endswith("output.dense has 24 inputs, no multiple of group_size 16")
+    assert np.abs(in_onnxruntime(path, "bert") - in_torch(tmp_path, "bert")).max() < 1e-4
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_graph_of_other_weights_is_refused(scheme: str, tmp_path: Path) -> None:
+    folder, floating, _ = made("bert", scheme)
+    model = onnx.load(str(floating))
+    name = next(iter(load_quantization(folder)[0]))
+    tensor = next(tensor for tensor in model.graph.initializer if tensor.name == f"{name}.weight")
+    tensor.CopyFrom(numpy_helper.from_array(1.01 * numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, tmp_path / "other.onnx")
+    with pytest.raises(ValueError, match=f"{name}: weights of the float graph are not on the grid"):
+        WRITERS[scheme](tmp_path / "other.onnx", folder, tmp_path / "out.onnx")
