@@ -119,7 +119,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
         found = find_attentions(model, key)
     except InputError as error:
         raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
-    if any(attention.turned or attention.group > 1 for attention in found.values()):
+    if any(attention.transformed or attention.group > 1 for attention in found.values()):
         kind = model.config.model_type  # type: ignore[union-attr]
         raise InputError(f"{key}: the numbers of a head are turned or shared by several in this {kind}: they cannot be sliced; give config")
     return found

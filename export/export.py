@@ -30,6 +30,7 @@ from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.engines import ENGINES, EngineName
 from compress.core.errors import InputError
 from compress.core.named import one_of
+from compress.core.tasks import TASKS
 from compress.schemes.table import of_precision
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -307,7 +308,7 @@ class _Exporter:
         """
         from compress.measure.answers import save_predictions
         from compress.measure.engine_process import EngineProcess
-        from compress.measure.metrics import PRIMARY, metrics
+        from compress.measure.metrics import metrics
         from export.engines.spec import spec_of
         from export.parity.parity import as_rows, check_layers, compare_predictions, shortfall
 
@@ -332,7 +333,7 @@ class _Exporter:
         predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
         save_predictions(predictions, logits, split.labels)
         figures = metrics(task, logits, split.labels)
-        self._log(entry, figures[PRIMARY[task]], counted, compared)
+        self._log(entry, figures[TASKS[task].metric], counted, compared)
         judged = {
             "runnable": reason is None,
             "reason": reason,

@@ -355,14 +355,14 @@ def _write_rest(model: StreamedModel, index: int, layer: nn.Module, quantized: C
             continue
         stored, module = model.weights[path], model.shape.get_submodule(owner)
         if key == "weight" and isinstance(module, StoredLinear):
-            given = stored.T if owner in model.turned else stored
+            given = stored.T if owner in model.transposed else stored
             parts = module.parts(ROUND_BYTES)
             if all(torch.equal(module.rows(start, stop), given[start:stop].float()) for start, stop in parts):
                 written.weights.copy(path, stored)
                 continue
             changed = written.weights.new(path, stored.shape, torch.float32)
             for start, stop in parts:
-                (changed.T if owner in model.turned else changed)[start:stop] = module.rows(start, stop)
+                (changed.T if owner in model.transposed else changed)[start:stop] = module.rows(start, stop)
         else:
             value = getattr(module, key).detach()
             written.weights.copy(path, stored if torch.equal(value, stored.to(value.dtype)) else value)
@@ -373,7 +373,7 @@ def _new_grid(model: StreamedModel, name: str, scales: AnyScales, written: Writt
     path = f"{name}.weight"
     shape, dtype = model.weights.shape(path), grid_dtype(model.weights.dtype(path), scales)
     grid = written.weights.new(path, shape, dtype)
-    return grid.T if name in model.turned else grid
+    return grid.T if name in model.transposed else grid
 
 
 def _layer_figures(name: str, scales: AnyScales, observed: Observed[Histogram] | None, power: float, error: float) -> dict[str, Any]:

@@ -1,13 +1,6 @@
 """A toy engine, task, scheme, pruning method and loss: each is one new file (or none) and one row, and all of them run."""
 
-import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
-
-import pytest
-import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 TOYS = Path(__file__).parent / "additions"

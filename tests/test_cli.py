@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from safetensors import SafetensorError
-from tests.compress.test_goals import make_report
 from typer.testing import CliRunner
 
 from cli import app
 from compress.report.goals import judge
+from tests.compress.report.test_goals import make_report
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -127,8 +127,6 @@ METRICS: Mapping[str, Metric] = {
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
 }
-PRIMARY: Mapping[Task, str] = {task: row.metric for task, row in TASKS.items()}
-"""The primary metric of each task, as the table was at import; `TASKS[task].metric` sees rows that were added since."""
 
 
 def num_predictions(labels: Array) -> int:

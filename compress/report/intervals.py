@@ -143,17 +143,16 @@ def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) 
         seed: Seed of the bootstrap.
 
     Returns:
-        `value`, `low`, `high` and `n`: rows, for perplexity tokens.
+        `value`, `low`, `high` and `n`: rows, or tokens where labels are tokens.
     """
     rows = _rows(labels, predictions)
-    if metric is METRICS["accuracy"]:
+    if metric is METRICS["accuracy"] and labels.ndim == 1:
         low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
     elif metric is METRICS["perplexity"]:
         low, high = bootstrap(perplexity_of, *block_sums(predictions, labels), seed=seed)
-        rows = num_predictions(labels)
     else:
         low, high = bootstrap(metric.of, predictions, labels, seed=seed)
-    return {"value": metric.of(predictions, labels), "low": low, "high": high, "n": rows}
+    return {"value": metric.of(predictions, labels), "low": low, "high": high, "n": num_predictions(labels)}
 
 
 def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
@@ -163,7 +162,7 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
         metric: A row of `METRICS`, or any other; `accuracy` needs no resampling of rows and takes no time.
         before: Predictions of the reference, `[n, ...]`.
         after: Predictions of what is judged, in the same row order.
-        labels: `[n]`; integers are class ids.
+        labels: `[n]`, integers are class ids; or tokens `[n, T]`.
         seed: Seed of the bootstrap.
 
     Returns:
@@ -178,8 +177,8 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
         difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
         return {"difference": difference, "low": low, "high": high, "n": rows, **counts}
-    if metric is METRICS["perplexity"]:
-        return _paired_tokens(before, after, labels, seed)
+    if labels.ndim == 2:
+        return _paired_tokens(metric, before, after, labels, seed)
     first, second = before.argmax(axis=1), after.argmax(axis=1)
     lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
     if metric is METRICS["accuracy"]:
@@ -191,16 +190,22 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
     return {"difference": difference, "low": low, "high": high, "n": rows, **found}
 
 
-def _paired_tokens(before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
+def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
     """Compares two sets of answers `[n, T, 2]` to the same blocks; see `paired`."""
-    (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
-    low, high = paired_bootstrap(Metric(mean_nll), sums, others, tokens, seed=seed)
+    if metric is METRICS["perplexity"]:
+        (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
+        falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, seed=seed)
+        difference = perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1
+        low, high = float(np.expm1(-falls.high)), float(np.expm1(-falls.low))
+    else:
+        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
+        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
     first, second = (choices(answers)[labels != IGNORED] for answers in (before, after))
     targets = labels[labels != IGNORED]
     return {
-        "difference": perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1,
-        "low": float(np.expm1(-high)),
-        "high": float(np.expm1(-low)),
+        "difference": difference,
+        "low": low,
+        "high": high,
         "n": len(targets),
         "right_to_wrong": int(np.sum((first == targets) & (second != targets))),
         "wrong_to_right": int(np.sum((first != targets) & (second == targets))),

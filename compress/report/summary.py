@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from compress.core.engines import REFERENCE
 from compress.report import goals, phrases
 
 WIDTH = 12
@@ -50,7 +51,7 @@ def _line(name: str, text: str) -> str:
 
 
 def _accuracy(report: Mapping[str, Any], metric: str | None) -> str:
-    before = (goals.baseline(report).get("accuracy") or {}).get("torch") or {}
+    before = (goals.baseline(report).get("accuracy") or {}).get(REFERENCE) or {}
     hop, cost = goals.last_hop(report), goals.drop(report)
     if hop is None or cost.value is None:
         return f"not measured: {cost.reason}"

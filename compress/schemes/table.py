@@ -3,7 +3,7 @@
     SCHEMES[scheme].activations == "float"       not  scheme == "w4a16"
 
 A scheme says in which numbers a linear layer multiplies. To add one, write a file in this folder with the scales of a layer and the
-quantized layer itself (`compress.schemes.checkpoint.Scales`), and add a row here. Its weights get the scale max |w| / `largest_weight` of
+quantized layer itself (`compress.schemes.scales.Scales`), and add a row here. Its weights get the scale max |w| / `largest_weight` of
 each output channel; a better one is searched where `quantize.schemes.SEARCHES` has a search for its numbers. What each engine makes of it
 is decided by its facts in `export.graph.quantized` and in the file of the engine.
 

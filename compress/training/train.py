@@ -32,7 +32,7 @@ from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.data.splits import Split
-from compress.machine.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
+from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, sharded_like, skeleton, unshard
 from compress.measure.metrics import primary
 from compress.models.blocks import repeated_blocks
 from compress.models.forward import device_of
@@ -407,12 +407,12 @@ class _Loop:
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
             if kind == "now":
-                now[name].copy_(divided_like(now[name], value))
+                now[name].copy_(sharded_like(now[name], value))
             elif kind == "best":
-                self.best[name] = divided_like(now[name], value)
+                self.best[name] = sharded_like(now[name], value)
             elif kind == "optimizer":
                 number, _, moment = name.partition(".")
-                moments.setdefault(int(number), {})[moment] = divided_like(parameters[int(number)], value)
+                moments.setdefault(int(number), {})[moment] = sharded_like(parameters[int(number)], value)
             elif int(name) == self.team.rank:
                 _set_generator(self.device, value)
         self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
@@ -424,7 +424,7 @@ class _Loop:
         if self.best:
             self.trained.load_state_dict(self.best)
         if self.plain is not None:
-            put_together(self.model, self.plain)
+            unshard(self.model, self.plain)
         self.model.eval()
         return self.history
 

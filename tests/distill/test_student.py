@@ -129,7 +129,7 @@ def test_one_block_for_all_layers_is_refused() -> None:
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
     config = AlbertConfig(vocab_size=20, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=24)
-    with pytest.raises(InputError, match="this albert has 1 blocks for 4 layers; one block a layer is needed"):
+    with pytest.raises(InputError, match="this albert has 1 blocks for 4 layers; one block per layer is needed"):
         take_layers(AlbertForSequenceClassification(config), [0, 1], KEY)
 
 

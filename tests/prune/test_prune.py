@@ -316,7 +316,7 @@ KINDS: dict[str, dict[str, int]] = {"Qwen2MoeConfig": {"shared_expert_intermedia
                 vocab_size=20, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
             ),
             ["heads"],
-            "the attention of this gpt_neo cannot be looked at",
+            "the attention of this gpt_neo cannot be traced",
         ),
         (
             lambda: transformers.Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 3}, **EXPERTS, head_dim=12, mlp_only_layers=[1]),

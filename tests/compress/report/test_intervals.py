@@ -196,6 +196,17 @@ def test_a_drop_of_perplexity_is_relative_and_paired(seed: int) -> None:
     assert found["n"] == (labels != IGNORED).sum()
 
 
+def test_another_metric_of_tokens_is_bootstrapped_over_blocks() -> None:
+    before, after, labels = two_language_models(30, 4)
+    found = intervals.paired(METRICS["accuracy"], before, after, labels)
+    figures = [METRICS["accuracy"].of(answers, labels) for answers in (before, after)]
+    assert found["difference"] == pytest.approx(figures[0] - figures[1])
+    assert found["low"] < found["difference"] < found["high"]
+    alone = intervals.single(METRICS["accuracy"], before, labels)
+    assert alone["low"] < alone["value"] == figures[0] < alone["high"]
+    assert alone["n"] == found["n"] == (labels != IGNORED).sum()
+
+
 def test_what_got_worse_is_lost_whichever_way_a_metric_points() -> None:
     draw = np.random.default_rng(1)
     labels = draw.normal(size=400).astype(np.float32)

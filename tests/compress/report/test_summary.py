@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.compress.test_goals import make_report
 
 from compress.core.errors import InputError
 from compress.report import goals
 from compress.report.document import Report
 from compress.report.summary import summary
+from tests.compress.report.test_goals import make_report
 
 FOLDER = Path("runs/tiny")
 
