@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +13,7 @@ from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.test_recipes import SHRUNK, generation_settings, image_settings, text_settings
 
+VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_attention_heads": 2, "intermediate_size": 64}
 LLAMA = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 16}
 
 
@@ -43,7 +45,7 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
     if facts.answer == "tokens":
         if recipe.model.config["model_type"] == "llama":
             sizes = [f"model.config.{key}={value}" for key, value in LLAMA.items()]
-            return [*sizes, "tokenizer.vocab_size=300", "data.max_length=16"]
+            return [*sizes, "tokenizer.vocab_size=300", "data.max_length=16", "stages.quantize.group_size=32"]
         place.mkdir(exist_ok=True)
         if local:
             sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16}
@@ -53,7 +55,11 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
     if facts.modality == "image":
         place.mkdir(exist_ok=True)
-        return image_settings(recipe, place)
+        if recipe.model.path is None:
+            return image_settings(recipe, place)
+        drawn = recipe.model.model_copy(update={"path": None, "config": VIT, "init": "random"})
+        model = json.dumps({"path": None, "config": VIT, "init": "random"})
+        return [f"model={model}", *image_settings(recipe.model_copy(update={"model": drawn}), place)]
     if (place / "data").exists():  # the page ran this recipe before
         found = [f"model.path={sentiment.checkpoint()}", f"data.path={place / 'data'}", "data.files=null", "data.max_length=16"]
     else:

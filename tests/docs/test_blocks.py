@@ -15,9 +15,11 @@ from typing import Any
 
 import pytest
 import typer.main
+import yaml
 from typer.testing import CliRunner
 
 import cli
+from compress.recipe import check, dump, read
 from tests.docs.blocks import PAGES, PROSE, ROOT, Block, blocks, check_recipe, commands, every_block
 from tests.docs.shrunk import shrunk
 
@@ -55,6 +57,12 @@ def test_blocks_that_are_not_run_say_why_and_are_few() -> None:
 @pytest.mark.parametrize("block", of("yaml"), ids=str)
 def test_recipes_are_read(block: Block) -> None:
     check_recipe(block)
+
+
+def test_the_recipe_of_the_readme_is_the_shipped_one() -> None:
+    (block,) = [block for block in of("yaml") if block.page == "README.md"]
+    shipped = read(ROOT / "recipes" / "sst2-minilm.yaml")
+    assert dump(check(yaml.safe_load(block.body))) == dump(shipped)
 
 
 @pytest.mark.parametrize("block", of("bash") + of("bash", example=True), ids=str)
@@ -128,7 +136,7 @@ class Page:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (tmp_path / "recipes").symlink_to(ROOT / "recipes")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("export.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
     monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
     return tmp_path
 
