@@ -1,4 +1,6 @@
-"""Several teachers: averages their softened probabilities (You et al. 2017, https://doi.org/10.1145/3097983.3098135, section 3.1).
+"""Several teachers: averages their softened probabilities.
+
+You et al. 2017, https://doi.org/10.1145/3097983.3098135, section 3.1:
 
     p_i = softmax(z_i / T),   p = sum_i w_i p_i,   z = T log p        sum_i w_i = 1, equal weights by default
     regression                z = sum_i w_i z_i

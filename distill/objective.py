@@ -1,4 +1,4 @@
-"""The training objective: the weighted sum of all active losses, from one forward pass each of student and teacher.
+"""The training objective: the weighted sum of all active losses, from one pass each of student and teacher.
 
 loss_b = hard_weight * labelled_b * hard_b  +  sum_i weight_i(t) * loss_i,b
 

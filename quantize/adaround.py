@@ -1,5 +1,6 @@
-"""AdaRound: learns for each weight whether to round up or down, minimizing the output error (Nagel et al. 2020,
-https://arxiv.org/abs/2004.10568, section 3).
+"""AdaRound: learns for each weight whether to round up or down, minimizing the output error.
+
+Nagel et al. 2020, https://arxiv.org/abs/2004.10568, section 3:
 
     q = clamp(floor(w / s) + h),     h = clamp(sigmoid(v) (zeta - gamma) + gamma, 0, 1),   zeta = 1.1, gamma = -0.1
     min over v   d H d^T + lambda sum (1 - |2 h - 1|^beta),       d = w - s q,   H = mean of x x^T

@@ -1,6 +1,7 @@
-"""AWQ: gives weights of salient input channels (large activations) finer int4 steps (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
+"""AWQ: gives weights of salient input channels (large activations) finer int4 steps.
 
-For the linear layers that read a tensor X [N, I], with m_i = mean |X_i| and a factor s per channel:
+Lin et al. 2023, https://arxiv.org/abs/2306.00978. For the linear layers that read a tensor X [N, I], with m_i = mean |X_i| and a factor s
+per channel:
 
     s_i = m_i^a / sqrt(max m^a * min m^a)           X_i / s_i,   W_i * s_i
     a   = argmin over 0, 0.05, ... 1 of  sum over W  || X W^T - (X / s) Q(W s)^T ||^2

@@ -1,5 +1,6 @@
-"""Bias correction: adds the mean output error of quantization to a layer's bias (Nagel et al. 2019,
-https://arxiv.org/abs/1906.04721, section 4.2, data-based as in appendix D).
+"""Bias correction: adds the mean output error of quantization to a layer's bias.
+
+Nagel et al. 2019, https://arxiv.org/abs/1906.04721, section 4.2, data-based as in appendix D:
 
     b <- b + E[ W x - Q(W) Q(x) ]
 

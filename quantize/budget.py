@@ -1,4 +1,6 @@
-"""The accuracy loss of quantization on the selection split, in the unit of `goals.max_drop`; mixed precision and `mode: auto` use it.
+"""The accuracy loss of quantization on the selection split, for mixed precision and `mode: auto`.
+
+It is in the unit of `goals.max_drop`:
 
     by labels       loss = metric(float logits, labels) - metric(int8 logits, labels)
     by agreement    loss = share of rows with another prediction; regression: 1 - Pearson(float, int8)

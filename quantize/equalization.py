@@ -1,7 +1,7 @@
-"""Cross-layer equalization: balances the weight ranges of two consecutive linear layers (Nagel et al. 2019,
-https://arxiv.org/abs/1906.04721, section 4.1).
+"""Cross-layer equalization: balances the weight ranges of two consecutive linear layers.
 
-If output channel j of one layer is input channel j of another, with nothing or a ReLU in between, then for any s_j > 0
+Nagel et al. 2019, https://arxiv.org/abs/1906.04721, section 4.1. If output channel j of one layer is input channel j of another, with
+nothing or a ReLU in between, then for any s_j > 0
 
     W2 relu(W1 x + b1) = (W2 S) relu(S^-1 W1 x + S^-1 b1),     s_j = sqrt(r1_j / r2_j)
 

@@ -1,4 +1,4 @@
-"""Escalation (`mode: auto`): tries quantization methods from cheap to expensive until one meets the accuracy goal.
+"""Escalation (`mode: auto`): tries quantization methods, cheapest first, until one meets the accuracy goal.
 
     ptq  ->  smoothing and bias correction  ->  mixed precision  ->  qat  ->  qat with distillation
 

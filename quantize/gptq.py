@@ -1,8 +1,7 @@
-"""GPTQ: rounds weights one input at a time; the weights not rounded yet compensate the error (Frantar et al. 2022,
-https://arxiv.org/abs/2210.17323, algorithm 1).
+"""GPTQ: rounds weights one input at a time; the weights not rounded yet compensate the error.
 
-Every output o has its own problem min_q (w - s q) H (w - s q)^T with a common H = mean of x x^T. With U the upper Cholesky factor of the
-inverse, H^-1 = U^T U, the inputs j = 1, 2, ... are rounded in turn:
+Frantar et al. 2022, https://arxiv.org/abs/2210.17323, algorithm 1. Every output o has its own problem min_q (w - s q) H (w - s q)^T with a
+common H = mean of x x^T. With U the upper Cholesky factor of the inverse, H^-1 = U^T U, the inputs j = 1, 2, ... are rounded in turn:
 
     q_j = clamp(rint(w_j / s_j)),    e = (w_j - s_j q_j) / U_jj,    w_k <- w_k - e U_jk   for k > j
 

@@ -1,4 +1,4 @@
-"""Moments: second moments and mean magnitudes of a layer's inputs, in memory that does not depend on the number of rows.
+"""Moments: second moments and mean magnitudes of a layer's inputs, in memory independent of the number of rows.
 
     H = 1/N sum_n x_n x_n^T  [I, I]        m = 1/N sum_n |x_n|  [I]
 

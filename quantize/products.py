@@ -1,4 +1,4 @@
-"""Int8 attention products and residual additions ("sites"): calibrates their scales and chooses which ones are int8.
+"""Int8 attention products and residual additions ("sites"): calibrates and chooses them.
 
 Queries, keys, values and residuals are observed in histograms on the calibration rows in the float model, padding excluded. They use the
 same calibration method as the linear layers. The scale of the attention probabilities is a constant

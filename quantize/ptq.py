@@ -1,4 +1,4 @@
-"""Parts of post-training quantization: choosing layers, calibration batches, range checks, the checkpoint, and int8 weight scales.
+"""Post-training quantization: choice of layers, calibration batches, range checks, int8 weight scales.
 
 Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`). Embeddings, pooler and head stay float,
 as do LayerNorm, softmax, GELU and the residual stream. `quantize.in_memory` calls these functions in order. The scale of an int8 output

@@ -1,7 +1,8 @@
-"""Sensitivity: measures each layer's share of the quantization error, by quantizing single layers and by leaving single layers out.
+"""Sensitivity: measures each layer's share of the quantization error.
 
-With D(S) the distance between the float model and the model whose layers S are in int8 (`quantize.trial`: KL of the logits, or squared
-error for regression), and A the set of all chosen layers:
+It quantizes single layers, and it keeps single layers in float while all others are quantized. With D(S) the distance between the float
+model and the model whose layers S are in int8 (`quantize.trial`: KL of the logits, or squared error for regression), and A the set of all
+chosen layers:
 
     alone(l)     D({l})                  the cost of quantizing only l
     weights(l)   D({l}), with quantized weights and float inputs

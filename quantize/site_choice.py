@@ -1,4 +1,4 @@
-"""Chooses under `auto` which attention products and residuals ("sites") are int8, so that their total cost is negligible.
+"""Chooses under `auto` which attention products and residuals ("sites") are int8, at negligible total cost.
 
 With D(S) the distance to the float model on selection rows (`quantize.trial`) when the chosen linear layers and the sites S are int8, and F
 the sites that are always on:

@@ -1,7 +1,7 @@
-"""SmoothQuant: scales down outlier channels of activations and scales up the weights that read them (Xiao et al. 2022,
-https://arxiv.org/abs/2211.10438, section 4).
+"""SmoothQuant: scales down outlier channels of activations and scales up the weights that read them.
 
-For the linear layers that read a tensor X [N, I], with W_j column j of all their weights:
+Xiao et al. 2022, https://arxiv.org/abs/2211.10438, section 4. For the linear layers that read a tensor X [N, I], with W_j column j of all
+their weights:
 
     s_j = max |X_j|^a / max |W_j|^(1 - a)            X_j / s_j,   W_j * s_j,   1 where either maximum is 0
 

@@ -1,4 +1,4 @@
-"""The steps of quantizing a model in memory: each calls a method's module, logs, and returns figures for the report.
+"""The steps of quantizing a model in memory: each calls a method's module and returns figures for the report.
 
     equalize_and_smooth   equalize and smooth the float model      `equalization`, `smoothquant`
     weights               scales of the weights                    `schemes`, `awq`

@@ -1,4 +1,4 @@
-"""Trials: measures the distance of a quantized model from the float one, in memory (`compress.measure.closeness`)."""
+"""Trials: measures the distance of a quantized model from the float one (`compress.measure.closeness`)."""
 
 from __future__ import annotations
 
