@@ -208,7 +208,7 @@ class Report:
 
     @property
     def drop(self) -> float | None:
-        """Loss of the metric, baseline in torch minus last variant in the last backend; of perplexity its relative increase. None: unknown."""
+        """Loss of the metric: baseline in torch minus last variant in the last backend; relative for perplexity. None: unknown."""
         return goals.drop(self.data).value
 
     @property

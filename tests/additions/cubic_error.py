@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from distill.capture import Wanted
-from distill.losses.loss import Loss, Seen, Setting
+from distill.losses.loss import Loss, LossInputs, Setting
 
 
 class CubicError(Loss):
@@ -24,6 +24,6 @@ class CubicError(Loss):
         """The logits of both."""
         return Wanted(logits=True), Wanted(logits=True)
 
-    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `cubic_error`."""
-        return {"cubic_error": (seen.student.logits - seen.teacher.logits).abs().pow(3).mean(dim=1)}
+        return {"cubic_error": (inputs.student.logits - inputs.teacher.logits).abs().pow(3).mean(dim=1)}

@@ -195,7 +195,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
     student, theirs = (preprocessor(each, context.task, context.max_length, context.target) for each in (folder, other))
     teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
     settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
-    with pytest.raises(InputError, match=r"stages.prune.teacher: distill splits the rows into other tokens than the student"):
+    with pytest.raises(InputError, match=r"stages.prune.teacher: distill tokenizes the rows differently than the student"):
         taught(Learner(settings, ASKED, load(folder), folder, student, load(other), theirs, None), run)
 
 
@@ -269,9 +269,9 @@ def test_what_contradicts_itself_is_refused(given: dict[str, Any], message: str)
         ([{"name": "hidden", "weight": -1}], r"stages.prune.recover.losses.0.weight: -1 given"),
         (
             [{"name": "hidden", "layers": [1, 7]}],
-            r"stages.prune.recover.losses\[0\].layers: \[1, 7\] given; at most 3 layers, each from 1 to 3",
+            r"stages.prune.recover.losses\[0\].layers: \[1, 7\] given; give at most 3 layers, each from 1 to 3",
         ),
-        ([{"name": "relational", "steps": [0.5, 1.0]}], r"stages.prune.recover.losses: no loss counts from 0 of the steps on"),
+        ([{"name": "relational", "steps": [0.5, 1.0]}], r"stages.prune.recover.losses: no loss is active from 0 of the steps on"),
     ],
     ids=str,
 )
@@ -287,7 +287,7 @@ def test_rows_that_are_compared_need_the_whole_batch(checkpoint: Callable[..., P
     config = load(checkpoint("bert")).config
     stage = Prune(**QUICK, recover={"loss": "relational", "micro_batch_size": 4})
     with pytest.raises(
-        InputError, match=r"stages.prune.recover.loss: compares the rows of a batch; leave micro_batch_size \(4 given\) out"
+        InputError, match=r"stages.prune.recover.loss: relational compares the rows of a batch; remove micro_batch_size \(4 given\)"
     ):
         stage.check(config, config, context)
 
@@ -296,7 +296,7 @@ def test_what_masks_are_learned_on_is_checked_too(checkpoint: Callable[..., Path
     """The training of the masks has rows in memory of its own, and a model of which nothing is gone yet."""
     config, shallow = load(checkpoint("bert")).config, load(checkpoint("bert", num_hidden_layers=2)).config
     stage = Prune(**QUICK, method="joint", learn={"micro_batch_size": 4}, recover={"loss": "relational"})
-    with pytest.raises(InputError, match=r"compares the rows of a batch; leave micro_batch_size \(4 given\) out"):
+    with pytest.raises(InputError, match=r"compares the rows of a batch; remove micro_batch_size \(4 given\)"):
         stage.check(config, config, context)
     stage = Prune(**{**QUICK, "sparsity": 0.6}, granularity=["layers"], method="joint", recover={"losses": [{"name": "hidden"}]})
     assert stage.config_after(config).num_hidden_layers <= 2
