@@ -1,6 +1,12 @@
 """Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
 
+import os
+
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
+
+import torch
 from hypothesis import settings
 
+torch.set_num_threads(1)
 settings.register_profile("timeless", deadline=None)
 settings.load_profile("timeless")

@@ -105,7 +105,8 @@ def made_smooth(family):
             saved[f"{name}.input_smooth"] = smooth.clone()
     grid.save_pretrained(folder)
     save_file(saved, folder / "quantization.safetensors")
-    float_path = export_float(folder, tiny.preprocessor(family), folder / "float.onnx")
+    weights = {name: module.weight.detach().numpy() for name, module in tiny.linears(grid).items()}
+    float_path = tiny.with_weights(made(family)[1], weights, folder / "float.onnx")
     return folder, float_path, insert_qdq(float_path, folder, folder / "int8.onnx")
 
 
