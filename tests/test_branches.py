@@ -14,6 +14,8 @@ from compress.run.prepare import prepare
 from tests import without_clocks
 from tests.tiny_recipes import tiny_vit
 
+pytestmark = pytest.mark.whole
+
 QUIET = ConsoleProgress("quiet")
 RAW: dict[str, Any] = {
     **tiny_vit("branches"),

@@ -16,6 +16,8 @@ from tests import without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
 

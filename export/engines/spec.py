@@ -10,12 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.target import EngineName, Target
+if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
+    from compress.core.target import EngineName, Target
 
 Features = Mapping[str, NDArray[Any]]
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""

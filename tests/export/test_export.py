@@ -24,6 +24,8 @@ from export.export import Export, planned
 from export.parity.parity import ParityError
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_trace_of_each_model() -> Iterator[None]:

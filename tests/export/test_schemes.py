@@ -36,6 +36,8 @@ from export.schemes import GROUP, NO_DYNAMIC, precision_of, refusal, runtime_opt
 from export.share import share
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = tempfile.TemporaryDirectory(prefix="schemes-")
 
 

@@ -13,6 +13,8 @@ from export.graph.qdq import insert_qdq
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 GEMMS = [
     Gemm("a", "weight", 60, node="a/MatMul"),
     Gemm("b", "weight", 20, node="b/Gemm"),

@@ -18,6 +18,8 @@ from prune.latency_table import Curve, LatencyTable
 from prune.selection import Granularity, Limits, Whole
 from prune.timing import LatencyCost
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 ALL: tuple[Granularity, ...] = ("layers", "hidden", "heads", "ffn")
 

@@ -26,6 +26,8 @@ from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 
+pytestmark = pytest.mark.whole
+
 BUCKETS, LARGEST = (16, 40), 4
 PROVED = {"fp32": ("89",), "int8": ("80", "89")}
 

@@ -24,6 +24,8 @@ from export.graph.qdq import insert_qdq, uint8_activations, weight_codes
 from export.parity.parity import compare_layers, quantized_gemms
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-")  # removed when the test run ends
 
 

@@ -25,6 +25,8 @@ from export.graph.onnx import module_of
 from export.graph.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-schemes-")
 FAMILIES = ("bert", "vit")
 SCHEMES = ("w8a8-dynamic", "w4a16", "fp8")

@@ -23,6 +23,8 @@ from tests import without_clocks
 from tests.export import sentiment
 from tests.prune import small_runs
 
+pytestmark = pytest.mark.whole
+
 SPARSIFY: dict[str, Any] = {"pattern": "2:4", "rows": 32, "recover": {"epochs": 0.5, "learning_rate": 1e-3}}
 STAGES: list[dict[str, Any]] = [
     {"sparsify": SPARSIFY},
