@@ -1,10 +1,12 @@
 # Six verbs. VENV is the environment to build and use; nothing is installed outside of it but the server environment of Triton,
-# which lives in the user's cache folder.
+# which lives in the user's cache folder. WORKERS is how many processes run the tests: each takes 1 GB of memory, and starts engines.
 VENV ?= .venv
 PYTHON ?= python3
+WORKERS ?= 2
 BIN = $(VENV)/bin
+PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
-.PHONY: install demo test lint docs bench
+.PHONY: install demo test test-fast lint docs bench
 
 install: $(VENV)/.installed
 
@@ -22,7 +24,10 @@ demo: install
 	@$(BIN)/compress run recipes/quickstart.yaml; status=$$?; [ $$status -eq 0 ] || [ $$status -eq 3 ]
 
 test: install
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+test-fast: install
+	$(PYTEST) -m 'not whole and not slow and not gpu'
 
 lint: install
 	$(BIN)/ruff check .

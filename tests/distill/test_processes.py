@@ -18,6 +18,8 @@ from torch import nn
 from compress.models.checkpoint import load
 from tests.distill import processes
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 

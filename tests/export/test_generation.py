@@ -24,6 +24,8 @@ from export.graph.onnx import export_float, module_of
 from export.parity.parity import compare_predictions, shortfall
 from tests.compress import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 KINDS = tuple(tiny_gpt.CONFIGS)
 
 

@@ -23,6 +23,8 @@ from prune.prune import Prune
 from quantize.quantize import Quantize
 from tests.compress import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def context(told: Any, tmp_path: Path) -> Context:

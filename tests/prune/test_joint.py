@@ -18,6 +18,8 @@ from prune.latency_cost import LatencyCost
 from prune.latency_table import Curve, LatencyTable
 from prune.selection import Granularity, Incoming, Limits
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 ALL: tuple[Granularity, ...] = ("layers", "hidden", "heads", "ffn")
 

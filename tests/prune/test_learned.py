@@ -21,6 +21,8 @@ from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from tests.prune.small_runs import pruned
 
+pytestmark = pytest.mark.whole
+
 QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None, "least_squares": False}
 LEARN = {"epochs": 3, "learning_rate": 1e-3, "mask_learning_rate": 0.2, "batch_size": 16}
 

@@ -21,6 +21,8 @@ from compress.run.prepare import prepare
 from tests.export import sentiment
 from tests.prune import small_runs
 
+pytestmark = pytest.mark.whole
+
 PRUNE: dict[str, Any] = {
     "sparsity": 0.4,
     "granularity": ["heads", "ffn", "vocabulary"],

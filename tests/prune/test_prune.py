@@ -23,6 +23,8 @@ from compress.stage.context import Context
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
 
+pytestmark = pytest.mark.whole
+
 QUICK: dict[str, Any] = {"method": "taylor", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None}
 TRAINED = {"epochs": 0.5, "learning_rate": 1e-3}
 

@@ -20,6 +20,8 @@ from prune.prune import Prune
 from prune.timing import table_folder
 from tests.prune.small_runs import pruned
 
+pytestmark = pytest.mark.whole
+
 QUICK: dict[str, Any] = {"method": "magnitude", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None, "measure": "latency"}
 
 

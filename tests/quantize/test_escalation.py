@@ -19,6 +19,8 @@ from quantize.escalation import escalate, ladder
 from quantize.quantize import Quantize
 from quantize.settings import MixedPrecision
 
+pytestmark = pytest.mark.whole
+
 
 def run(bert: Artifact, context: Context, out: Path, **settings: Any) -> dict[str, Any]:
     out.mkdir()

@@ -25,6 +25,8 @@ from compress.training.distilled import Distilled
 from compress.training.train import Batch, TrainConfig, Training, train
 from quantize.qat import Qat, QatLinear, Scale, extract, insert, learn
 
+pytestmark = pytest.mark.whole
+
 HIGH = 127
 
 

@@ -10,6 +10,8 @@ from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch import Torch
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 
 def spec(folder: Path, file: str, precision: str) -> EngineSpec:
     return EngineSpec("onnxruntime", "dynamic", precision, "fp32", "cpu", 1, str(folder / file), str(folder), (1, 4))

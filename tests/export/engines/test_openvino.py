@@ -12,6 +12,8 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 
 def spec(folder: Path, mode: str, precision: str = "fp32") -> EngineSpec:
     return EngineSpec("openvino", mode, precision, "fp32", "cpu", 1, str(folder / "openvino.xml"), str(folder), (1, 4))

@@ -11,6 +11,8 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch, can_compile, load_float
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 
 def spec(checkpoint: Path, folder: Path, precision: str, mode: str = "eager") -> EngineSpec:
     rest = "fp32" if precision == "int8" else precision

@@ -34,6 +34,8 @@ from export.parity.products import compare_sites, quantized_sites
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-products-")  # removed when the test run ends
 ENGINES = [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")]
 FAMILIES = ["bert", "vit", "distilbert", "llama"]

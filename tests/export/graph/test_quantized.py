@@ -38,6 +38,8 @@ from export.parity.dynamic import compare_all, dynamic_gemms
 from export.share import share
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = tempfile.TemporaryDirectory(prefix="schemes-")
 
 

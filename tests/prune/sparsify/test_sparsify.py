@@ -31,6 +31,8 @@ from quantize.quantize import Quantize
 from tests.compress import tiny_gpt
 from tests.told import Told
 
+pytestmark = pytest.mark.whole
+
 TRAINED: dict[str, Any] = {"epochs": 1, "learning_rate": 3e-3}
 QUICK: dict[str, Any] = {"rows": 16, "recover": None, "learning": TRAINED}
 BLOCK = {"block": [4, 8]}
