@@ -70,7 +70,7 @@ class Timing:
         if known.is_file():
             found: list[float] = json.loads(known.read_text(encoding="utf-8"))
             return found
-        assert self.context.measure_latency is not None, "the pipeline says how a checkpoint is timed"
+        assert self.context.measure_latency is not None, "the pipeline provides measure_latency"
         work = self.folder / "checkpoints"
         shutil.rmtree(work, ignore_errors=True)
         folders = [self._write(config, work / str(number)) for number, config in enumerate(configs)]

@@ -55,11 +55,11 @@ def test_a_step_has_one_price_and_a_saved_one_goes_on() -> None:
     again.load_state_dict(price.state_dict())
     for each in (price, again):
         each.add_gradient(torch.ones(5))
-    assert again.settle(21, -0.2, torch.ones(5)) == price.update(21, -0.2, torch.ones(5)) > 0
+    assert again.update(21, -0.2, torch.ones(5)) == price.update(21, -0.2, torch.ones(5)) > 0
 
 
 def test_before_anything_was_seen_nothing_is_paid() -> None:
-    assert Price(5).settle(0, -0.5, torch.ones(5)) == 0.0
+    assert Price(5).update(0, -0.5, torch.ones(5)) == 0.0
 
 
 def test_what_goes_on_missing_is_paid_more_and_more_for() -> None:
