@@ -36,7 +36,7 @@ def test_every_missed_goal_has_a_line_that_says_what_was_measured_where() -> Non
     assert lines[3:] == [
         "goals       2 of 4 goals missed, 2 met",
         "            missed: Accuracy drop of at most 0.10 points; measured -0.70 pt (Triton)",
-        "            missed: At least 9.00x faster than torch; measured 8.00x (OpenVINO, batch 8 x 128 tokens)",
+        "            missed: Speed-up over torch of at least 9.00x; measured 8.00x (OpenVINO, batch 8 x 128 tokens)",
         "report      runs/tiny/report.html",
     ]
 
@@ -47,7 +47,7 @@ def test_what_was_not_measured_has_its_reason() -> None:
     report["goals"] = goals.judge({"min_speedup": 2.0, "int8_faster": False}, report)
     lines = summary(report, FOLDER)
     assert lines[1:3] == ["speed       not measured: openvino was not timed", "size        not measured: no files were built for openvino"]
-    assert lines[4] == "            not judged: At least 2.00x faster than torch: openvino was not timed"
+    assert lines[4] == "            not judged: Speed-up over torch of at least 2.00x: openvino was not timed"
 
 
 def test_slower_and_larger_are_called_so() -> None:
