@@ -7,14 +7,25 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from compress.core.errors import InputError
+from compress.core.named import one_of
+from compress.core.tasks import TASKS
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
+
+STATUSES = {
+    0: "finished, no goal missed",
+    1: "an internal error: our fault (`--verbose` shows where)",
+    2: "the input or the machine is wrong, one line for each problem; `verify`: something differs",
+    3: "finished and everything is written, but a goal was missed",
+    130: "stopped with Ctrl-C; finished stages are kept",
+}
+"""What each exit status means."""
 
 app = typer.Typer(
     name="compress",
@@ -23,10 +34,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     help="Compress fine-tuned Transformers to true int8, serve them with Triton, and measure accuracy and latency on the way.",
-    epilog="Start with: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
+    epilog="Try it: compress run quickstart. "
+    "Your model: compress init --task text-classification -o recipe.yaml; compress plan recipe.yaml; compress run recipe.yaml",
 )
 
-RecipeFile = Annotated[Path, typer.Argument(help="The recipe, a YAML file.")]
+RecipeFile = Annotated[Path, typer.Argument(help="The recipe: a YAML file, or the name of a shipped one (compress list recipes).")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The run folder; default: runs/<name>.")]
 RunFolder = Annotated[Path, typer.Argument(help="A run folder, for example runs/sst2-minilm.")]
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY.PATH=VALUE", help="Override one value; a stage is named by its id. Repeatable.")
@@ -36,19 +49,25 @@ Verbose = Annotated[bool, typer.Option("--verbose", help="Show tracebacks and li
 
 @app.command()
 def init(
-    task: Annotated[str, typer.Option("--task", help="text-classification, text-regression, text-generation or image-classification.")],
+    task: Annotated[str | None, typer.Option("--task", help=f"{one_of(list(TASKS))}.")] = None,
+    recipe: Annotated[str | None, typer.Option("--recipe", metavar="NAME", help="Copy a shipped recipe instead.")] = None,
     output: Annotated[Path, typer.Option("-o", "--output", help="The file to write; never overwritten.")] = Path("recipe.yaml"),
 ) -> None:
-    """Write a commented recipe to edit."""
-    from compress.commands.init import write_template
+    """Write a commented recipe to edit: one for a task, or a copy of a shipped one."""
 
-    _finish(lambda: typer.echo(f"{write_template(task, output)}: edit it, then run: compress plan {output}"))
+    def work() -> None:
+        from compress.commands.init import write_copy, write_template
+
+        if (task is None) == (recipe is None):
+            raise InputError("init: give either --task TASK or --recipe NAME; `compress list tasks` and `compress list recipes` show them")
+        written = write_copy(recipe, output) if recipe else write_template(str(task), output)
+        typer.echo(f"{written}: edit it, then run: compress plan {output}")
+
+    _finish(work)
 
 
 @app.command()
-def plan(
-    recipe: RecipeFile, settings: Settings = None, out: Annotated[Path | None, typer.Option("--out")] = None, verbose: Verbose = False
-) -> None:
+def plan(recipe: RecipeFile, settings: Settings = None, out: Out = None, verbose: Verbose = False) -> None:
     """Check the recipe and predict size, FLOPs, disk space and time, without loading weights."""
     from compress.commands.plan import describe
 
@@ -58,7 +77,7 @@ def plan(
 @app.command()
 def run(
     recipe: RecipeFile,
-    out: Annotated[Path | None, typer.Option("--out", help="The run folder; default: runs/<name>.")] = None,
+    out: Out = None,
     settings: Settings = None,
     start: Annotated[str | None, typer.Option("--from", metavar="ID", help="Run this stage and every later one again.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Run every stage again.")] = False,
@@ -78,7 +97,7 @@ def run(
         progress = ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
         with joined() as team:
             outcome = run_recipe(_read(recipe, settings), out, start=start, force=force, progress=progress, team=team)
-        return _conclude(outcome.folder, outcome.missed) if team.is_first else 0
+        return _conclude(outcome.folder, outcome.report) if team.is_first else 0
 
     _finish(work, verbose)
 
@@ -88,9 +107,9 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
     """Rebuild report.html and report.json from the manifests of a run."""
 
     def work() -> int:
-        from compress.report.report import missed, write
+        from compress.report.report import write
 
-        return _conclude(folder, missed(write(folder)))
+        return _conclude(folder, write(folder))
 
     _finish(work, verbose)
 
@@ -104,7 +123,7 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
         from compress.pipeline import measure_again
 
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
-        return _conclude(outcome.folder, outcome.missed)
+        return _conclude(outcome.folder, outcome.report)
 
     _finish(work, verbose)
 
@@ -185,16 +204,19 @@ def doctor(
 
 
 def _read(recipe: Path, settings: list[str] | None) -> Any:
-    from compress.recipe import read
+    from compress.api import load_recipe
 
-    return read(recipe, settings or [])
+    return load_recipe(recipe, settings or [])
 
 
-def _conclude(folder: Path, missed: list[str]) -> int:
-    typer.echo(f"report: {folder / 'report.html'}")
-    if missed:
-        typer.echo(f"goals missed: {', '.join(missed)}")
-    return 3 if missed else 0
+def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
+    """Prints what the run came to, from the contents of `report.json`; returns the exit status."""
+    from compress.report.goals import missed
+    from compress.report.summary import summary
+
+    for line in summary(contents, folder):
+        typer.echo(line)
+    return 3 if missed(contents) else 0
 
 
 def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:

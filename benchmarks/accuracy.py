@@ -28,11 +28,12 @@ from peer_engines import nncf_int8, onnxruntime_dynamic_int8, onnxruntime_static
 
 from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS as KINDS
 from compress.data.load import load_data
 from compress.data.splits import Data
 from compress.machine.environment import fingerprint
 from compress.measure.answers import load_predictions
-from compress.measure.metrics import PRIMARY, metrics
+from compress.measure.metrics import Metric, metrics
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
@@ -178,8 +179,8 @@ def summarize(task: str, kind: str, stacked: dict[str, Any], labels: Any) -> lis
     rows = []
     for name in stacked:
         value, reference = metric(stacked[name], labels), metric(stacked[FLOAT], labels)
-        interval = paired_bootstrap(metric, stacked[name], stacked[FLOAT], labels)
-        row = {"task": task, "name": name, "seeds": stacked[name].shape[1], "n": len(labels), "metric": PRIMARY[kind], "value": value}
+        interval = paired_bootstrap(Metric(metric), stacked[name], stacked[FLOAT], labels)
+        row = {"task": task, "name": name, "seeds": stacked[name].shape[1], "n": len(labels), "metric": KINDS[kind].metric, "value": value}
         row |= {"kept": value / reference, "low": interval.low, "high": interval.high, "agreement": agreement(kind, stacked, name)}
         rows.append(row)
     return rows
@@ -198,7 +199,7 @@ def against_best(task: str, kind: str, stacked: dict[str, Any], labels: Any) -> 
     best = max((name for name in values if name != FLOAT and not name.startswith("ours")), key=values.__getitem__)
     rows = []
     for name in (PTQ, QAT):
-        interval = paired_bootstrap(metric, stacked[name], stacked[best], labels)
+        interval = paired_bootstrap(Metric(metric), stacked[name], stacked[best], labels)
         row = {"task": task, "name": name, "best": best, "difference": values[name] - values[best]}
         rows.append({**row, "low": interval.low, "high": interval.high})
     return rows
@@ -212,12 +213,12 @@ def mean_metric(kind: str, logits: Any, truth: Any) -> float:
         logits: What the models of all seeds answer, `[n, seeds, C]`.
         truth: Labels `[n]`.
     """
-    return float(np.mean([metrics(kind, logits[:, seed], truth)[PRIMARY[kind]] for seed in range(logits.shape[1])]))
+    return float(np.mean([metrics(kind, logits[:, seed], truth)[KINDS[kind].metric] for seed in range(logits.shape[1])]))
 
 
 def agreement(kind: str, stacked: dict[str, Any], name: str) -> float:
     """Returns the share of rows answered as fp32 does; for regression the Pearson correlation with its answers."""
-    if kind == "text-regression":
+    if KINDS[kind].answer == "value":
         pairs = [(stacked[name][:, seed, 0], stacked[FLOAT][:, seed, 0]) for seed in range(stacked[name].shape[1])]
         return float(np.mean([np.corrcoef(ours, theirs)[0, 1] for ours, theirs in pairs]))
     return float(np.mean(stacked[name].argmax(axis=2) == stacked[FLOAT].argmax(axis=2)))

@@ -35,10 +35,11 @@ from accuracy import ROOT, TASKS, mean_metric
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
+from compress.core.tasks import TASKS as KINDS
 from compress.data.load import load_data
 from compress.machine.environment import fingerprint
 from compress.measure.answers import load_predictions
-from compress.measure.metrics import PRIMARY
+from compress.measure.metrics import Metric
 from compress.models.config import label_names
 from compress.pipeline import run
 from compress.recipe import Recipe, read
@@ -168,9 +169,16 @@ def summarize(task: str, fraction: float, cells: list[dict[str, Any]], arguments
     for preset in presets:
         ours = stacked(preset, "student")
         value = metric(ours, labels)
-        interval = paired_bootstrap(metric, ours, stacked(control, "student"), labels)
+        interval = paired_bootstrap(Metric(metric), ours, stacked(control, "student"), labels)
         of_preset = [cell for cell in mine if cell["preset"] == preset]
-        row = {"task": task, "fraction": fraction, "preset": preset, "seeds": len(of_preset), "n": len(labels), "metric": PRIMARY[kind]}
+        row = {
+            "task": task,
+            "fraction": fraction,
+            "preset": preset,
+            "seeds": len(of_preset),
+            "n": len(labels),
+            "metric": KINDS[kind].metric,
+        }
         row |= {"control": control, "value": value, "teacher": teacher, "kept": value / teacher, "low": interval.low, "high": interval.high}
         row |= {name: _mean([cell[name] for cell in of_preset]) for name in ("rows", "minutes", "milliseconds_per_row")}
         rows.append({**row, "against_finetuning": _mean([cell["against_finetuning"] for cell in of_preset])})

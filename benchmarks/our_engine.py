@@ -10,9 +10,9 @@ from compress.data.splits import Data
 from compress.measure.engine_process import EngineProcess
 from compress.models.preprocessor import preprocessor
 from compress.recipe import Recipe
-from export.engines.openvino import build, files
+from export.engines.openvino import convert, files
 from export.engines.spec import EngineSpec, spec_of
-from export.schemes import precision_of, write_graphs
+from export.graph.quantized import precision_of, write_graphs
 
 
 def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
@@ -20,7 +20,7 @@ def built(checkpoint: Path, folder: Path, recipe: Recipe) -> EngineSpec:
     with writing(folder) as temporary:
         processor = preprocessor(checkpoint, recipe.model.task, recipe.data.max_length, recipe.target)
         processor.save(temporary)
-        build(write_graphs(checkpoint, processor, temporary / "model.onnx", ["openvino"]), temporary)
+        convert(write_graphs(checkpoint, processor, temporary / "model.onnx", ["openvino"]), temporary)
     entry = {"engine": "openvino", "mode": "static", "file": files(folder)[0].name}
     return spec_of(folder, {"precision": precision_of(checkpoint), "float_precision": "fp32", "folder": "."}, entry, recipe.target)
 

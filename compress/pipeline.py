@@ -24,7 +24,7 @@ from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, check, dump
-from compress.report import evaluations, report
+from compress.report import evaluations, goals, report
 from compress.run.advance import advance
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
@@ -47,7 +47,7 @@ class Outcome:
     @property
     def missed(self) -> list[str]:
         """The goals that were missed."""
-        return [str(goal["goal"]) for goal in self.report["goals"] if goal["met"] is False]
+        return goals.missed(self.report)
 
 
 def run(
@@ -88,7 +88,7 @@ def run(
         if team.is_first:
             sweep(folder)
             progress.file = folder / "log.txt"
-        team.tell(None)  # the folder exists and is locked
+        team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         state = RunState()
@@ -104,7 +104,7 @@ def run(
         if team.is_first:
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = finish(folder, context.data, progress.warnings)
-        return Outcome(folder, team.tell(contents))
+        return Outcome(folder, team.broadcast(contents))
 
 
 def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:

@@ -7,12 +7,14 @@ values, nearest key. To add a stage, import it and add it to `STAGES`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from compress.core.config import Config
+from compress.core.engines import served_on
 from compress.core.errors import InputError, nearest
 from compress.core.problems import explain
 from compress.core.target import Parallel, Target
@@ -92,7 +94,7 @@ class Recipe(Config):
     target: Target = Target()
     """Deployment target: device, engines and shapes."""
     parallel: Parallel = Parallel()
-    """Training with several processes; see `docs/processes.md`."""
+    """Training with several processes; see `docs/how-to/several-processes.md`."""
     stages: tuple[Any, ...] = ()
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 
@@ -112,20 +114,19 @@ def read(path: Path, settings: Sequence[str] = ()) -> Recipe:
     Raises:
         InputError: The recipe has problems; one line for each.
     """
-    raw = _read_file(path, ())
+    return check(_read_file(path, ()), settings)
+
+
+def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """Turns plain data and `key.path=value` overrides into a `Recipe`, or raises one `InputError` with every problem."""
+    data = deepcopy(dict(raw))
     for setting in settings:
-        _apply(raw, setting)
-    return check(raw)
-
-
-def check(raw: Mapping[str, Any]) -> Recipe:
-    """Parses plain data into a `Recipe`, or raises one `InputError` with all problems."""
-    raw = dict(raw)
-    entries = raw.pop("stages", None)
+        _apply(data, setting)
+    entries = data.pop("stages", None)
     problems: list[str] = []
     recipe: Recipe | None = None
     try:
-        recipe = Recipe.model_validate(raw)
+        recipe = Recipe.model_validate(data)
     except ValidationError as error:
         problems += explain(error, Recipe)
     stages, stage_problems = _check_stages(entries)
@@ -331,9 +332,10 @@ def _check_order(recipe: Recipe) -> list[str]:
     kinds = [type(stage) for stage in recipe.stages]
     if TritonRepo in kinds and Export not in kinds:
         problems.append("stages: triton_repo given without export; put `- export: {}` before it")
-    if TritonRepo in kinds and recipe.target.device == "cpu" and "openvino" not in recipe.target.engines:
+    if TritonRepo in kinds and recipe.target.device == "cpu" and served_on("cpu") not in recipe.target.engines:
         given = ", ".join(recipe.target.engines)
-        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves openvino; add it, or leave triton_repo out")
+        served = served_on("cpu")
+        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {served}; add it, or leave triton_repo out")
     untrained = recipe.model.head == "new" or recipe.model.path is None
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"

@@ -1,1 +1,1 @@
-"""Knowledge distillation methods, one algorithm a file."""
+"""Knowledge distillation, one algorithm per file."""

@@ -1,16 +1,18 @@
-"""What is looked at inside of student and teacher: hidden states, and queries, keys and values of single blocks.
+"""Captures internals of student and teacher: hidden states, and queries, keys and values per block.
 
-    hidden states      H_0 is what the first block gets, H_m what block m gives
-    last state         the last of output_hidden_states: of most models H_L, of a decoder what its final norm makes of H_L
-    attention scores   S = scaling * Q K^T, computed here from the captured Q and K for the blocks that a loss asks for
-    relations          Q, K and V of a block as its attention gets them, [b, heads, L, d]
+    hidden states      H_0 is the input of the first block, H_m the output of block m
+    last state         the last of output_hidden_states: H_L in most models, H_L after the final norm in decoders
+    attention scores   S = scaling * Q K^T, computed by the losses from the captured Q and K
+    relations          Q, K and V as a block's attention function receives them, [b, heads, L, d]
 
-Q, K and V are taken where every Transformers model hands them over by position: at the attention function, whatever the names or the
-order of its layers, fused or not. `CAPTURING` is `scaled_dot_product_attention` with a look at its arguments, so that no model has to
-fall back to eager attention; the arguments say which tokens may see which, too. Hidden states are taken at the blocks: the list that
-Transformers gives ends with a normed one in a decoder, which must not be compared with raw ones. Where all layers share one block
-(ALBERT) there is no final norm, and the list is right. Left out: models whose attention does not go through this function (DeBERTa) or
-whose mask holds more than who sees whom (BEiT), and terms that a model adds to Q K^T by itself.
+Q, K and V are captured where every Transformers model passes them by position: at the attention function. This works for any layer names or
+order, fused or not. `CAPTURING` is `scaled_dot_product_attention` plus recording of its arguments, so no model has to fall back to eager
+attention; the arguments also say which tokens may attend to which. Hidden states are captured at the blocks: in a decoder, the list that
+Transformers returns ends with a normalized state, which must not be compared with raw ones. If all layers share one block (ALBERT) there is
+no final norm, and the list is used as it is.
+
+Not supported: models whose attention bypasses this function (DeBERTa), masks that hold more than which token may attend to which (BEiT),
+and terms that a model adds to Q K^T itself.
 """
 
 from __future__ import annotations
@@ -33,44 +35,44 @@ CAPTURING = "capturing_sdpa"
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a loss needs of a model."""
+    """What to capture in a model."""
 
     logits: bool = False
     hidden: bool = False
     """The hidden states of all layers."""
     blocks: frozenset[int] = frozenset()
-    """Blocks, counted from 0, whose queries, keys and values are needed."""
+    """Blocks, counted from 0, whose queries, keys and values are captured."""
 
     @property
-    def inside(self) -> bool:
-        """Whether more than the answer is needed."""
+    def internals(self) -> bool:
+        """Whether more than the logits is captured."""
         return self.hidden or bool(self.blocks)
 
     def __or__(self, other: Wanted) -> Wanted:
         return Wanted(self.logits or other.logits, self.hidden or other.hidden, self.blocks | other.blocks)
 
-    def at(self, origin: Origin) -> Wanted:
-        """Returns the same of the model that another one is a part of."""
+    def in_teacher(self, origin: Origin) -> Wanted:
+        """Returns the same with the layer numbers of the unpruned teacher."""
         return replace(self, blocks=frozenset(origin.layers[block] for block in self.blocks))
 
 
 @dataclass(frozen=True)
 class Heads:
-    """What the attention of one block got."""
+    """The inputs of one block's attention function."""
 
     query: Tensor
     """Float `[b, heads, L, d]`."""
     key: Tensor
-    """Float `[b, heads, L, d]`; grouped keys are repeated for each query head."""
+    """Float `[b, heads, L, d]`; keys of grouped-query attention are repeated for each query head."""
     value: Tensor
     """Float `[b, heads, L, d]`, as `key`."""
     scaling: float
-    """Factor of the scores Q K^T."""
+    """Scaling factor of Q K^T."""
     allowed: Tensor
-    """Bool, broadcasts to `[b, 1, L, L]`: which keys (last axis) each query may see."""
+    """Bool, broadcasts to `[b, 1, L, L]`: which keys (last axis) each query may attend to."""
 
-    def only(self, heads: Sequence[int]) -> Heads:
-        """Returns some of the heads."""
+    def select(self, heads: Sequence[int]) -> Heads:
+        """Returns the given heads."""
         chosen = torch.tensor(heads, device=self.query.device)
         query, key, value = (each.index_select(1, chosen) for each in (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value)
@@ -78,27 +80,27 @@ class Heads:
 
 @dataclass(frozen=True)
 class Captured:
-    """What one model said about a batch."""
+    """What was captured of one model for a batch."""
 
     logits: Tensor
     """Float32 `[b, C]`; `[b, L, V]` for text-generation."""
     mask: Tensor | None = None
-    """Bool `[b, L]`: the tokens that are no padding; None where neither hidden states nor blocks were wanted."""
+    """Bool `[b, L]`, False for padding; None if only logits were captured."""
     hidden: tuple[Tensor, ...] = ()
-    """H_0 ... H_L, float `[b, L, D]` each, as the blocks give them."""
+    """H_0 ... H_L, float `[b, L, D]` each, as the blocks return them."""
     blocks: Mapping[int, Heads] = field(default_factory=dict)
     """By block, counted from 0."""
     last: Tensor | None = None
-    """The last hidden state, float `[b, L, D]`, after the final norm where Transformers gives it so; None where `hidden` is empty."""
+    """The last hidden state, float `[b, L, D]`, after the final norm if Transformers applies it; None if `hidden` is empty."""
 
-    def part(self, origin: Origin) -> Captured:
-        """Returns what was captured of the parts that another model is made of, in its numbering; the answers are the whole's."""
+    def restricted_to(self, origin: Origin) -> Captured:
+        """Returns only the layers, heads and channels that a pruned student kept, in its numbering; the logits stay the teacher's."""
         states = (0, *(layer + 1 for layer in origin.layers)) if self.hidden else ()
         blocks = {number: self.blocks[layer] for number, layer in enumerate(origin.layers) if layer in self.blocks}
         return replace(
             self,
             hidden=tuple(_channels(self.hidden[state], origin.hidden) for state in states),
-            blocks={number: seen if (heads := origin.heads[number]) is None else seen.only(heads) for number, seen in blocks.items()},
+            blocks={number: block if (heads := origin.heads[number]) is None else block.select(heads) for number, block in blocks.items()},
             last=None if self.last is None else _channels(self.last, origin.hidden),
         )
 
@@ -109,17 +111,17 @@ def _channels(states_bLD: Tensor, chosen: Sequence[int]) -> Tensor:
     return states_bLD.index_select(2, torch.tensor(chosen, device=states_bLD.device))
 
 
-def seen_by_both(student: Heads, teacher: Heads, mask_bL: Tensor) -> Tensor:
-    """Returns which keys a query may see in both models, padding excluded, bool `[b, 1, queries or 1, keys]`."""
+def visible_in_both(student: Heads, teacher: Heads, mask_bL: Tensor) -> Tensor:
+    """Returns which keys a query may attend to in both models, padding excluded, bool `[b, 1, queries or 1, keys]`."""
     return student.allowed & teacher.allowed & mask_bL[:, None, None, :]
 
 
 class Capture:
-    """Runs a model and keeps what was wanted.
+    """Runs a model and captures its internals.
 
     Args:
         model: A Transformers model.
-        key: Key path in the recipe, for messages.
+        key: Key path in the recipe, for error messages.
     """
 
     def __init__(self, model: nn.Module, key: str) -> None:
@@ -127,43 +129,43 @@ class Capture:
         self.block_of: dict[nn.Module, int] = {}
 
     def __call__(self, features: Mapping[str, Tensor], wanted: Wanted) -> Captured:
-        """Returns what the model says about a batch.
+        """Runs the model on a batch.
 
         Args:
             features: Inputs of the model.
-            wanted: What to keep beside the logits.
+            wanted: What to capture besides the logits.
 
         Raises:
-            InputError: The attention of a wanted block is not to be seen.
+            InputError: The attention inputs of a wanted block cannot be captured.
         """
         if wanted.blocks and not self.block_of:
             self._prepare()
-        seen = _Seen(self.block_of, wanted.blocks)
-        token = _SEEN.set(seen)
+        recorder = _Recorder(self.block_of, wanted.blocks)
+        token = _RECORDER.set(recorder)
         try:
             with between_blocks(self.blocks if wanted.hidden else ()) as states:
                 output = self.model(**features, output_hidden_states=True) if wanted.hidden else self.model(**features)
         finally:
-            _SEEN.reset(token)
-        missing = sorted(wanted.blocks - seen.heads.keys())
+            _RECORDER.reset(token)
+        missing = sorted(wanted.blocks - recorder.heads.keys())
         if missing:
             kind = self.model.config.model_type  # type: ignore[union-attr]
-            raise InputError(f"{self.key}: the attention of this {kind} cannot be looked at (layer {missing[0] + 1}); choose another loss")
-        given = tuple(output.hidden_states) if wanted.hidden else ()
-        hidden = tuple(states) or given
-        mask = _token_mask(features, hidden, seen.heads) if hidden or seen.heads else None
-        return Captured(output.logits.float(), mask, hidden, seen.heads, given[-1] if given else None)
+            raise InputError(f"{self.key}: the attention of this {kind} cannot be captured (layer {missing[0] + 1}); choose another loss")
+        returned = tuple(output.hidden_states) if wanted.hidden else ()
+        hidden = tuple(states) or returned
+        mask = _token_mask(features, hidden, recorder.heads) if hidden or recorder.heads else None
+        return Captured(output.logits.float(), mask, hidden, recorder.heads, returned[-1] if returned else None)
 
     @cached_property
     def blocks(self) -> Sequence[nn.Module]:
-        """The repeated blocks; none where all layers share one."""
+        """The repeated blocks; empty if all layers share one."""
         try:
             return tuple(repeated_blocks(self.model, self.key)[1])
         except InputError:
             return ()
 
     def _prepare(self) -> None:
-        """Lets the attention of the model go through `_capturing`."""
+        """Routes the model's attention through `_capturing`."""
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
 
@@ -174,19 +176,19 @@ class Capture:
         self.model.set_attn_implementation(CAPTURING)  # type: ignore[operator]
 
 
-class _Seen:
-    """Collects the arguments of attention during one forward pass."""
+class _Recorder:
+    """Records the arguments of attention during one forward pass."""
 
     def __init__(self, block_of: Mapping[nn.Module, int], wanted: frozenset[int]) -> None:
         self.block_of, self.wanted = block_of, wanted
         self.heads: dict[int, Heads] = {}
 
-    def take(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> None:
+    def record(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None) -> None:
         block = self.block_of.get(module)
         if block not in self.wanted or block is None:
             return
         if mask is not None and mask.dtype != torch.bool:
-            return  # a bias of the positions is added to it: where it is 0 says nothing about who sees whom
+            return  # a float mask may include a position bias: zeros in it do not say which tokens may attend
         groups = query.shape[1] // key.shape[1]
         if groups > 1:
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
@@ -200,7 +202,7 @@ class _Seen:
         self.heads[block] = Heads(query, key, value, query.shape[-1] ** -0.5 if scaling is None else scaling, allowed)
 
 
-_SEEN: ContextVar[_Seen | None] = ContextVar("seen", default=None)
+_RECORDER: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
 
 def _capturing(
@@ -208,15 +210,15 @@ def _capturing(
 ) -> tuple[Tensor, None]:
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    seen = _SEEN.get()
-    if seen is not None:
-        seen.take(module, query, key, value, attention_mask, kwargs.get("scaling"))
+    recorder = _RECORDER.get()
+    if recorder is not None:
+        recorder.record(module, query, key, value, attention_mask, kwargs.get("scaling"))
     output: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return output
 
 
 def _token_mask(features: Mapping[str, Tensor], hidden: tuple[Tensor, ...], heads: Mapping[int, Heads]) -> Tensor:
-    """Returns bool `[b, L]`: the attention mask of text; all tokens of an image, its class token included."""
+    """Returns bool `[b, L]`: the attention mask for text; all True for images, whose tokens include the class token."""
     if "attention_mask" in features:
         return features["attention_mask"].bool()
     length = hidden[0].shape[1] if hidden else next(iter(heads.values())).query.shape[2]

@@ -1,13 +1,15 @@
-"""Several teachers: their softened answers are averaged (You et al. 2017, https://doi.org/10.1145/3097983.3098135, section 3.1).
+"""Several teachers: averages their softened probabilities.
 
-    p_i = softmax(z_i / T),   p = sum_i w_i p_i,   z = T log p        sum_i w_i = 1, equal weights unless they are given
+You et al. 2017, https://doi.org/10.1145/3097983.3098135, section 3.1:
+
+    p_i = softmax(z_i / T),   p = sum_i w_i p_i,   z = T log p        sum_i w_i = 1, equal weights by default
     regression                z = sum_i w_i z_i
 
-T is the temperature of the losses, so that soft targets of z are those of p: the gradient is that of the mean of the divergences to every
-teacher. z takes the place of the one teacher's logits in every loss that compares answers alone. Agreement on the selection split is with
-p at T = 1. Left out: the same paper's triplets of hidden states; losses that look inside of a teacher take one.
+T is the temperature of the losses, so the soft targets of z are exactly p, and the gradient is that of the mean divergence from all
+teachers. z replaces the logits of a single teacher in every loss that uses only logits. On the selection split, agreement is measured with
+p at T = 1. Not supported: the paper's triplets of hidden states; losses that use hidden states or attention take one teacher.
 
-Tensor names carry their shapes: b rows, C classes; z of text-generation is [b, L, V].
+Tensor names carry their shapes: b rows, C classes. For text generation z is [b, L, V].
 """
 
 from __future__ import annotations
@@ -23,34 +25,34 @@ from distill.capture import Captured, Wanted
 from distill.teacher import Teacher
 
 
-def ask(
+def run_teachers(
     teachers: Sequence[Teacher], weights: Sequence[float], batch: Batch, wanted: Wanted, temperature: float, regression: bool
 ) -> Captured:
-    """Returns what one teacher says about a batch, or what several say together; no gradient flows into them.
+    """Returns what was captured of one teacher, or the averaged logits of several; no gradient flows into them.
 
     Args:
-        teachers: One, or several of which nothing but logits is wanted.
-        weights: One for each; they add up to 1.
+        teachers: One, or several if only logits are wanted.
+        weights: Weight of each teacher; they add up to 1.
         batch: Rows.
-        wanted: What to look at.
+        wanted: What to capture.
         temperature: T > 0.
-        regression: Whether the logits are values.
+        regression: Whether the task is a regression.
     """
-    seen = [teacher(batch, wanted) for teacher in teachers]
-    if len(seen) == 1 or wanted == Wanted():
-        return seen[0]
-    assert not wanted.inside, "losses that look inside of a teacher take one"
-    return Captured(averaged([one.logits for one in seen], weights, temperature, regression))
+    captured = [teacher(batch, wanted) for teacher in teachers]
+    if len(captured) == 1 or wanted == Wanted():
+        return captured[0]
+    assert not wanted.internals, "losses that use hidden states or attention take one teacher"
+    return Captured(averaged([each.logits for each in captured], weights, temperature, regression))
 
 
 def averaged(logits: Sequence[Tensor], weights: Sequence[float], temperature: float, regression: bool = False) -> Tensor:
-    """Returns z, float32 of the shape of each of the logits.
+    """Returns z, float32 `[..., C]`.
 
     Args:
-        logits: For each teacher float32 `[..., C]`.
-        weights: One for each; they add up to 1.
+        logits: Logits of each teacher, float32 `[..., C]`.
+        weights: Weight of each teacher; they add up to 1.
         temperature: T > 0.
-        regression: Whether the logits are values.
+        regression: Whether the task is a regression.
     """
     if regression:
         return torch.stack([weight * values for weight, values in zip(weights, logits, strict=True)]).sum(dim=0)
@@ -59,6 +61,6 @@ def averaged(logits: Sequence[Tensor], weights: Sequence[float], temperature: fl
 
 
 def shares(weights: Sequence[float], count: int) -> tuple[float, ...]:
-    """Returns the weights of `count` teachers, scaled to add up to 1; equal ones where none are given."""
+    """Returns the weights of `count` teachers, normalized to add up to 1; equal weights if none are given."""
     given = weights or [1.0] * count
     return tuple(weight / sum(given) for weight in given)

@@ -1,10 +1,10 @@
-"""The losses of this package in other stages that train against a teacher: recovery after pruning, sparse and quantization-aware training.
+"""Distillation losses for other stages: recovery after pruning, sparse training, quantization-aware training.
 
-Those stages do not know this package: the pipeline hands `Injected` over to them (`compress.stage.context.Losses`), and they say what they
-want by name (`compress.stage.distillation.DistillationSettings`). What becomes of it is what the stage `distill` would make of the same
-keys, with one thing more: of a teacher whose parts the student is made of only those parts are seen (`compress.models.origin`), so that
-every layer, channel and head learns from the one that it was. There layers are counted among those that are left. Left out: rows of their
-own (`extra_text`, `augment`, `corpus`), several teachers.
+Those stages do not import this package: the pipeline injects `Injected` (`compress.stage.context.Losses`), and a stage names the losses it
+wants in its settings (`compress.stage.distillation.DistillationSettings`). The keys mean what they mean in the stage `distill`, with one
+addition: if the student is a pruned copy of the teacher, only the kept layers, channels and heads of the teacher are captured
+(`compress.models.origin`), so that each one learns from its original. Layer numbers then count the kept layers. Not supported: further
+training rows (`extra_text`, `augment`, `corpus`) and several teachers.
 """
 
 from __future__ import annotations
@@ -25,69 +25,74 @@ from distill.steps import Steps
 from distill.teacher import freeze
 
 
-class _Lesson(Distill):
-    """The stage `distill` without a student or rows of its own: its losses, and what they fit."""
+class _InjectedStage(Distill):
+    """The stage `distill` without a student and rows of its own: only its losses and their checks."""
 
-    where: str
-    """Key path of the settings, for messages."""
-    taught_by: str
-    """That of the teacher."""
-    made_of_teacher: bool
+    settings_key: str
+    """Key path of the settings, for error messages."""
+    key_of_teacher: str
+    """Key path of the teacher, for error messages."""
+    student_is_pruned_teacher: bool
 
     @property
-    def part(self) -> bool:
-        return self.made_of_teacher
+    def student_is_part(self) -> bool:
+        return self.student_is_pruned_teacher
 
     @property
     def key(self) -> str:
-        return self.where
+        return self.settings_key
 
     @property
     def teacher_key(self) -> str:
-        return self.taught_by
+        return self.key_of_teacher
 
 
 class Injected:
-    """Losses by name for stages that are no part of this package; see `compress.stage.context.Losses`."""
+    """Distillation losses by name for stages outside this package; see `compress.stage.context.Losses`."""
 
     def check(self, settings: DistillationSettings, keys: SettingKeys, student: Any, teacher: Any, part: bool, context: Context) -> None:
-        """Finds out before the first stage runs whether losses fit two models and the task.
+        """Checks, before the first stage runs, that losses fit two models and the task.
 
         Args:
-            settings: Which losses.
+            settings: The losses.
             keys: Key paths of the settings, for messages.
-            student: Transformers config of the model that is trained.
-            teacher: That of its teacher.
-            part: Whether the student is made of parts of the teacher.
+            student: Transformers config of the student.
+            teacher: Transformers config of the teacher.
+            part: Whether the student is a pruned copy of the teacher.
             context: Data and task.
 
         Raises:
-            InputError: They do not, or a setting of a loss is not one.
+            InputError: They do not fit, or a setting of a loss is invalid.
         """
-        self._lesson(settings, keys, part).check(student, teacher, replace(context, team=ALONE))
+        self._stage(settings, keys, part).check(student, teacher, replace(context, team=ALONE))
 
     def objective(self, distillation: Distillation, context: Context) -> nn.Module:
-        """Returns what a model is trained on; it holds the teacher.
+        """Returns the training objective, which holds the teacher.
 
         Args:
-            distillation: Student, teacher and losses.
+            distillation: Student, teacher and the losses between them.
             context: Data, seed, progress; `scratch` is the folder of the training.
 
         Raises:
             InputError: A loss does not fit the models.
         """
-        assert context.teacher is not None, "the pipeline hands over the teacher"
-        lesson = self._lesson(distillation.settings, distillation.keys, distillation.origin is not None)
-        lesson = lesson.model_copy(update={"teacher": context.teacher.id})  # for messages
-        steps, split = Steps(lesson, distillation.source, replace(context, team=ALONE), distillation.origin), context.data.train
+        assert context.teacher is not None, "the pipeline provides the teacher"
+        stage = self._stage(distillation.settings, distillation.keys, distillation.origin is not None)
+        stage = stage.model_copy(update={"teacher": context.teacher.id})  # for error messages
+        steps, split = Steps(stage, distillation.source, replace(context, team=ALONE), distillation.origin), context.data.train
         teachers, prepared = [freeze(distillation.teacher)], distillation.prepared
         return steps.objective(distillation.model, teachers, prepared, [distillation.theirs], split, len(split))
 
-    def _lesson(self, settings: DistillationSettings, keys: SettingKeys, part: bool) -> _Lesson:
+    def _stage(self, settings: DistillationSettings, keys: SettingKeys, part: bool) -> _InjectedStage:
         given = {"loss": settings.loss, "losses": settings.losses, "temperature": settings.temperature, "hard_weight": settings.hard_weight}
-        micro = getattr(settings, "micro_batch_size", None)
-        own = {"id": keys.stage, "where": keys.key, "taught_by": keys.teacher_key, "made_of_teacher": part, "micro_batch_size": micro}
+        own = {
+            "id": keys.stage,
+            "settings_key": keys.key,
+            "key_of_teacher": keys.teacher_key,
+            "student_is_pruned_teacher": part,
+            "micro_batch_size": getattr(settings, "micro_batch_size", None),
+        }
         try:
-            return _Lesson.model_validate({**given, **own})
+            return _InjectedStage.model_validate({**given, **own})
         except ValidationError as error:
-            raise InputError(*explain(error, _Lesson, keys.key)) from error
+            raise InputError(*explain(error, _InjectedStage, keys.key)) from error

@@ -1,15 +1,15 @@
-"""Which layer of the teacher each layer of the student learns from. Layers count from 1, as in the papers; 0 is the embeddings.
+"""Maps each student layer to the teacher layer it learns from. Layers count from 1, as in the papers; 0 is the embeddings.
 
-    uniform   g(m) = floor(m L_t / L_s + 1/2), m = 1 ... L_s: the last learns from the last (https://arxiv.org/abs/1909.10351, section 3)
-    skip      the same for m = 1 ... L_s - 1: the answers teach the last layer (PKD-Skip, https://arxiv.org/abs/1908.09355, section 3.2)
+    uniform   g(m) = floor(m L_t / L_s + 1/2), m = 1 ... L_s: last learns from last (https://arxiv.org/abs/1909.10351, section 3)
+    skip      the same for m = 1 ... L_s - 1: the logits teach the last layer (PKD-Skip, https://arxiv.org/abs/1908.09355, section 3.2)
     last      g(m) = L_t - L_s + m, m = 1 ... L_s - 1 (PKD-Last)
     a list    g(1), g(2), ...
-    searched  for each row of each batch the ascending g of least total distance, g = argmin sum_m D_m,g(m) with g(1) < g(2) < ...
+    searched  for each row the ascending g with the least total distance, g = argmin sum_m D_m,g(m) with g(1) < g(2) < ...
 
-The last comes from the dynamic map of CoFi (https://arxiv.org/abs/2204.00408, section 3.3). There each of a few chosen layers of the
-teacher picks the closest layer of the student, by itself, once for a batch; here each layer of the student picks one of the teacher, all
-of them together the best ascending assignment (by dynamic programming), and every row has its own, so that splitting a batch changes
-nothing. As in the paper the choice takes no gradient.
+`searched` is derived from the dynamic layer mapping of CoFi (https://arxiv.org/abs/2204.00408, section 3.3). In CoFi each of a few selected
+teacher layers picks its closest student layer independently, once per batch. Here each student layer picks a teacher layer, and dynamic
+programming finds the best ascending assignment for each row, so splitting a batch changes nothing. As in the paper, no gradient flows
+through the choice.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ SearchedMap = LayerMap | Literal["searched"]
 
 
 def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple[int, int], ...]:
-    """Returns the pairs (layer of the student, layer of the teacher), counted from 1.
+    """Returns the pairs (student layer, teacher layer), counted from 1.
 
     Args:
         layers: The map.
-        student: Layers of the student.
-        teacher: Layers of the teacher.
-        key: Key path of the map, for messages.
+        student: Number of student layers.
+        teacher: Number of teacher layers.
+        key: Key path of the map, for error messages.
 
     Raises:
-        InputError: A layer is not there, or no pair is left.
+        InputError: A layer does not exist, or no pair is left.
     """
     if isinstance(layers, tuple):
         if len(layers) > student or max(layers) > teacher:
-            raise InputError(f"{key}: {list(layers)} given; at most {student} layers, each from 1 to {teacher}, are allowed")
+            raise InputError(f"{key}: {list(layers)} given; give at most {student} layers, each from 1 to {teacher}")
         return tuple(enumerate(layers, start=1))
     if teacher < student:
         raise InputError(f"{key}: {layers} given; the student has {student} layers, the teacher {teacher}: give a list")
@@ -56,14 +56,14 @@ def pairs(layers: LayerMap, student: int, teacher: int, key: str) -> tuple[tuple
 
 @torch.no_grad()
 def searched(distance_bST: Tensor) -> Tensor:
-    """Returns for each layer of the student the teacher's layer of the ascending map of least total distance, int64 `[b, S]`, from 0.
+    """Returns the teacher layer for each student layer in the ascending map with the least total distance, int64 `[b, S]`, from 0.
 
-    Dynamic programming over C_m,t = D_m,t + min over t' < t of C_m-1,t'. Only those t are looked at that leave layers for all others,
-    t = m + o with o from 0 to T - S, so that a map is found whatever the distances are; it goes through one that is NaN, so that the loss
-    is NaN, too.
+    Dynamic programming over C_m,t = D_m,t + min over t' < t of C_m-1,t'. Only t = m + o with o from 0 to T - S are considered: these leave
+    enough layers for the rest, so a map exists for any distances. If a distance is NaN the map passes through it, so that the loss becomes
+    NaN too.
 
     Args:
-        distance_bST: Between layer s of the student and layer t of the teacher, float `[b, S, T]`, S <= T.
+        distance_bST: Distance between student layer s and teacher layer t, float `[b, S, T]`, S <= T.
     """
     layers = distance_bST.shape[1]
     spare = distance_bST.shape[2] - layers + 1

@@ -1,9 +1,10 @@
-"""The objective of distillation: every loss that counts in a step, weighted, from one pass of the student and at most one of the teacher.
+"""The training objective: the weighted sum of all active losses, from one pass each of student and teacher.
 
-parts_b = hard_weight * labelled_b * hard_b  +  sum_i weight_i(t) * loss_i,b
+loss_b = hard_weight * labelled_b * hard_b  +  sum_i weight_i(t) * loss_i,b
 
-labelled_b is 0 for rows without a label (extra text, masked copies), else 1. The loss of a step is the mean of all parts over all rows of
-the batch, so that the labels weigh as much as their share of the rows.
+labelled_b is 0 for rows without a label (extra text, masked copies), else 1. The loss of a step is the mean over all rows of the batch,
+unlabelled ones included, so the hard-target loss counts in proportion to the share of labelled rows. A teacher whose logits are cached does
+not run at all.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from compress.core.tasks import TASKS, Task
 from compress.training.token_losses import token_losses
 from compress.training.train import Batch
 from distill.capture import Wanted
-from distill.ensemble import ask
+from distill.ensemble import run_teachers
 from distill.losses.hard_target import hard_target
-from distill.losses.loss import Loss, Seen, Setting
+from distill.losses.loss import Loss, LossInputs, Setting
 from distill.schedules import Ramp, value_at
 from distill.teacher import NOTHING, Pair
 
 
 class Objective(nn.Module):
-    """Parts of the loss for a batch; its parameters are those that losses bring along.
+    """Computes the weighted loss terms of a batch; its parameters are those of the losses' projections.
 
     Args:
-        losses: What the student learns from.
-        settings: What each is used in, in the same order.
+        losses: The losses.
+        settings: What each loss is applied to, in the same order.
         pair: Student and teacher.
-        temperature: Softens answers.
-        hard_weight: Weight of the labels.
-        seed: Seed of new parameters.
-        task: What the student learns to do.
+        temperature: Softens the logits.
+        hard_weight: Weight of the hard-target loss.
+        seed: Seed for initializing projections.
+        task: The task of the student.
 
     Raises:
         InputError: A loss does not fit the two models.
@@ -64,25 +65,25 @@ class Objective(nn.Module):
         self.built = nn.ModuleDict({str(i): module for i, module in enumerate(built) if module is not None})
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the weighted parts by name, float `[b]` each; parts of the same name are added up."""
+        """Returns the weighted loss terms by name, float `[b]` each; terms of the same name are added up."""
         step, num_steps = batch.step, batch.num_steps
-        counting = [i for i, loss in enumerate(self.losses) if loss.counts(step, num_steps)]
-        of_student, of_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
-        for i in counting:
-            of_student, of_teacher = of_student | self.wanted[i][0], of_teacher | self.wanted[i][1]
-        pair, regression = self.pair, self.task == "text-regression"
+        active = [i for i, loss in enumerate(self.losses) if loss.counts(step, num_steps)]
+        from_student, from_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
+        for i in active:
+            from_student, from_teacher = from_student | self.wanted[i][0], from_teacher | self.wanted[i][1]
+        pair, regression = self.pair, TASKS[self.task].answer == "value"
         assert model is pair.student.model, "the objective belongs to another model"
         if pair.masking is not None:
             batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))
-        student = pair.student(batch.features, of_student) if of_student != Wanted() else NOTHING
+        student = pair.student(batch.features, from_student) if from_student != Wanted() else NOTHING
         temperature = value_at(self.temperature, step, num_steps)
-        teacher = ask(pair.teachers, pair.weights, batch, of_teacher, temperature, regression)
+        teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, regression)
         parts: dict[str, Tensor] = {}
-        for i in counting:
-            seen = Seen(self.settings[i], batch, temperature, student, teacher, self.pair)
+        for i in active:
+            inputs = LossInputs(self.settings[i], batch, temperature, student, teacher, self.pair)
             weight = value_at(self.losses[i].weight, step, num_steps)
             trained = self.built[str(i)] if str(i) in self.built else None  # noqa: SIM401 - a ModuleDict has no get
-            for name, value in self.losses[i].parts(seen, trained).items():
+            for name, value in self.losses[i].parts(inputs, trained).items():
                 parts[name] = parts.get(name, 0.0) + weight * value
         if self.hard_weight != 0:
             if TASKS[self.task].answer == "tokens":
@@ -97,10 +98,10 @@ class Objective(nn.Module):
 
 
 def check_covered(losses: Sequence[Loss], hard_weight: float | Ramp, key: str) -> None:
-    """Finds out whether some step would have nothing to learn from.
+    """Checks that at least one loss is active in every step.
 
     Raises:
-        InputError: It would.
+        InputError: Some step has no loss.
     """
     if hard_weight != 0:
         return
@@ -111,5 +112,5 @@ def check_covered(losses: Sequence[Loss], hard_weight: float | Ramp, key: str) -
         reached = max(reached, end)
     if reached < 1:
         raise InputError(
-            f"{key}: no loss counts from {reached:g} of the steps on; let `steps` cover all of the training, or give hard_weight"
+            f"{key}: no loss is active from {reached:g} of the steps on; let `steps` cover the whole training, or give hard_weight"
         )

@@ -1,14 +1,14 @@
-"""Plain text: rows without labels, to learn a teacher's answers on, or a corpus to learn its inside on.
+"""Plain text: unlabelled rows as extra training data, or a corpus for task-agnostic distillation.
 
-A file of tsv, csv, json, jsonl or parquet gives a row for each of its rows, a text file (.txt) one for each line, a folder those of all
-such files in it, in the order of their names, a data set of the Hub those of one split; each also as .gz. Rows of nothing but blanks are
-left out. `packed` cuts a corpus into pieces of as many tokens as a row may have:
+A tsv, csv, json, jsonl or parquet file gives one row per record, a text file (.txt) one row per line, a folder the rows of all such files
+in name order, a Hub data set those of one split. Files may be compressed (.gz). Blank rows are skipped. `packed` splits a corpus into
+pieces of at most as many tokens as a row may have:
 
-    lines -> tokens -> a line that is too long is cut between words, short ones that follow each other are joined by a line feed;
-    each piece is tokenized by itself to see that it fits
+    lines -> tokens -> long lines are split at word boundaries, consecutive short lines are joined by a line feed;
+    each piece is tokenized again to verify that it fits
 
-Rows that equal an evaluation or selection row are never learned from: `new_rows` leaves them out. Blanks around a text do not count, and
-where those rows are pairs, neither of their two texts is learned from alone, nor put together with another of them.
+Rows equal to an evaluation or selection row are never trained on: `new_rows` removes them. Surrounding whitespace is ignored. If those rows
+are pairs, neither text of a pair is trained on, alone or paired with another of these texts.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class PlainText(Config):
     """Text without labels."""
 
     path: Annotated[str, Field(min_length=1)]
-    """A file of csv tsv txt json jsonl parquet (.gz too; a line of txt is a row), a folder of such files, or a Hub id (owner/name)."""
+    """A csv, tsv, txt (one row per line), json, jsonl or parquet file (also .gz), a folder of such files, or a Hub id (owner/name)."""
     subset: str | None = None
     """Configuration of a Hub data set."""
     split: Annotated[str, Field(min_length=1)] = "train"
     """Split of a Hub data set."""
     text: ColumnName = "text"
-    """The column of the text, or of the first of a pair; by position where a file has no header."""
+    """The column of the text, or of the first text of a pair; its position if the file has no header."""
     text_pair: ColumnName | None = None
-    """The column of the second text of a pair; needed where the rows of the data are pairs."""
+    """The column of the second text of a pair; required if the rows of the data are pairs."""
     header: bool = True
     """Whether the first line of a tsv or csv names the columns."""
 
@@ -56,10 +56,10 @@ def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda 
     Args:
         config: What to read.
         key: Its key path in the recipe, for messages.
-        log: Where to tell that something may be downloaded.
+        log: Receives a line if something may be downloaded.
 
     Raises:
-        InputError: It cannot be read, holds something else than text, or no text at all.
+        InputError: The source cannot be read, holds values that are not text, or no text at all.
     """
     where = Path(config.path).expanduser()
     if where.is_dir():
@@ -67,30 +67,30 @@ def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda 
     else:
         files = [where] if where.exists() else []
     if not files and (where.exists() or config.path.count("/") != 1 or config.path.startswith((".", "/", "~"))):
-        raise InputError(f"{key}.path: {config.path} given; a file ({' '.join(tables.TABLES)}), a folder of them or a Hub id is allowed")
+        raise InputError(f"{key}.path: {config.path} given; give a file ({' '.join(tables.TABLES)}), a folder of such files or a Hub id")
     try:
         if not files:
-            log(f"{key}: reading {config.path} from the Hub or its cache")
+            log(f"{key}: reading {config.path} from the Hub or the local cache")
         rows = list(_read(config, tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in files)))
     except InputError as error:
         raise InputError(*(re.sub(r"\bdata\.path\b", f"{key}.path", problem) for problem in error.problems)) from error
     if not rows:
-        raise InputError(f"{key}.path: {config.path}: holds no text; at least one row is needed")
+        raise InputError(f"{key}.path: {config.path} contains no text; at least one row is needed")
     return rows
 
 
 @lru_cache(maxsize=2)
 def _read(config: PlainText, files: tuple[tuple[str, int, int], ...]) -> tuple[Row, ...]:
-    """Reads all files, or the Hub where there are none; kept in memory until a file changes."""
+    """Reads all files, or the Hub if there are none; cached in memory until a file changes."""
     if files:
         return tuple(row for path, _, _ in files for row in _rows_of(Path(path), config))
     columns = _columns(config)
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
-        raise InputError(f"data.path {config.path}: column {positions[0]} given; a data set of the Hub names its columns")
+        raise InputError(f"data.path {config.path}: column {positions[0]} given; give the name of a column for a Hub data set")
     found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], lambda message: None)
     if config.split not in found:
-        raise InputError(f"data.path {config.path}: no split {config.split!r}; it has {', '.join(found)}")
+        raise InputError(f"data.path {config.path}: no split {config.split!r}; available: {', '.join(found)}")
     return tuple(_texts(enumerate(found[config.split][0], 1), f"{config.path} split {config.split} row"))
 
 
@@ -109,32 +109,32 @@ def _texts(cells: Iterable[tuple[int, tables.Cells]], where: str) -> Iterator[Ro
     for number, found in cells:
         for text in found:
             if not isinstance(text, str) or any("\ud800" <= character <= "\udfff" for character in text):
-                raise InputError(f"{where} {number}: {text!a:.60} given as text; a text of Unicode characters is allowed")
+                raise InputError(f"{where} {number}: {text!a:.60} given as text; give valid Unicode text")
         texts = [text.strip() for text in found]
         if any(texts):
             yield texts[0] if len(texts) == 1 else (texts[0], texts[1])
 
 
 def digest(rows: Sequence[Row]) -> str:
-    """Returns the sha256 (hex) of the contents of some rows, in their order."""
+    """Returns the sha256 (hex) of the rows' contents, in order."""
     return hashlib.sha256(b"".join(content_key(row) for row in rows)).hexdigest()
 
 
 def new_rows(rows: Sequence[Row], held_out: Iterable[Row], known: Iterable[Row]) -> tuple[list[Row], int, int]:
-    """Returns the rows that are not there yet, how many hold nothing but texts that are held out, and how many are there already.
+    """Returns the new rows, the number of rows made up only of held-out texts, and the number of duplicates.
 
     Args:
-        rows: Texts, or pairs of texts; of equal ones the first is kept.
+        rows: Texts, or pairs of texts; the first of equal rows is kept.
         held_out: Evaluation and selection rows.
-        known: Rows that are learned from anyway.
+        known: Rows that are in the training data already.
     """
-    banned = {text for row in held_out for text in _stripped(row)}
+    excluded = {text for row in held_out for text in _stripped(row)}
     seen = {_stripped(row) for row in known}
     kept: list[Row] = []
     dropped = 0
     for row in rows:
         texts = _stripped(row)
-        held = banned.issuperset(texts)
+        held = excluded.issuperset(texts)
         dropped += held
         if not held and texts not in seen:
             kept.append(row)
@@ -143,20 +143,20 @@ def new_rows(rows: Sequence[Row], held_out: Iterable[Row], known: Iterable[Row])
 
 
 def _stripped(row: Row) -> tuple[str, ...]:
-    """Returns the text of a row, or both of a pair, without the blanks around them."""
+    """Returns the text of a row, or both texts of a pair, without surrounding whitespace."""
     assert isinstance(row, str | tuple), type(row)
     return tuple(text.strip() for text in ((row,) if isinstance(row, str) else row))
 
 
 def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
-    """Returns pieces of at most `max_length` tokens that hold all of the texts, in their order.
+    """Returns pieces of at most `max_length` tokens that together hold all texts, in order.
 
-    Only a single character of more tokens than that makes a longer piece.
+    A piece is longer only if a single character has more tokens than that.
 
     Args:
         texts: Lines or documents.
         tokenizer: A fast tokenizer of Transformers.
-        max_length: Tokens of a piece, special tokens included.
+        max_length: Tokens per piece, special tokens included.
     """
     engine = tokenizer.backend_tokenizer
     engine.no_truncation()
@@ -166,7 +166,7 @@ def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
     parts: list[str] = []
     used = 0
     for part, tokens in _all_cut(texts, engine, most):
-        joint = 1 if used else 0  # some tokenizers have a token for the line feed
+        joint = 1 if used else 0  # some tokenizers have a line feed token
         if used + joint + tokens > most:
             pieces += _joined(parts, engine, most)
             parts, used, joint = [], 0, 0
@@ -176,7 +176,7 @@ def packed(texts: Sequence[str], tokenizer: Any, max_length: int) -> list[str]:
 
 
 def _joined(parts: Sequence[str], engine: Tokenizer, most: int) -> Iterator[str]:
-    """Yields some texts as one, without the last ones where it is too long: behind a line feed a text may have more tokens than alone."""
+    """Yields the texts joined by line feeds, or split again if too long: a text may have more tokens after a line feed than alone."""
     whole = "\n".join(parts)
     if len(parts) < 2 or len(engine.encode(whole, add_special_tokens=False)) <= most:
         yield whole.strip()
@@ -186,7 +186,7 @@ def _joined(parts: Sequence[str], engine: Tokenizer, most: int) -> Iterator[str]
 
 
 def _all_cut(texts: Sequence[str], engine: Tokenizer, most: int) -> Iterator[tuple[str, int]]:
-    """Yields the pieces of all texts, and how many tokens each of them has."""
+    """Yields the pieces of all texts with their numbers of tokens."""
     for start in range(0, len(texts), CHUNK):
         chunk = list(texts[start : start + CHUNK])
         for text, encoded in zip(chunk, engine.encode_batch(chunk, add_special_tokens=False), strict=True):
@@ -194,21 +194,21 @@ def _all_cut(texts: Sequence[str], engine: Tokenizer, most: int) -> Iterator[tup
 
 
 def _cut(text: str, encoded: Encoding, engine: Tokenizer, most: int) -> Iterator[tuple[str, int]]:
-    """Yields pieces of a text of at most `most` tokens, by themselves, and how many they have; they end with a word where they can.
+    """Yields pieces of a text of at most `most` tokens with their numbers of tokens; a piece ends at a word boundary if possible.
 
-    What is cut out may have more tokens than it had within the text (a byte-level BPE joins a word with the blank before it), so each
-    piece is tokenized again, and shortened until it fits.
+    A piece may have more tokens than the same span had within the text (byte-level BPE joins a word with the space before it), so each
+    piece is tokenized again and shortened until it fits.
     """
     if len(encoded) <= most:
         yield text.strip(), len(encoded)
         return
     position, first = 0, 0
     while first < len(encoded):
-        piece, start = _shown(text, position, encoded.offsets[_end(encoded.word_ids, first, most) - 1][1])
+        piece, start = _stripped_span(text, position, encoded.offsets[_end(encoded.word_ids, first, most) - 1][1])
         own = engine.encode(piece, add_special_tokens=False)
         while len(own) > most and len(piece) > 1:
             shorter = piece[: own.offsets[_end(own.word_ids, 0, most) - 1][1]].rstrip()
-            piece = shorter if len(shorter) < len(piece) else piece[:-1].rstrip()  # tokens of one character end at the same place
+            piece = shorter if len(shorter) < len(piece) else piece[:-1].rstrip()  # the tokens of one character share their end offset
             own = engine.encode(piece, add_special_tokens=False)
         if piece:
             yield piece, len(own)
@@ -217,14 +217,14 @@ def _cut(text: str, encoded: Encoding, engine: Tokenizer, most: int) -> Iterator
             first += 1
 
 
-def _shown(text: str, start: int, end: int) -> tuple[str, int]:
-    """Returns a part of a text without the blanks around it, and where that begins."""
+def _stripped_span(text: str, start: int, end: int) -> tuple[str, int]:
+    """Returns a span of a text without surrounding whitespace, and its start offset."""
     part = text[start:end]
     return part.strip(), start + len(part) - len(part.lstrip())
 
 
 def _end(words: Sequence[int | None], first: int, most: int) -> int:
-    """Returns the end of a run of at most `most` tokens from `first` on that ends with a word, unless one word alone is longer."""
+    """Returns the end of a run of at most `most` tokens from `first` that ends at a word boundary, unless a single word is longer."""
     end = min(first + most, len(words))
     back = end
     while back > first and back < len(words) and words[back] == words[back - 1]:

@@ -1,8 +1,8 @@
-"""Published combinations of losses, by the name that the key `loss` has for them, and the union of all losses.
+"""Presets: published combinations of losses, selected with the key `loss`, and the union of all losses.
 
-Where a combination is not quite the published one: `mixkd` adds soft targets on the rows as they are, which the paper asks the teacher
-about in mixtures alone; `distilbert` has the labels of the task in the place of the masked language model; `minilm` and `minilmv2` add soft
-targets, as relations alone do not train the head.
+Deviations from the papers: `mixkd` adds soft targets on unmixed rows, where the paper runs the teacher only on mixtures; `distilbert` uses
+the task's hard-target loss instead of masked language modelling; `minilm` and `minilmv2` add soft targets, as relations alone do not train
+the head.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AnyLoss = Annotated[
 
 @dataclass(frozen=True)
 class Preset:
-    """A published combination."""
+    """A published combination of losses with its weights."""
 
     losses: tuple[AnyLoss, ...]
     hard_weight: float | Ramp

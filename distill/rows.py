@@ -1,6 +1,6 @@
-"""The rows that a student learns from: a share of the train rows and extra text, or a corpus; and masked copies of all of them.
+"""The student's training rows: train rows plus extra text, or a corpus; followed by masked copies.
 
-rows = [train rows, which have labels | extra text] or [corpus],  then `copies` times the same again, to be masked (`distill.masking`)
+rows = [train rows (labelled) | extra text] or [corpus],  then `copies` repetitions of all of them, to be masked (`distill.masking`)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from distill.plain_text import PlainText, new_rows, packed, read_plain
 def gather(
     data: Data, fraction: float, extra_text: PlainText | None, copies: int, key: str, log: Callable[[str], None]
 ) -> tuple[Split, int]:
-    """Returns the rows to learn a task on, and how many of them, the first ones, have labels.
+    """Returns the training rows for a task, and how many of them have labels: these come first.
 
     Args:
         data: The data of the run.
-        fraction: Share of the train rows.
-        extra_text: Text without labels.
-        copies: Copies of each row, to be masked.
-        key: Key path of the stage, for messages.
-        log: Where to tell what was left out.
+        fraction: Share of the train rows to use.
+        extra_text: Unlabelled text.
+        copies: Masked copies of each row.
+        key: Key path of the stage, for error messages.
+        log: Receives a line about excluded rows.
     """
     split = chosen_rows(data.train, fraction)
     num_labelled = len(split)
@@ -39,30 +39,30 @@ def gather(
 def gather_corpus(
     data: Data, fraction: float, corpus: PlainText, packing: tuple[Path, int] | None, copies: int, key: str, log: Callable[[str], None]
 ) -> tuple[Split, int]:
-    """Returns the rows of a corpus, and 0: none of them has a label.
+    """Returns the rows of a corpus, and 0 as the number of labelled rows.
 
     Args:
         data: The data of the run.
-        fraction: Share of the rows, packed ones if they are.
+        fraction: Share of the rows to use, after packing.
         corpus: The text.
-        packing: The checkpoint whose tokenizer counts, and the tokens of a row; None to take the lines as they are.
-        copies: Copies of each row, to be masked.
-        key: Key path of the stage, for messages.
-        log: Where to tell what was left out.
+        packing: The checkpoint with the tokenizer and the number of tokens per row; None to use each line as a row.
+        copies: Masked copies of each row.
+        key: Key path of the stage, for error messages.
+        log: Receives a line about excluded rows.
     """
     plain = unlabelled(corpus, data, data.train.take([]), f"{key}.corpus", log)
     if packing is not None:
         folder, max_length = packing
         pieces = packed([str(row) for row in plain.rows], load_tokenizer(str(folder)), max_length)
-        log(f"  {key}.corpus: packed to {len(pieces)} rows of at most {max_length} tokens")
+        log(f"  {key}.corpus: packed into {len(pieces)} rows of at most {max_length} tokens")
         plain = Split(list(pieces), np.zeros(len(pieces), plain.labels.dtype))
     return repeated(chosen_rows(plain, fraction), copies), 0
 
 
 def unlabelled(text: PlainText, data: Data, known: Split, key: str, log: Callable[[str], None]) -> Split:
-    """Returns text without labels as rows with labels of 0; without evaluation and selection rows, and without the known ones."""
-    rows, held_out, there = new_rows(read_plain(text, key, log), [*data.evaluation.rows, *data.selection.rows], known.rows)
-    log(f"  {key}: {len(rows)} rows; left out: {held_out} of evaluation or selection, {there} there already")
+    """Returns unlabelled text as rows with label 0, excluding evaluation, selection and already known rows."""
+    rows, held_out, duplicates = new_rows(read_plain(text, key, log), [*data.evaluation.rows, *data.selection.rows], known.rows)
+    log(f"  {key}: {len(rows)} rows; excluded: {held_out} in the evaluation or selection split, {duplicates} duplicates")
     return Split(rows, np.zeros(len(rows), data.train.labels.dtype))
 
 
@@ -72,5 +72,5 @@ def repeated(split: Split, copies: int) -> Split:
 
 
 def chosen_rows(train: Split, fraction: float) -> Split:
-    """Returns about that share of the rows, chosen by hash of their content: the same for every order, seed and machine."""
+    """Returns about this share of the rows, chosen by content hash: the same for every row order, seed and machine."""
     return train if fraction == 1 else hold_out(train, fraction)[1]

@@ -1,6 +1,6 @@
-"""Weights and temperatures that change over the training: a number, or a straight line from one to another.
+"""Schedules for weights and temperatures: a constant, or a linear ramp over the training.
 
-v(t) = start + (end - start) * t / (n - 1)        t: number of the step, from 0; n: steps in all
+v(t) = start + (end - start) * t / (n - 1)        t: step, from 0; n: total steps
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from compress.core.config import Config
 
 
 class Ramp(Config):
-    """A value that changes in a straight line over the training."""
+    """A value that changes linearly over the training."""
 
     start: float
     """Value in the first step."""
@@ -30,5 +30,5 @@ def smallest(value: float | Ramp) -> float:
 
 
 def always_zero(value: float | Ramp) -> bool:
-    """Returns whether a value that is never below 0 is 0 in the whole training."""
+    """Returns whether a non-negative value is 0 in the whole training."""
     return value == 0 or (isinstance(value, Ramp) and value.start == value.end == 0)

@@ -1,4 +1,4 @@
-"""What a recipe says of the stage `distill`: its typed keys, and what follows from them alone."""
+"""The settings of the stage `distill`: its recipe keys, their validation, and values derived from them alone."""
 
 from __future__ import annotations
 
@@ -19,75 +19,77 @@ TeacherName = Annotated[str, Field(min_length=1)]
 
 
 class DistillSettings(ModelStage):
-    """Trains a smaller model to answer as its teacher does."""
+    """Trains a smaller model to reproduce the predictions of a teacher."""
 
     NAME: ClassVar[str] = "distill"
 
     student: Student = Student()
     """The model to train."""
     loss: PresetName | None = None
-    """A published combination of losses; soft_target where neither it nor `losses` is given. hard_target: the labels alone, to compare
-    with."""
+    """A published combination of losses; soft_target if neither this nor `losses` is given. hard_target trains on the labels alone, as a
+    baseline."""
     losses: tuple[AnyLoss, ...] = ()
-    """The losses one by one, instead of `loss`."""
+    """A list of individual losses, instead of `loss`."""
     temperature: Annotated[float, Field(gt=0, le=100)] | Ramp | None = None
-    """Softens the answers of both models; absent: as published with `loss`, 2 with `losses`. {start, end} changes it over the training."""
+    """Softens the logits of both models; absent: the published value with `loss`, 2 with `losses`. {start, end} changes it linearly over
+    the training."""
     hard_weight: Annotated[float, Field(ge=0)] | Ramp | None = None
-    """Weight of the labels; absent: as published with `loss`, 0 with `losses`."""
+    """Weight of the loss against the labels; absent: the published value with `loss`, 0 with `losses`."""
     teacher: TeacherName | Annotated[tuple[TeacherName, ...], Field(min_length=1)] = "baseline"
-    """Who teaches: baseline, input (the incoming model), the id of an earlier stage, or the Hub id or folder of another model. A list:
-    the mean of their answers, softened by the temperature, for losses that compare answers alone."""
+    """The teacher: baseline, input (the incoming model), the id of an earlier stage, or the Hub id or folder of another model. A list
+    averages the temperature-softened probabilities of several teachers; it works with losses that use only logits."""
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
-    """With a list of teachers the weight of each in the mean; absent: equal ones."""
+    """Weight of each teacher in the average; absent: equal weights."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the train rows (of the corpus, where there is one) that is learned from, chosen by hash of their content."""
+    """Share of the train rows, or of the corpus, to train on, chosen by content hash."""
     extra_text: PlainText | None = None
-    """Unlabelled text to learn from beside these rows: for every loss but that of the labels, and without evaluation and selection rows."""
+    """Unlabelled text to train on besides the train rows. Used by every loss except the hard-target loss; rows of the evaluation and
+    selection splits are excluded."""
     augment: Augment | None = None
-    """Copies of text rows with some tokens masked, in every epoch: for every loss but that of the labels."""
+    """Adds copies of the text rows with some tokens masked, anew in every epoch. Used by every loss except the hard-target loss."""
     corpus: PlainText | None = None
-    """Plain text to learn the inside of the teacher on, instead of the train rows: losses that compare answers are left out of `loss`,
-    the head stays as it is, the last weights are kept, and the teacher may be any model of the kind, trained for the task or not."""
+    """Plain text to train on instead of the train rows (task-agnostic distillation). Losses on logits are dropped from `loss`, the head is
+    not trained, the last weights are kept, and the teacher may be a pretrained model without a head for the task."""
     pack: bool = True
-    """With `corpus`: short lines are joined and long ones cut, so that rows have about `data.max_length` tokens; false: a line is a row."""
+    """With `corpus`: joins short lines and splits long ones into rows of about `data.max_length` tokens; false: each line is a row."""
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3
-    """Passes over those rows; 0.5 is half a pass."""
+    """Passes over the rows; 0.5 is half a pass."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-4
     """Peak learning rate."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, where a whole batch does not fit; the result does not depend on it, up to rounding and dropout."""
+    """Rows in memory at once, if a whole batch does not fit; changes the result only by rounding and dropout."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    """How the learning rate decays to 0 after the warm-up; constant: no decay."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; biases and norms have none."""
+    """Decoupled weight decay of weight matrices; biases and norms are not decayed."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two looks at the selection split; absent: once an epoch."""
+    """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights that are kept: the best on the selection split, or the last."""
+    """Which weights to keep: the best on the selection split, or the last."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.loss is not None and self.losses:
             raise ValueError("give either loss (a published combination) or losses (a list), not both")
         if self.temperature is not None and smallest(self.temperature) <= 0:
-            raise ValueError("temperature: above 0 at both ends")
+            raise ValueError("temperature: must be above 0 at both ends")
         if self.hard_weight is not None and smallest(self.hard_weight) < 0:
-            raise ValueError("hard_weight: at least 0 at both ends")
+            raise ValueError("hard_weight: must be at least 0 at both ends")
         if isinstance(self.hard_weight, Ramp) and always_zero(self.hard_weight):
-            raise ValueError("hard_weight: 0 given at both ends; give 0 to leave the labels out")
+            raise ValueError("hard_weight: 0 given at both ends; give 0 to train without labels")
         if self.teacher_weights and len(self.teacher_weights) != len(teachers_named(self)):
             raise ValueError(
                 f"teacher_weights: {len(self.teacher_weights)} given for {len(teachers_named(self))} teachers; give one for each"
             )
         unlabelled = [name for name in ("extra_text", "augment") if getattr(self, name) is not None]
         if self.loss == "hard_target" and unlabelled:
-            raise ValueError(f"{unlabelled[0]}: rows without labels teach nothing where labels alone do (loss: hard_target); leave it out")
+            raise ValueError(f"{unlabelled[0]}: loss: hard_target learns from labels alone, these rows have none; remove {unlabelled[0]}")
         if self.corpus is not None and (self.extra_text is not None or self.hard_weight):
-            raise ValueError("corpus: plain text has no labels and stands alone; give neither hard_weight nor extra_text beside it")
+            raise ValueError("corpus: replaces the train rows and has no labels; remove hard_weight and extra_text")
         return self
 
     @property
@@ -97,36 +99,35 @@ class DistillSettings(ModelStage):
 
     @property
     def teacher_key(self) -> str:
-        """That of its teacher."""
+        """Key path of its teacher."""
         return f"{self.key}.teacher"
 
     @property
-    def part(self) -> bool:
-        """Whether the student is made of parts of the teacher, of which then only those are seen (`distill.injected`)."""
+    def student_is_part(self) -> bool:
+        """Whether the student is a pruned copy of the teacher, whose other parts are then ignored (`distill.injected`)."""
         return False
 
     @property
     def teacher_head(self) -> Literal["keep", "new"]:
-        """Whether the head of a teacher from outside is the one for the task, or may be missing."""
+        """Whether an external teacher must bring a head for the task ("keep") or may lack one ("new")."""
         return "keep" if self.corpus is None else "new"
 
     def resolved(self) -> Preset:
-        """Returns the losses and their settings with every default filled in."""
+        """Returns the losses, weights and temperature with every default filled in."""
         preset = Preset(self.losses, 0.0) if self.losses else PRESETS[self.loss or "soft_target"]
         if self.corpus is not None:
-            inside = tuple(loss for loss in preset.losses if not loss.COMPARES_ANSWERS)
-            return Preset(inside if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in inside), 0.0)
+            losses = tuple(loss for loss in preset.losses if not loss.COMPARES_ANSWERS)
+            return Preset(losses if self.losses else tuple(loss.model_copy(update={"steps": (0.0, 1.0)}) for loss in losses), 0.0)
         return Preset(
             preset.losses,
             preset.hard_weight if self.hard_weight is None else self.hard_weight,
             preset.temperature if self.temperature is None else self.temperature,
         )
 
-    def settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
-        """Returns what each loss is used in."""
+    def loss_settings(self, student: Any, teacher: Any, context: Context) -> list[Setting]:
+        """Returns what each loss is applied to, given the Transformers configs of both models."""
         ours = Shape.of(student)
-        shapes = ours, ours if self.part else Shape.of(teacher)
-        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(
-            self.resolved().losses
-        )  # a corpus refuses any of `losses`
-        return [Setting(*shapes, context.task, f"{self.key}.{name}", self.part) for name in names]
+        shapes = ours, ours if self.student_is_part else Shape.of(teacher)
+        # one name per resolved loss: a corpus drops losses only from a preset, `losses` on logits are refused
+        names = [f"losses[{i}]" for i in range(len(self.losses))] or ["loss"] * len(self.resolved().losses)
+        return [Setting(*shapes, context.task, f"{self.key}.{name}", self.student_is_part) for name in names]

@@ -1,11 +1,11 @@
-"""The steps of distillation between the models and the training loop: each calls the file of its part, and tells the log.
+"""The steps of distillation that prepare training: each calls the module named on the right.
 
-    teacher_folder    a teacher from outside, imported                    `teacher`
-    rows              what is learned from                                `rows`
-    judged            what the weights kept are chosen by                 `ensemble`
-    objective         the losses, and the answers that they compare with  `objective`, `teacher`, `masking`
+    teacher_folder, load_teachers   the teachers' checkpoints, and the frozen models   `teacher`
+    rows                            the training rows                                  `rows`
+    selection_context               the reference for choosing the best weights        `ensemble`
+    objective                       the losses, and cached teacher logits              `objective`, `teacher`, `masking`
 
-`distill.distill` puts them in order.
+`distill.distill` calls them in order.
 """
 
 from __future__ import annotations
@@ -22,13 +22,17 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
+from compress.machine.parallel import shard
 from compress.measure.predictions import compared
+from compress.models.blocks import repeated_blocks
+from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
 from compress.models.origin import Origin
 from compress.stage.context import Context
 from compress.stage.stage import is_model, teachers_named
 from compress.standalone.preprocess import Preprocessor
+from compress.training.finetune import trained_here
 from compress.training.rows import Rows
 from compress.training.selection import EVALUATION_BATCH, answered, judged_by
 from distill.capture import Capture, Wanted
@@ -38,22 +42,32 @@ from distill.objective import Objective
 from distill.presets import Preset
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
-from distill.teacher import CACHE_BYTES, Pair, Teacher, about, cached_logits, takes_the_same
+from distill.teacher import CACHE_BYTES, Pair, Teacher, about, cached_logits, freeze, match_inputs
+
+
+@dataclass(frozen=True)
+class StudentInputs:
+    """The training rows as inputs of the student; teachers with the same preprocessing share them."""
+
+    split: Split
+    preprocessor: Preprocessor
+    rows: Rows
+    masking: Masking | None
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps share."""
+    """The preparation of one distillation run."""
 
     stage: DistillSettings
     source: Path
     """Checkpoint with the tokenizer or image processor of the student."""
     context: Context
     origin: Origin | None = None
-    """Where the student's parts come from, if it is a part of the teacher."""
+    """Which parts of the teacher the student kept, if it is a pruned copy of it."""
 
     def teacher_folder(self, number: int) -> Path:
-        """Returns the checkpoint of one of the teachers; one from outside is imported as the recipe's own model is."""
+        """Returns the checkpoint folder of a teacher; an external model is imported first, like the recipe's own model."""
         stage, context = self.stage, self.context
         teacher = context.teachers[number]
         if not is_model(teachers_named(stage)[number]):
@@ -66,8 +80,15 @@ class Steps:
             import_model(config, context.data.labels, context.seed, folder)
         return folder
 
+    def load_teachers(self, folders: Sequence[Path], device: torch.device) -> list[nn.Module]:
+        """Returns the frozen teachers on the device; with fsdp2 each process holds its shard of every block."""
+        if not self.context.team.shards:
+            return [freeze(load(folder, device)) for folder in folders]
+        teachers = [freeze(load(folder)) for folder in folders]  # sharding moves them to the device block by block
+        return [shard(teacher, repeated_blocks(teacher, self.stage.teacher_key)[1]) for teacher in teachers]
+
     def rows(self) -> tuple[Split, int]:
-        """Returns the rows to learn from, and how many of them, the first ones, have labels."""
+        """Returns the training rows, and how many of them are labelled: these come first."""
         stage, data, log = self.stage, self.context.data, self.context.progress.log
         copies = stage.augment.copies if stage.augment else 0
         if stage.corpus is None:
@@ -75,95 +96,111 @@ class Steps:
         packing = (self.source, self.context.max_length) if stage.pack else None
         return gather_corpus(data, stage.fraction, stage.corpus, packing, copies, stage.key, log)
 
-    def judged(self, teachers: Sequence[nn.Module], theirs: Sequence[Preprocessor]) -> Context:
-        """Returns the context with the teachers' answers in place of the labels of the selection split.
+    @property
+    def selects_by_agreement(self) -> bool:
+        """Whether the best weights are those that agree most with the teacher on the selection split, instead of with the labels.
+
+        True if the baseline was trained outside this run, possibly on these rows. Never for text generation, whose labels are the text.
+        """
+        return not trained_here(self.context) and TASKS[self.context.task].answer != "tokens"
+
+    def selection_context(self, teachers: Sequence[nn.Module], teacher_preprocessors: Sequence[Preprocessor]) -> Context:
+        """Returns the context with the teachers' predictions in place of the labels of the selection split.
 
         Args:
             teachers: The models.
-            theirs: How each takes its rows.
+            teacher_preprocessors: The preprocessor of each teacher.
         """
         context = self.context
         rows = context.data.selection.rows
         if len(teachers) == 1 or not rows:
-            return judged_by(context, teachers[0], theirs[0])
-        logits = [torch.from_numpy(compared(*pair, rows, EVALUATION_BATCH)) for pair in zip(teachers, theirs, strict=True)]
+            return judged_by(context, teachers[0], teacher_preprocessors[0])
+        models = zip(teachers, teacher_preprocessors, strict=True)
+        logits = [torch.from_numpy(compared(*model, rows, EVALUATION_BATCH)) for model in models]
         weights = shares(self.stage.teacher_weights, len(teachers))
-        return answered(context, averaged(logits, weights, 1.0, context.task == "text-regression").numpy())
+        return answered(context, averaged(logits, weights, 1.0, TASKS[context.task].answer == "value").numpy())
 
     def objective(
         self,
         student: nn.Module,
         teachers: Sequence[nn.Module],
-        prepared: Preprocessor,
-        theirs: Sequence[Preprocessor],
+        preprocessor: Preprocessor,
+        teacher_preprocessors: Sequence[Preprocessor],
         split: Split,
         num_labelled: int,
     ) -> Objective:
-        """Puts the losses together, and computes the teachers' answers beforehand where they are all that is needed of them.
+        """Builds the objective; computes and caches the teachers' logits if the losses need nothing else of them.
 
         Args:
             student: The model to train.
-            teachers: Frozen.
-            prepared: How the student takes its rows.
-            theirs: How each teacher does.
-            split: The rows to learn from.
-            num_labelled: How many of them, the first ones, have labels.
+            teachers: The frozen teachers.
+            preprocessor: The student's preprocessor.
+            teacher_preprocessors: The preprocessor of each teacher.
+            split: The training rows.
+            num_labelled: How many of them are labelled: these come first.
 
         Raises:
             InputError: A loss does not fit the models.
         """
-        stage, context = self.stage, self.context
-        preset, generates = stage.resolved(), TASKS[context.task].answer == "tokens"
-        settings = stage.settings(student.config, teachers[0].config, context)
-        rows, masking = Rows.prepare(split.rows, prepared), None
-        if stage.augment is not None:
-            originals = len(split) // (1 + stage.augment.copies)
-            masking = masking_of(stage.augment, self.source, context.seed, originals, f"{stage.key}.augment")
-        asked = tuple(
-            self._asked(number, teacher, prepared, theirs[number], split, rows, masking, preset) for number, teacher in enumerate(teachers)
+        stage, context, preset = self.stage, self.context, self.stage.resolved()
+        inputs = StudentInputs(split, preprocessor, Rows.prepare(split.rows, preprocessor), self._masking(split))
+        adapted = tuple(
+            self._teacher(number, teacher, teacher_preprocessors[number], inputs, preset) for number, teacher in enumerate(teachers)
         )
-        few = None if num_labelled == len(split) else num_labelled
-        weights = shares(stage.teacher_weights, len(teachers))
-        pair = Pair(Capture(student, stage.key), asked, rows, split.labels, context.seed, few, weights, masking)
+        pair = Pair(
+            student=Capture(student, stage.key),
+            teachers=adapted,
+            rows=inputs.rows,
+            labels=split.labels,
+            seed=context.seed,
+            num_labelled=None if num_labelled == len(split) else num_labelled,
+            weights=shares(stage.teacher_weights, len(teachers)),
+            masking=inputs.masking,
+        )
+        settings = stage.loss_settings(student.config, teachers[0].config, context)
         objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task)
-        wanted = [of_teacher for _, of_teacher in objective.wanted]
-        only_logits = Wanted(logits=True) in wanted and not any(of_teacher.inside for of_teacher in wanted)
-        config: Any = student.config
-        fits = not generates and 4 * len(split) * config.num_labels * len(teachers) <= CACHE_BYTES
-        if only_logits and fits and masking is None:
-            for teacher, artifact in zip(asked, context.teachers, strict=True):
-                identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
-                teacher.logits = cached_logits(
-                    teacher.capture.model, teacher.rows, identity, context.scratch, context.progress, stage.id or stage.NAME, context.team
-                )
+        if self._can_cache_logits(objective, student.config, len(split)):
+            self._cache_logits(adapted, split)
         return objective
 
-    def _asked(
-        self,
-        number: int,
-        teacher: nn.Module,
-        prepared: Preprocessor,
-        theirs: Preprocessor,
-        split: Split,
-        rows: Rows,
-        masking: Masking | None,
-        preset: Preset,
-    ) -> Teacher:
-        """Returns one of the teachers, ready to answer for the rows.
+    def _masking(self, split: Split) -> Masking | None:
+        augment = self.stage.augment
+        if augment is None:
+            return None
+        return masking_of(augment, self.source, self.context.seed, len(split) // (1 + augment.copies), f"{self.stage.key}.augment")
+
+    def _teacher(self, number: int, model: nn.Module, teacher_preprocessor: Preprocessor, inputs: StudentInputs, preset: Preset) -> Teacher:
+        """Returns a teacher with the training rows as its inputs.
 
         Raises:
-            InputError: It gets other tokens than the student, and something needs the same.
+            InputError: The teacher gets other tokens than the student, and a loss or the masking needs the same.
         """
         key, name = self.stage.teacher_key, teachers_named(self.stage)[number]
-        alike = takes_the_same(prepared, theirs, split.rows)
-        if not alike.tokens and prepared.task == "text-generation":
-            raise InputError(f"{key}: {name} has another vocabulary than the student; give one with the same tokens")
-        if not alike.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
+        match = match_inputs(inputs.preprocessor, teacher_preprocessor, inputs.split.rows)
+        if not match.tokens and inputs.preprocessor.generates:
+            raise InputError(f"{key}: {name} has another vocabulary than the student; give a teacher with the same tokens")
+        if not match.tokens and not all(loss.ANSWERS_ONLY for loss in preset.losses):
             raise InputError(
-                f"{key}: {name} splits the rows into other tokens than the student; losses that look inside of it do "
-                "not fit: give loss: soft_target"
+                f"{key}: {name} tokenizes the rows differently than the student; losses on hidden states or attention need equal tokens: "
+                "give loss: soft_target"
             )
-        if not alike.numbers and masking is not None:
-            raise InputError(f"{self.stage.key}.augment: given, and {name} has other tokens than the student; leave it out")
-        capture, own = Capture(teacher, key), rows if alike.inputs else Rows.prepare(split.rows, theirs)
-        return Teacher(capture, own, alike.inputs, masking=masking, origin=self.origin)
+        if not match.ids and inputs.masking is not None:
+            raise InputError(f"{self.stage.key}.augment: given, but {name} has other token ids than the student; remove augment")
+        rows = inputs.rows if match.inputs else Rows.prepare(inputs.split.rows, teacher_preprocessor)
+        return Teacher(Capture(model, key), rows, match.inputs, masking=inputs.masking, origin=self.origin)
+
+    def _can_cache_logits(self, objective: Objective, config: Any, num_rows: int) -> bool:
+        """Whether the losses need only the teachers' logits, for fixed rows, and these fit into the cache."""
+        wanted = [from_teacher for _, from_teacher in objective.wanted]
+        only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)
+        generates = TASKS[self.context.task].answer == "tokens"
+        fits = not generates and 4 * num_rows * config.num_labels * len(objective.pair.teachers) <= CACHE_BYTES
+        return only_logits and fits and objective.pair.masking is None
+
+    def _cache_logits(self, teachers: Sequence[Teacher], split: Split) -> None:
+        stage, context = self.stage, self.context
+        for teacher, artifact in zip(teachers, context.teachers, strict=True):
+            identity = {"teacher": artifact.digest, "rows": split.digest, "max_length": context.max_length}
+            teacher.logits = cached_logits(
+                teacher.capture.model, teacher.rows, identity, context.scratch, context.progress, stage.id or stage.NAME, context.team
+            )

@@ -1,18 +1,18 @@
-"""The student: which model is trained, and which weights it starts from.
+"""Builds the student: its architecture and its initial weights.
 
-    layers, init   some layers of the incoming model; embeddings, pooler and head come along
+    layers, init   some layers of the incoming model, with its embeddings, pooler and head
         first, last   l_i = i,  l_i = L - k + i
-        uniform       l_i = floor(i (L - 1) / (k - 1) + 1/2), the first and the last included: DistilBERT's {0, 2, 4, 7, 9, 11} of 12
+        uniform       l_i = floor(i (L - 1) / (k - 1) + 1/2), including the first and the last: DistilBERT's {0, 2, 4, 7, 9, 11} of 12
         every_second  l_i = 2 i
-        a list        those layers, counted from 1
-        random        new blocks
+        a list        these layers, counted from 1
+        random        newly initialized blocks
     hidden, ffn, heads   fewer channels, neurons and heads: slices of the incoming model (`distill.width`)
-    path           another checkpoint with a fast tokenizer of its own
-    config         another shape, or another kind of model, with new weights
+    path           another checkpoint with its own fast tokenizer
+    config         another shape or model type, newly initialized
 
-A student of all layers is the incoming model, bit for bit. Starting from the teacher's own layers: https://arxiv.org/abs/1910.01108,
-section 3. The first layers go on following each other, which others have to learn anew; https://arxiv.org/abs/2004.03844 too finds the
-lower layers the most critical. Left out: searching the layers.
+A student with all layers equals the incoming model, bit for bit. Initialization from the teacher's layers: https://arxiv.org/abs/1910.01108,
+section 3. `first` is the default: the first layers are already trained to follow each other, while other selections must be adapted;
+https://arxiv.org/abs/2004.03844 also finds that the lower layers matter most. Not supported: searching for the best layers.
 """
 
 from __future__ import annotations
@@ -48,28 +48,29 @@ from distill.width import narrow, with_widths
 
 Init = Literal["uniform", "every_second", "first", "last", "random"]
 CARRIED = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "type_vocab_size", "image_size", "num_channels")
-"""What every student takes over: it gets the tokens or the images of the incoming model."""
+"""Config keys that every student inherits, as it gets the same tokens or images as the incoming model."""
 
 
 class Student(Config):
     """The model to train: the incoming one, some of its layers, another checkpoint, or another shape."""
 
     layers: Annotated[int, Field(ge=1)] | None = None
-    """Number of layers that are kept; absent: all."""
+    """Number of layers to keep; absent: all."""
     init: Init | tuple[Annotated[int, Field(ge=1)], ...] = "first"
-    """Which layers those are, or a list of them, counted from 1; random: new blocks between the old embeddings and head."""
+    """Which layers to keep, or a list of layers counted from 1; random: new blocks between the original embeddings and head."""
     hidden: Annotated[int, Field(ge=1)] | None = None
-    """Width that is kept, the most important channels of it; a multiple of the heads. Absent: all."""
+    """Hidden size to keep: the most important channels; must be a multiple of the heads. Absent: all."""
     ffn: Annotated[int, Field(ge=1)] | None = None
-    """Neurons that are kept of each FFN, the most important ones. Absent: all."""
+    """Neurons to keep in each FFN: the most important ones. Absent: all."""
     heads: Annotated[int, Field(ge=1)] | None = None
-    """Heads that are kept, the most important ones of each layer; they must not get wider by it. Absent: all."""
+    """Heads to keep in each layer: the most important ones; heads must not become wider. Absent: all."""
     path: Annotated[str, Field(min_length=1)] | None = None
     """Hub id or folder of another model to train instead, with its own tokenizer."""
     head: Literal["keep", "new"] = "new"
-    """With `path`: whether its head is the one for this task, or a new one is put on."""
+    """With `path`: keep the checkpoint's head, trained for this task, or create a new one."""
     config: dict[str, Any] | None = None
-    """For new weights: the keys of a Transformers config that differ from the incoming model; with `model_type`, those of another kind."""
+    """Trains a newly initialized model: the Transformers config keys that differ from the incoming model, or, with `model_type`, those of
+    another model type."""
 
     @model_validator(mode="after")
     def _one_source(self) -> Student:
@@ -78,48 +79,50 @@ class Student(Config):
         parts = [name for name in ("layers", "hidden", "ffn", "heads") if getattr(self, name) is not None]
         parts += ["init"] * (self.init != "first")
         if parts and (self.path is not None or self.config is not None):
-            raise ValueError(f"{parts[0]} says what is kept of the incoming model; it goes with neither path nor config")
+            raise ValueError(f"{parts[0]} selects parts of the incoming model; remove it, or path and config")
         if isinstance(self.init, tuple) and (not self.init or len(self.init) != (self.layers or len(self.init))):
-            raise ValueError(f"init names {len(self.init)} layers, layers is {self.layers}; name as many")
+            raise ValueError(f"init lists {len(self.init)} layers, layers is {self.layers}; give the same number")
         if self.head != "new" and self.path is None:
-            raise ValueError(f"head: {self.head} given; it says what is taken of another checkpoint: give path, or leave it out")
+            raise ValueError(f"head: {self.head} given; it applies only to another checkpoint: give path, or remove head")
         return self
 
     @property
     def is_narrower(self) -> bool:
-        """Whether less than the whole width is kept."""
+        """Whether hidden size, FFN or heads are reduced."""
         return any(given is not None for given in (self.hidden, self.ffn, self.heads))
 
     def chosen(self, depth: int, key: str) -> list[int]:
-        """Returns the layers that are kept, counted from 0.
+        """Returns the layers to keep, counted from 0.
 
         Args:
-            depth: Layers of the incoming model.
-            key: Key path of the student, for messages.
+            depth: Number of layers of the incoming model.
+            key: Key path of the student, for error messages.
 
         Raises:
-            InputError: It has no such layers.
+            InputError: The incoming model does not have these layers.
         """
         return chosen_layers(self.init, self.layers or (len(self.init) if isinstance(self.init, tuple) else depth), depth, key)
 
 
 def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: str) -> list[int]:
-    """Returns the layers of a model of `depth` layers that make a student of `num_layers`, counted from 0.
+    """Returns which layers of a model with `depth` layers a student of `num_layers` layers keeps, counted from 0.
 
     Raises:
-        InputError: There are fewer layers than asked for.
+        InputError: The model has fewer layers.
     """
     if num_layers > depth:
         raise InputError(f"{key}.layers: {num_layers} given; the incoming model has {depth} layers")
     if init == "every_second" and 2 * num_layers - 1 > depth:
-        raise InputError(f"{key}.init: every_second given; it leaves {-(-depth // 2)} of {depth} layers, not {num_layers}: give uniform")
+        raise InputError(
+            f"{key}.init: every_second given; it keeps at most {-(-depth // 2)} of {depth} layers, not {num_layers}: give uniform"
+        )
     if init == "last":
         return list(range(depth - num_layers, depth))
     if init == "every_second":
         return list(range(0, 2 * num_layers, 2))
     if init in ("first", "random"):
         return list(range(num_layers))
-    if init == "uniform":  # integers, so that halves are rounded up everywhere
+    if init == "uniform":  # integer arithmetic, so that halves always round up
         return [(2 * i * (depth - 1) + num_layers - 1) // (2 * max(1, num_layers - 1)) for i in range(num_layers)]
     assert not isinstance(init, str), init
     beyond = [layer for layer in init if layer > depth]
@@ -129,52 +132,52 @@ def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: 
 
 
 def student_config(student: Student, config: Any, key: str) -> Any:
-    """Returns the Transformers config of the student; reads no weights.
+    """Returns the Transformers config of the student without reading weights.
 
     Args:
-        student: Which one.
+        student: The student's settings.
         config: The Transformers config of the incoming model.
-        key: Key path of the student, for messages.
+        key: Key path of the student, for error messages.
 
     Raises:
-        InputError: There is no such student.
+        InputError: No such student can be built.
     """
     if student.path is not None:
-        with _about(key):
+        with _errors_about_student(key):
             found = read_config(find(student.path, "model.path", weights=False), "model.path")
         return _with_labels_of(config, found)
     if student.config is not None:
-        return _changed(student.config, config, f"{key}.config")
+        return _changed_config(student.config, config, f"{key}.config")
     depth = getattr(config, "num_hidden_layers", None)
     if not isinstance(depth, int):
-        raise InputError(f"{key}: a {config.model_type} is no stack of like layers; give another model as the student (path or config)")
+        raise InputError(f"{key}: a {config.model_type} is not a stack of equal layers; give another model as the student (path or config)")
     chosen = with_layers(config, student.chosen(depth, key))
     return with_widths(chosen, student.hidden, student.ffn, student.heads, key) if student.is_narrower else chosen
 
 
 def build(student: Student, parent: Path, context: Context, key: str) -> tuple[nn.Module, Path]:
-    """Returns the student, in evaluation mode on the CPU, and the folder that its tokenizer or image processor lies in.
+    """Returns the student, in evaluation mode on the CPU, and the folder with its tokenizer or image processor.
 
     Args:
-        student: Which one.
+        student: The student's settings.
         parent: The incoming checkpoint.
         context: Task, labels, seed and scratch folder.
-        key: Key path of the student, for messages.
+        key: Key path of the student, for error messages.
 
     Raises:
-        InputError: There is no such student, or it cannot do the task.
+        InputError: No such student can be built, or it does not support the task.
     """
     if student.path is not None:
         folder = context.scratch / "student"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        with _about(key):
+        with _errors_about_student(key):
             import_model(_model_of(student, context.task), context.data.labels, context.seed, folder)
         return load(folder), folder
     incoming = load(parent)
     if student.config is not None:
         config = student_config(student, incoming.config, key)
-        return _random(config, context.task, context.seed, f"{key}.config"), parent
+        return _untrained(config, context.task, context.seed, f"{key}.config"), parent
     depth = len(repeated_blocks(incoming, f"{key}.layers")[1])
     taken = take_layers(incoming, student.chosen(depth, key), f"{key}.layers", context.seed, student.init == "random")
     if student.is_narrower:
@@ -183,56 +186,58 @@ def build(student: Student, parent: Path, context: Context, key: str) -> tuple[n
 
 
 def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0, new: bool = False) -> nn.Module:
-    """Returns a model of some layers of another: their weights, and all weights outside of the blocks, are copies.
+    """Returns a copy of a model with only the given layers.
 
     Args:
         model: A Transformers model.
-        layers: The layers to take, counted from 0; the same one may occur twice.
-        key: Key path in the recipe, for messages.
-        seed: Seed of new weights.
-        new: Whether the blocks get new weights, drawn as Transformers draws them.
+        layers: The layers to copy, counted from 0; a layer may occur twice.
+        key: Key path in the recipe, for error messages.
+        seed: Seed for new weights.
+        new: Whether to initialize the blocks anew, as Transformers does, instead of copying them.
 
     Raises:
-        InputError: The model has no repeated blocks, they differ in their weights, or do something else in another place.
+        InputError: The model has no repeated blocks, or its blocks differ in weights or depend on their position.
     """
     name, blocks = repeated_blocks(model, key)
     student = _seeded(lambda: with_linears(type(model)(with_layers(model.config, layers))), seed)
     taken, weights = model.state_dict(), student.state_dict()
     for place, layer in enumerate([] if new else layers):
-        lost = [rest for rest in blocks[layer].state_dict() if f"{name}.{place}.{rest}" not in weights]
-        if lost:
+        missing = [weight for weight in blocks[layer].state_dict() if f"{name}.{place}.{weight}" not in weights]
+        if missing:
+            kind = model.config.model_type  # type: ignore[union-attr]
             raise InputError(
-                f"{key}: layer {layer + 1} of this {model.config.model_type} has a weight {lost[0]}, which layer {place + 1} of a student "  # type: ignore[union-attr]
-                "has not; only like ones can be taken out: take the first layers (init: first)"
+                f"{key}: layer {layer + 1} of this {kind} has a weight {missing[0]}, which layer {place + 1} of a student does not have; "
+                "only layers with equal weights can be selected: keep the first layers (init: first)"
             )
     for target in weights:
-        block, _, rest = target.removeprefix(f"{name}.").partition(".")
-        inside = target.startswith(f"{name}.")
-        if inside and new:
+        block, _, weight = target.removeprefix(f"{name}.").partition(".")
+        in_block = target.startswith(f"{name}.")
+        if in_block and new:
             continue
-        source = f"{name}.{layers[int(block)]}.{rest}" if inside else target
+        source = f"{name}.{layers[int(block)]}.{weight}" if in_block else target
         if source not in taken or taken[source].shape != weights[target].shape:
-            raise InputError(f"{key}: the blocks of this {model.config.model_type} differ ({source}); only like ones can be taken out")  # type: ignore[union-attr]
+            kind = model.config.model_type  # type: ignore[union-attr]
+            raise InputError(f"{key}: the blocks of this {kind} differ ({source}); only equal blocks can be selected")
         weights[target] = taken[source]
     student.load_state_dict(weights)
     if not new:
-        _check_alike(model, blocks, student.eval(), layers, key)
+        _check_same_outputs(model, blocks, student.eval(), layers, key)
     return student.eval()
 
 
 @torch.no_grad()
-def _check_alike(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, layers: Sequence[int], key: str) -> None:
-    """Finds out whether every block does what the one does that it was taken from: some look at their place, too.
+def _check_same_outputs(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, layers: Sequence[int], key: str) -> None:
+    """Checks that every copied block computes the same as its original: in some models a block depends on its position.
 
     Raises:
-        InputError: One does something else.
+        InputError: A block computes something else.
     """
     calls: dict[nn.Module, tuple[Any, Any, Tensor]] = {}
 
-    def note(block: nn.Module, inputs: Any, options: Any, output: Any) -> None:
+    def record(block: nn.Module, inputs: Any, options: Any, output: Any) -> None:
         calls[block] = (inputs, options, states_of(output))
 
-    hooks = [block.register_forward_hook(note, with_kwargs=True) for block in blocks]
+    hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
     kind, training, config = model.config.model_type, model.training, model.config  # type: ignore[union-attr]
     inputs = {name: value.to(device_of(model)) for name, value in probe(config, torch.Generator().manual_seed(0)).items()}
     try:
@@ -245,19 +250,19 @@ def _check_alike(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, la
         given, options, expected = calls[blocks[layer]]
         if not torch.allclose(states_of(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise InputError(
-                f"{key}: layer {layer + 1} of this {kind} does something else as layer {place + 1} of a student, with equal weights; "
-                "its layers cannot be taken out: give the student by path or config"
+                f"{key}: layer {layer + 1} of this {kind} computes something else as layer {place + 1} of a student, with equal weights; "
+                "its layers cannot be selected: give the student by path or config"
             )
 
 
 def check_student(student: Student, task: Task, num_labels: int | None, key: str) -> None:
-    """Finds out before anything is trained whether another checkpoint can be the student.
+    """Checks, before anything is trained, that another checkpoint can be the student.
 
     Raises:
-        InputError: It cannot do the task.
+        InputError: The checkpoint does not support the task.
     """
     if student.path is not None:
-        with _about(key):
+        with _errors_about_student(key):
             found = read_config(find(student.path, "model.path", weights=False), "model.path")
             check_task(_model_of(student, task), found, num_labels)
 
@@ -266,21 +271,21 @@ def _model_of(student: Student, task: Task) -> ModelConfig:
     return ModelConfig(path=student.path, task=task, head=student.head)
 
 
-def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
-    """Returns the config of a student with new weights: that of the incoming model, or of another kind, with some keys changed."""
+def _changed_config(given: dict[str, Any], config: Any, key: str) -> Any:
+    """Returns the config of a newly initialized student: the incoming model's, or the default of another type, with some keys changed."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
     kind = given.get("model_type", config.model_type)
     if kind not in CONFIG_MAPPING:
-        raise InputError(f"{key}.model_type: {kind!r} given; a model type of Transformers is allowed{nearest(str(kind), CONFIG_MAPPING)}")
+        raise InputError(f"{key}.model_type: {kind!r} given; give a model type of Transformers{nearest(str(kind), CONFIG_MAPPING)}")
     same = kind == config.model_type
     default = AutoConfig.for_model(kind)
     aliases, names = default.attribute_map, set(default.to_dict())
     allowed = (names | set(aliases)) - OWN_KEYS
     unknown = sorted(set(given) - allowed - {"model_type"})
     if unknown:
-        raise InputError(*(f"{key}.{name}: no key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
+        raise InputError(*(f"{key}.{name}: not a config key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
     values = {aliases.get(name, name): value for name, value in given.items() if name != "model_type"}
     if same:
         carried = _same_shape(config.to_dict(), values, aliases)
@@ -290,7 +295,7 @@ def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
     if other:
         raise InputError(
             *(
-                f"{key}.{name}: {values[name]} given; a student takes what the incoming model does ({getattr(config, name)})"
+                f"{key}.{name}: {values[name]} given; a student must use the value of the incoming model ({getattr(config, name)})"
                 for name in other
             )
         )
@@ -298,20 +303,20 @@ def _changed(given: dict[str, Any], config: Any, key: str) -> Any:
     try:
         built = AutoConfig.for_model(kind, **{name: value for name, value in {**carried, **values}.items() if name not in own})
     except (StrictDataclassError, *REFUSED) as error:
-        raise InputError(f"{key}: not a usable {kind} ({one_line(error)})") from error
+        raise InputError(f"{key}: not a valid {kind} config ({one_line(error)})") from error
     return _with_labels_of(config, built)
 
 
 def _same_shape(carried: dict[str, Any], values: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the keys of the incoming model without those that follow from a size that is changed: Transformers derives them anew.
+    """Returns the incoming model's config keys without those derived from a changed size, which Transformers recomputes.
 
-    What a config says for each layer goes with another depth. The size of a head and the heads of keys follow width and heads where they
-    did so far.
+    Lists with one entry per layer are dropped if the depth changes. Head size and number of key-value heads follow the new width and heads
+    if they did so in the incoming model.
 
     Args:
-        carried: All keys of the incoming model.
-        values: The keys that are changed.
-        aliases: The names of this kind for those of every kind.
+        carried: All config keys of the incoming model.
+        values: The changed keys.
+        aliases: Maps Transformers' generic key names to those of this model type.
     """
     depth, width, heads = (aliases.get(name, name) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     derived = set()
@@ -331,13 +336,13 @@ def _with_labels_of(config: Any, changed: Any) -> Any:
     return changed
 
 
-def _random(config: Any, task: Task, seed: int, key: str) -> nn.Module:
+def _untrained(config: Any, task: Task, seed: int, key: str) -> nn.Module:
     if not task_classes(config, task):
-        raise InputError(f"{key}.model_type: a {config.model_type} cannot do {task}; give a type that can")
+        raise InputError(f"{key}.model_type: a {config.model_type} does not support {task}; give a model type that does")
     try:
         return _seeded(lambda: with_linears(auto_class(task).from_config(with_class(config, task))), seed).eval()
     except REFUSED as error:
-        raise InputError(f"{key}: no such {config.model_type} can be made ({one_line(error)}); check the sizes") from error
+        raise InputError(f"{key}: no such {config.model_type} can be created ({one_line(error)}); check the sizes") from error
 
 
 def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
@@ -347,8 +352,8 @@ def _seeded(make: Callable[[], nn.Module], seed: int) -> nn.Module:
 
 
 @contextmanager
-def _about(key: str) -> Iterator[None]:
-    """Lets the messages about a model speak of the student."""
+def _errors_about_student(key: str) -> Iterator[None]:
+    """Rewrites the key paths in errors about a model to those of the student."""
     try:
         yield
     except InputError as error:

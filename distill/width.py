@@ -1,16 +1,16 @@
-"""A narrower student that starts from slices of the incoming model: its most important channels, neurons and heads.
+"""Builds a narrower student from slices of the incoming model: its most important channels, neurons and heads.
 
-    channel c of the residual stream   sum over weights W of |W[c]|^2 / |W|^2         one choice for the whole model
-    neuron n of an FFN                 |W_1[n]| * |W_2[:, n]|                         a choice for each block
-    number i of a head                 |W_q[i]| * |W_k[i]| for Q and K, |W_v[i]| * |W_o[:, i]| for V and the output
-    head                               the sum of its numbers' scores, Q K and V O each divided by their total
+    channel c of the residual stream   sum over weights W of |W[c]|^2 / |W|^2         one selection for the whole model
+    neuron n of an FFN                 |W_1[n]| * |W_2[:, n]|                         one selection per block
+    dimension i of a head              |W_q[i]| * |W_k[i]| for Q and K, |W_v[i]| * |W_o[:, i]| for V and the output
+    head                               the sum of its dimensions' scores, with Q K and V O each divided by their total
 
-What is kept stays in its order. Fewer numbers a head make smaller scores Q K^T / sqrt(d); W_q is multiplied by sqrt(d_s / d_t), which
-keeps those of the numbers that are left. Nothing is found by name: which axis of a weight follows the width or the FFN is seen from the
-shapes of models on the meta device whose config differs there, and which layers make Q, K, V and the output from one forward pass.
+Kept elements keep their order. With fewer dimensions per head the scores Q K^T / sqrt(d) change; multiplying W_q by sqrt(d_s / d_t) keeps
+the contribution of the remaining dimensions unchanged. Nothing is matched by name. Building models on the meta device with other widths
+shows which axis of a weight follows the hidden size or the FFN size; one forward pass shows which layers make Q, K, V and the output.
 
-Magnitudes of weights as importance: https://arxiv.org/abs/1506.02626, section 3. Left out: importance from data; models whose Q and K
-are turned after their layers (RoPE).
+Weight magnitude as importance: https://arxiv.org/abs/1506.02626, section 3. Not supported: data-based importance; models that transform Q
+and K after their layers (RoPE).
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | N
     """Returns a copy of a Transformers config with other widths.
 
     Args:
-        config: That of the incoming model.
-        hidden: Channels of the residual stream; None keeps them.
-        ffn: Neurons of each FFN; None keeps them.
-        heads: Heads of each attention; None keeps them.
-        key: Key path of the student, for messages.
+        config: The incoming model's config.
+        hidden: Channels of the residual stream; None keeps all.
+        ffn: Neurons of each FFN; None keeps all.
+        heads: Attention heads of each layer; None keeps all.
+        key: Key path of the student, for error messages.
 
     Raises:
-        InputError: A width is larger than before, or not to be divided into the heads.
+        InputError: A width is larger than before, or not divisible by the number of heads.
     """
     changed = copy.deepcopy(config)
     num_heads, width = heads or config.num_attention_heads, hidden or config.hidden_size
     name = key_of(config, "ffn")
     if getattr(config, SHAPE_KEY, None):
-        raise InputError(f"{key}: the layers of the incoming model differ in size, as pruning left them; keep their widths, or give config")
+        raise InputError(f"{key}: the layers of the incoming model differ in size, as it was pruned; keep its widths, or give config")
     if ffn is not None and name is None:
-        raise InputError(f"{key}.ffn: {ffn} given; where a {config.model_type} keeps the width of its FFN is not known: give config")
+        raise InputError(f"{key}.ffn: {ffn} given; the config key for the FFN size of a {config.model_type} is unknown: give config")
     neurons = size_of(config, "ffn")
     for what, given, most in (("hidden", hidden, config.hidden_size), ("ffn", ffn, neurons), ("heads", heads, config.num_attention_heads)):
         if given is not None and given > most:
             raise InputError(f"{key}.{what}: {given} given; the incoming model has {most}")
     if width % num_heads:
-        raise InputError(f"{key}.hidden: {width} channels are not to be divided into {num_heads} heads; give a multiple of the heads")
+        raise InputError(f"{key}.hidden: {width} channels cannot be divided into {num_heads} heads; give a multiple of the heads")
     if width // num_heads > config.hidden_size // config.num_attention_heads:
         raise InputError(
-            f"{key}.heads: {num_heads} given; {width} channels then make heads of {width // num_heads}, larger than those of the incoming "
+            f"{key}.heads: {num_heads} given; with {width} channels a head has {width // num_heads} dimensions, more than in the incoming "
             f"model ({config.hidden_size // config.num_attention_heads}): give fewer channels (hidden) or more heads"
         )
     changed.hidden_size, changed.num_attention_heads = width, num_heads
@@ -70,29 +70,29 @@ def with_widths(config: Any, hidden: int | None, ffn: int | None, heads: int | N
 
 
 def narrow(model: Any, config: Any, key: str) -> nn.Module:
-    """Returns a model of a narrower config made of slices of another of the same depth.
+    """Returns a narrower model of the same depth, made of slices of a model's weights.
 
     Args:
         model: A Transformers model, in evaluation mode.
-        config: What `with_widths` gave.
-        key: Key path of the student, for messages.
+        config: The narrower config, from `with_widths`.
+        key: Key path of the student, for error messages.
 
     Raises:
-        InputError: The weights of this kind of model cannot be sliced.
+        InputError: The weights of this model type cannot be sliced.
     """
     prefix = repeated_blocks(model, key)[0]
     attentions, old = sliceable_attentions(model, key), model.config
     axes, weights = _axes(model, key), model.state_dict()
     inner = {axis for attention in attentions.values() for axis in head_axes(model, attention)}
     residual, ffn_axes = set(axes.hidden) - inner, set(axes.ffn)
-    odd = [name for name, axis in residual if weights[name].shape[axis] != old.hidden_size]
-    odd += [name for name, axis in ffn_axes if weights[name].shape[axis] != size_of(old, "ffn")]
-    if odd:
-        raise InputError(f"{key}: {min(odd)} of this {old.model_type} cannot be sliced; give config")
+    unexpected = [name for name, axis in residual if weights[name].shape[axis] != old.hidden_size]
+    unexpected += [name for name, axis in ffn_axes if weights[name].shape[axis] != size_of(old, "ffn")]
+    if unexpected:
+        raise InputError(f"{key}: {min(unexpected)} of this {old.model_type} cannot be sliced; give config")
     channels = top(channel_scores(weights, residual), config.hidden_size)
     kept: dict[tuple[str, int], Tensor] = dict.fromkeys(residual, channels)
     for block, attention in attentions.items():
-        kept |= kept_numbers(model, attention, config)
+        kept |= kept_head_dims(model, attention, config)
         of_block = {axis for axis in ffn_axes if axis[0].startswith(f"{prefix}.{block}.")}
         if of_block:
             kept |= dict.fromkeys(of_block, top(neuron_scores(weights, of_block), size_of(config, "ffn")))
@@ -109,32 +109,35 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
 
 
 def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
-    """Returns the layers around the attention of every block.
+    """Returns the attention layers (Q, K, V, output) of every block.
 
     Raises:
-        InputError: They cannot be told, or single numbers of their heads cannot: something is done to Q or K after the layer, or keys are
-            shared by queries.
+        InputError: The layers cannot be identified, or head dimensions cannot be sliced: Q or K are transformed after their layers (RoPE),
+            or query heads share keys.
     """
     try:
         found = find_attentions(model, key)
     except InputError as error:
         raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
-    if any(attention.turned or attention.group > 1 for attention in found.values()):
+    if any(attention.transformed or attention.group > 1 for attention in found.values()):
         kind = model.config.model_type  # type: ignore[union-attr]
-        raise InputError(f"{key}: the numbers of a head are turned or shared by several in this {kind}: they cannot be sliced; give config")
+        raise InputError(
+            f"{key}: heads of this {kind} cannot be sliced: Q or K are transformed after their layers, or query heads share keys; "
+            "give config"
+        )
     return found
 
 
-def kept_numbers(model: nn.Module, attention: Attention, config: Any) -> dict[tuple[str, int], Tensor]:
-    """Returns which numbers of the heads of one block are kept, for every axis that runs over them."""
+def kept_head_dims(model: nn.Module, attention: Attention, config: Any) -> dict[tuple[str, int], Tensor]:
+    """Returns the head dimensions to keep in one block, for every (weight, axis) that runs over them."""
     old: Any = model.config
     shape = old.num_attention_heads, old.hidden_size // old.num_attention_heads
     kept_heads, kept_width = config.num_attention_heads, config.hidden_size // config.num_attention_heads
-    made = {what: _rows(model, name, part, shape[0] * shape[1]) for what, (name, part) in attention.parts.items()}
-    taken_ID = _oriented(model, attention.output).mT
+    rows = {what: _rows(model, name, part, shape[0] * shape[1]) for what, (name, part) in attention.parts.items()}
+    output_ID = _oriented(model, attention.output).mT
     scores = {
-        "qk": (made["query"].norm(dim=1) * made["key"].norm(dim=1)).view(shape),
-        "vo": (made["value"].norm(dim=1) * taken_ID.norm(dim=1)).view(shape),
+        "qk": (rows["query"].norm(dim=1) * rows["key"].norm(dim=1)).view(shape),
+        "vo": (rows["value"].norm(dim=1) * output_ID.norm(dim=1)).view(shape),
     }
     heads = top(torch.stack([score.sum(dim=1) / score.sum() for score in scores.values()]).sum(dim=0), kept_heads)
     chosen = {
@@ -145,13 +148,13 @@ def kept_numbers(model: nn.Module, attention: Attention, config: Any) -> dict[tu
     }
     for name in {name for name, _ in attention.parts.values()}:
         parts = sorted((part, what) for what, (layer, part) in attention.parts.items() if layer == name)
-        numbers = torch.cat([part * shape[0] * shape[1] + chosen["vo" if what == "value" else "qk"] for part, what in parts])
-        kept |= {(f"{name}.weight", out_axis(model.get_submodule(name))): numbers, (f"{name}.bias", 0): numbers}
+        dims = torch.cat([part * shape[0] * shape[1] + chosen["vo" if what == "value" else "qk"] for part, what in parts])
+        kept |= {(f"{name}.weight", out_axis(model.get_submodule(name))): dims, (f"{name}.bias", 0): dims}
     return kept
 
 
 def channel_scores(weights: Mapping[str, Tensor], axes: set[tuple[str, int]]) -> Tensor:
-    """Returns the score of each channel of the residual stream, float32 `[D]`: its share of every weight that has it, added up."""
+    """Returns the score of each residual channel, float32 `[D]`: its share of the squared norm of each weight, summed over weights."""
     shares = []
     for name, axis in sorted(axes):
         squares = _other_axes_summed(weights[name].float().square(), axis)
@@ -160,13 +163,13 @@ def channel_scores(weights: Mapping[str, Tensor], axes: set[tuple[str, int]]) ->
 
 
 def neuron_scores(weights: Mapping[str, Tensor], axes: set[tuple[str, int]]) -> Tensor:
-    """Returns the score of each neuron of one FFN, float32 `[F]`: the product of the lengths of its vectors in all matrices."""
-    lengths = [_other_axes_summed(weights[name].float().square(), axis).sqrt() for name, axis in sorted(axes) if weights[name].ndim > 1]
-    return torch.stack(lengths).prod(dim=0)
+    """Returns the score of each neuron of one FFN, float32 `[F]`: the product of its vectors' L2 norms over all matrices."""
+    norms = [_other_axes_summed(weights[name].float().square(), axis).sqrt() for name, axis in sorted(axes) if weights[name].ndim > 1]
+    return torch.stack(norms).prod(dim=0)
 
 
 def top(scores: Tensor, number: int) -> Tensor:
-    """Returns the indices of the largest scores, ascending, int64 `[number]`; of equal ones the first."""
+    """Returns the indices of the largest scores in ascending order, int64 `[number]`; ties go to the lower index."""
     return scores.argsort(descending=True, stable=True)[:number].sort().values
 
 
@@ -184,7 +187,7 @@ def _oriented(model: nn.Module, name: str) -> Tensor:
 
 
 def _rows(model: nn.Module, name: str, part: int, size: int) -> Tensor:
-    """Returns the rows of a layer that make one of query, key and value, `[numbers of all heads, in]`."""
+    """Returns the rows of a layer's weight that make the query, key or value, `[dimensions of all heads, in]`."""
     return _oriented(model, name)[part * size : (part + 1) * size]
 
 
@@ -193,7 +196,7 @@ def _other_axes_summed(values: Tensor, axis: int) -> Tensor:
 
 
 def _rescale_queries(sliced: dict[str, Tensor], model: nn.Module, config: Any, attentions: Mapping[int, Attention]) -> None:
-    """Multiplies the queries so that the scores of the numbers that are left stay as they were, in place."""
+    """Rescales the query weights in place, so that the remaining dimensions contribute the same attention scores as before."""
     old: Any = model.config
     before, after = (each.hidden_size // each.num_attention_heads for each in (old, config))
     for attention in attentions.values():

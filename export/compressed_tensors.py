@@ -31,10 +31,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from compress.artifacts.artifact import write_json
 from compress.models.library import quiet
 from compress.models.own_shape import SHAPE_KEY
-from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, Scales, load_quantization, scheme_of
+from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import HIGH, LOW, Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
+from compress.schemes.scales import Scales
+from compress.schemes.table import SCHEMES
 
 INDEX = "model.safetensors.index.json"
 NOT_COPIED = frozenset({QUANTIZATION_JSON, QUANTIZATION_TENSORS, INDEX, "config.json", "manifest.json"})
@@ -116,18 +118,18 @@ def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) ->
     """
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 
-    kind = {"num_bits": 8, "type": "float" if scheme == "fp8" else "int", "symmetric": True}
+    row = SCHEMES[scheme]
+    kind = {"num_bits": row.weight_bits, "type": "int" if row.integer else "float", "symmetric": True}
     weights = {**kind, "strategy": "channel"}
-    static, token = {**kind, "strategy": "tensor", "dynamic": False}, {**kind, "strategy": "token", "dynamic": True}
-    form, inputs = {
-        "w8a8": ("int-quantized", static),
-        "w8a8-dynamic": ("int-quantized", token),
-        "w4a16": ("pack-quantized", None),
-        "fp8": ("float-quantized", static),
-    }[scheme]
-    if scheme == "w4a16":
+    form = "pack-quantized" if row.grouped else "int-quantized" if row.integer else "float-quantized"
+    inputs = {
+        "static": {**kind, "strategy": "tensor", "dynamic": False},
+        "dynamic": {**kind, "strategy": "token", "dynamic": True},
+        "float": None,
+    }[row.activations]
+    if row.grouped:
         (size,) = {scales.group_size for scales in layers.values() if isinstance(scales, Int4Scales)}
-        weights = {**kind, "num_bits": 4, "strategy": "group", "group_size": size}
+        weights = {**kind, "strategy": "group", "group_size": size}
     group = QuantizationScheme(
         targets=["Linear"], weights=QuantizationArgs(**weights), input_activations=None if inputs is None else QuantizationArgs(**inputs)
     )

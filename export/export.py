@@ -27,24 +27,27 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
+from compress.core.engines import ENGINES, EngineName
 from compress.core.errors import InputError
-from compress.core.target import EngineName
+from compress.core.named import one_of
+from compress.core.tasks import TASKS
+from compress.schemes.table import of_precision
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
+from export.engines.registry import engine_module
+from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
-from export.schemes import DYNAMIC, Precision, precision_of, refusal, runtime_options, write_graphs
+from export.graph.quantized import precision_of, write_graphs
 
 MODEL, EXPORTED = "model.onnx", "export.json"
 COMPRESSED = "compressed-tensors"
 NO_GRAPH = "torch has no graph of its own that could be counted"
-PROBED = ("openvino", "onnxruntime")
-"""Engines whose layers are compared one by one."""
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
 
 
-Asked = tuple[str, Precision, str]
+Asked = tuple[str, str, str]
 """Variant, precision and float precision."""
 
 
@@ -54,7 +57,7 @@ class Build:
 
     variant: str
     checkpoint: Path
-    precision: Precision
+    precision: str
     floating: str
     """The float variant that it was made of; itself where it is float."""
 
@@ -104,7 +107,7 @@ class Export(Stage):
             EngineError: An engine failed.
         """
         _check_target(context)
-        if self.float_precision == "bf16" and not _has_bf16(context):
+        if self.float_precision == "bf16" and not computes_bf16(context):
             raise InputError(f"stages.{self.id or self.NAME}.float_precision: bf16 given; this processor has no bf16: give auto or fp32")
         entries = []
         answers: dict[Asked, NDArray[Any]] = {}
@@ -141,7 +144,7 @@ def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
     names = list(precisions) if variants == "all" else ends(made, floating)
     builds = {name: Build(name, context.checkpoints[name].path, precisions[name], floating[name]) for name in names}
     last = replace(builds[floating[names[-1]]], precision="bf16")
-    return [*builds.values(), *([last] if _has_bf16(context) else [])]
+    return [*builds.values(), *([last] if computes_bf16(context) else [])]
 
 
 def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
@@ -161,19 +164,18 @@ def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str]) -> list
     return [name for name in made if name in {next(iter(made)), *last, *(floating[end] for end in last)}]
 
 
-def _has_bf16(context: Context) -> bool:
-    """Whether OpenVINO is built, and the processor has bf16 arithmetic."""
-    if "openvino" not in context.target.engines or context.target.device != "cpu":
-        return False
-    from export.engines.openvino import computes_bf16
-
-    return computes_bf16()
+def computes_bf16(context: Context) -> bool:
+    """Whether an engine is built whose float part may be bf16, and the processor has bf16 arithmetic."""
+    return context.target.device == "cpu" and any(
+        ENGINES[engine].bf16_float_part and engine_module(engine).computes_bf16() for engine in context.target.engines
+    )
 
 
 def _check_target(context: Context) -> None:
     for engine in context.target.engines:
-        if engine == "openvino" and context.target.device != "cpu":
-            raise InputError("target.engines: openvino given with target.device cuda; it runs on cpu; give onnxruntime, tensorrt or torch")
+        if ENGINES[engine].cpu_only and context.target.device != "cpu":
+            others = one_of([name for name, row in ENGINES.items() if not row.cpu_only])
+            raise InputError(f"target.engines: {engine} given with target.device {context.target.device}; it runs on cpu; give {others}")
 
 
 def _summary(entry: dict[str, Any]) -> dict[str, Any]:
@@ -196,14 +198,13 @@ class _Exporter:
             rest: The setting `float_precision`.
             answers: What OpenVINO's static engines answered to the trial rows so far; added to.
         """
-        from compress.models.preprocessor import preprocessor
 
         self.build, self.context, self.out, self.answers = build, context, out, answers
-        self.rest: FloatPrecision | Literal["auto"] = rest if _has_bf16(context) else "fp32"
+        self.rest: FloatPrecision | Literal["auto"] = rest if computes_bf16(context) else "fp32"
         self.folder = out / build.name
         self.folder.mkdir()
         self.files = self.folder if build.precision != "bf16" else out / replace(build, precision="fp32").name
-        self.preprocessor: Preprocessor = preprocessor(build.checkpoint, context.task, context.max_length, context.target)
+        self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint)
         self.preprocessor.save(self.folder)
 
     def run(self) -> dict[str, Any]:
@@ -215,7 +216,7 @@ class _Exporter:
         engines = [self._judged(entry, model, reference) if entry["runnable"] else entry for entry in built]
         self._require(engines)
         judgement = self._judgement(engines)
-        precision = judgement.precision if judgement else self.rest if self.build.precision == "int8" else self.build.float_precision
+        precision = judgement.precision if judgement else self.rest if self._chooses_float_part else self.build.float_precision
         engines = recommended_first(engines, precision)
         return {
             "variant": self.build.variant,
@@ -231,10 +232,10 @@ class _Exporter:
     def _judgement(self, engines: list[dict[str, Any]]) -> Judgement | None:
         """Decides between fp32 and bf16 for the float part where that is asked for and both were built."""
         half = next((entry for entry in engines if entry["float_precision"] == "bf16"), None)
-        if self.build.precision != "int8" or self.rest != "auto" or half is None or not half["runnable"]:
+        if not self._chooses_float_part or self.rest != "auto" or half is None or not half["runnable"]:
             return None
         floating = self.answers[self.build.floating, "fp32", "fp32"]
-        int8 = {precision: self.answers[self.build.variant, "int8", precision] for precision in ("fp32", "bf16")}
+        int8 = {precision: self.answers[self.build.variant, self.build.precision, precision] for precision in ("fp32", "bf16")}
         found = judge(self.context.task, floating, int8["fp32"], int8["bf16"])
         self.context.progress.log(
             f"    float part in {found.precision}: on {found.rows} selection rows the distance to the float model is "
@@ -243,8 +244,9 @@ class _Exporter:
         return found
 
     def _engines(self) -> list[EngineName]:
-        """bf16 is a mode of OpenVINO's arithmetic alone."""
-        return ["openvino"] if self.build.precision == "bf16" else list(self.context.target.engines)
+        """Returns the engines that are built; a float build in bf16 needs one that computes it from the files of fp32."""
+        halves = self.build.precision == "bf16"
+        return [engine for engine in self.context.target.engines if ENGINES[engine].bf16_float_part or not halves]
 
     def _onnx(self) -> Path:
         """Writes the ONNX model, float or quantized; returns its path. bf16 has that of fp32."""
@@ -255,67 +257,35 @@ class _Exporter:
 
     def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
         """Writes the files of one engine; yields its entries, the recommended mode first."""
-        reason = refusal(engine, self.build.precision, model)
+        reason = engine_module(engine).refusal(self.build.precision, model)
         if reason is not None:
             self.context.progress.warn(f"{self.build.name} {engine}: {reason}")
-            yield {**self._entry(engine, "dynamic", []), "runnable": False, "reason": reason, "int8_share_reason": "there is no engine"}
+            yield self._request(engine, model).entry("dynamic", runnable=False, reason=reason, int8_share_reason="there is no engine")
             return
-        match engine:
-            case "openvino":
-                from export.engines import openvino
+        yield from engine_module(engine).build(self._request(engine, model))
 
-                if self.build.precision != "bf16":
-                    openvino.build(model, self.files, runtime_options(self.build.precision, model))
-                xml, weights = openvino.files(self.files)
-                settings = openvino.properties(self.context.target.num_threads, self.build.float_precision)
-                for mode in ("static", "dynamic"):
-                    yield {**self._entry(engine, mode, [xml, weights]), "properties": settings}
-                if self.build.precision == "int8" and self.rest != "fp32":
-                    settings = openvino.properties(self.context.target.num_threads, "bf16")
-                    yield {**self._entry(engine, "static", [xml, weights]), "float_precision": "bf16", "properties": settings}
-            case "onnxruntime":
-                from export.engines import onnxruntime
-
-                source = model.with_name(DYNAMIC) if self.build.precision == "int8-dynamic" else model
-                file = onnxruntime.build(source, self.folder, quantized=self.build.precision == "int8")
-                yield self._entry(engine, "dynamic", [file, file.with_name(f"{file.name}.data")])
-            case "torch":
-                yield {**self._entry(engine, "eager", []), "size_bytes": _weight_bytes(self.build.checkpoint)}
-            case "tensorrt":
-                yield from self._tensorrt(model)
-
-    def _tensorrt(self, model: Path) -> Iterator[dict[str, Any]]:
-        """Yields what `export.engines.tensorrt` built, or only proved."""
-        from export.engines import tensorrt
-
-        built = tensorrt.build(
-            model,
-            self.folder,
+    def _request(self, engine: EngineName, model: Path) -> BuildRequest:
+        """Returns what an engine is asked to build."""
+        return BuildRequest(
+            engine=engine,
+            checkpoint=self.build.checkpoint,
+            model=model,
+            root=self.out,
+            folder=self.folder,
+            shared=self.files,
             precision=self.build.precision,
+            float_precision=self.build.float_precision,
+            bf16_float_part=self._chooses_float_part and self.rest != "fp32",
             buckets=self.preprocessor.buckets,
-            max_batch_size=max(self.context.target.batch_sizes),
+            target=self.context.target,
             log=lambda line: self.context.progress.log(f"    {line}"),
         )
-        yield from built
 
-    def _entry(self, engine: EngineName, mode: str, files: list[Path]) -> dict[str, Any]:
-        present = [file for file in files if file.exists()]
-        return {
-            "engine": engine,
-            "mode": mode,
-            "float_precision": self.build.float_precision,
-            "file": self._relative(present[0]) if present else None,
-            "runnable": True,
-            "reason": None,
-            "size_bytes": sum(file.stat().st_size for file in present),
-            "int8_share": None,
-            "int8_share_all": None,
-            "int8_share_reason": None,
-            "layers": [],
-            "metrics": {},
-            "n": 0,
-            "predictions": None,
-        }
+    @property
+    def _chooses_float_part(self) -> bool:
+        """Whether the float part of this build may run in fp32 or bf16: that of static int8."""
+        scheme = of_precision(self.build.precision)
+        return scheme is not None and scheme.integer and scheme.activations == "static"
 
     def _reference(self) -> NDArray[Any]:
         """Returns the logits of torch eager for the evaluation split: what every engine has to agree with."""
@@ -338,24 +308,21 @@ class _Exporter:
         """
         from compress.measure.answers import save_predictions
         from compress.measure.engine_process import EngineProcess
-        from compress.measure.metrics import PRIMARY, metrics
+        from compress.measure.metrics import metrics
         from export.engines.spec import spec_of
         from export.parity.parity import as_rows, check_layers, compare_predictions, shortfall
 
         split, task = self.context.data.evaluation, self.context.task
         layers, exact = [], entry["float_precision"] == "fp32"
-        if entry["engine"] == "torch":
+        if not ENGINES[entry["engine"]].builds:
             logits, counted = reference, {"int8_share_reason": NO_GRAPH}
         else:
             spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
             with EngineProcess(spec) as process:
                 logits = process.predict(split.rows, spec.evaluation_batch)
                 counted = self._share(process, model)
-                layers = self._layers(process, model, entry["engine"]) if entry["engine"] in PROBED and exact else []
-                if (entry["engine"], entry["mode"], self.rest) == ("openvino", "static", "auto") and self.build.precision in (
-                    "fp32",
-                    "int8",
-                ):
+                layers = self._layers(process, model, entry["engine"]) if ENGINES[entry["engine"]].probed and exact else []
+                if self._decides_float_part(entry):
                     asked = self.build.variant, self.build.precision, entry["float_precision"]
                     self.answers[asked] = process.predict(trial_rows(self.context), spec.evaluation_batch)
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
@@ -366,7 +333,7 @@ class _Exporter:
         predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
         save_predictions(predictions, logits, split.labels)
         figures = metrics(task, logits, split.labels)
-        self._log(entry, figures[PRIMARY[task]], counted, compared)
+        self._log(entry, figures[TASKS[task].metric], counted, compared)
         judged = {
             "runnable": reason is None,
             "reason": reason,
@@ -376,6 +343,12 @@ class _Exporter:
             "parity": {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared},
         }
         return {**entry, **counted, **judged}
+
+    def _decides_float_part(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the answers of an engine to the trial rows are needed to choose between fp32 and bf16."""
+        if not ENGINES[entry["engine"]].bf16_float_part or (entry["mode"], self.rest) != ("static", "auto"):
+            return False
+        return self.build.precision == "fp32" or self._chooses_float_part
 
     def _require(self, engines: list[dict[str, Any]]) -> None:
         """Raises where no mode of an engine passed; warns of each one that did not."""
@@ -404,8 +377,9 @@ class _Exporter:
         from export.parity.parity import compare_layers, quantized_gemms
         from export.parity.products import compare_sites, quantized_sites
 
-        if self.build.precision == "int8-dynamic":
-            tokens = dynamic_gemms(model.with_name(DYNAMIC)) if engine == "onnxruntime" else []
+        scheme = of_precision(self.build.precision)
+        if scheme is not None and scheme.activations == "dynamic":
+            tokens = dynamic_gemms(model.with_name(DYNAMIC_GRAPH)) if ENGINES[engine].token_scales_in_graph else []
             return compare_all(tokens, self._probe(process, tokens)) if tokens else []
         gemms, sites = quantized_gemms(model), quantized_sites(model)
         if not gemms:
@@ -438,9 +412,5 @@ class _Exporter:
 
 def _worst(engines: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Returns the comparison that stands for a build: of what passed, that which is furthest from torch."""
-    compared = [entry["parity"] for entry in engines if entry["runnable"] and entry["engine"] != "torch"]
+    compared = [entry["parity"] for entry in engines if entry["runnable"] and ENGINES[entry["engine"]].builds]
     return max(compared, key=lambda parity: (parity["disagreements"], parity["median_abs"]), default=None)
-
-
-def _weight_bytes(checkpoint: Path) -> int:
-    return sum(file.stat().st_size for file in checkpoint.glob("*.safetensors"))

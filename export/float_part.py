@@ -23,6 +23,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.engines import ENGINES
 from compress.core.tasks import TASKS, Task
 from compress.measure.closeness import bound_of, floor_of, spread
 from compress.measure.closeness import distance as divergence
@@ -77,4 +78,4 @@ def distance(task: Task, reference: Array, answers: Array) -> float:
 
 def recommended_first(entries: Sequence[dict[str, Any]], precision: str) -> list[dict[str, Any]]:
     """Returns the entries of one build with those of this float precision first, of OpenVINO alone; otherwise in the same order."""
-    return sorted(entries, key=lambda entry: entry["engine"] == "openvino" and entry["float_precision"] != precision)
+    return sorted(entries, key=lambda entry: ENGINES[entry["engine"]].bf16_float_part and entry["float_precision"] != precision)

@@ -1,14 +1,15 @@
-"""Allocation: how many heads, neurons and experts each block keeps, so that all of them together cost no more than a budget.
+"""Allocation: how many heads, FFN neurons and experts each block keeps within a budget.
 
-A component is the heads, the neurons or the experts of one block: n units of cost c, to be kept in steps (of `multiple_of` neurons),
-`least` of them at the least; a protected one is kept whole. Where k units do not cost k c (milliseconds), `prices` says what they do.
+A component is the heads, FFN neurons or experts of one block: n units of cost c each, kept in steps (of `multiple_of` neurons), at least
+`least` of them; a protected one keeps all. If k units do not cost k c (latency), `prices` holds the cost of each count.
 
     uniform      the same share r of every component: the largest r whose counts fit
-    global       the units with the lowest score per cost go first, whatever block they are in; a step that saves nothing goes with the next
+    global       units with the lowest score per cost go first, across all blocks; a step that saves no cost is merged with the next one
     sensitivity  min sum_i D_i(k_i)   subject to   sum_i c_i k_i <= budget        D_i(k): distance with k units kept (`prune.sensitivity`)
 
-`sensitivity` is a multiple-choice knapsack, solved by dynamic programming over the budget in `STEPS` steps, costs rounded up: what fits
-there fits (Frantar and Alistarh 2022, https://arxiv.org/abs/2201.13096, section 3.2). Left out: the effect of components on each other.
+`sensitivity` is a multiple-choice knapsack, solved by dynamic programming over a budget of `STEPS` steps. Costs are rounded up, so every
+solution fits (Frantar and Alistarh 2022, https://arxiv.org/abs/2201.13096, section 3.2). Limitations: components are treated as
+independent of each other.
 """
 
 from __future__ import annotations
@@ -29,35 +30,35 @@ STEPS = 2000
 
 @dataclass(frozen=True)
 class Part:
-    """The heads, neurons or experts of one block."""
+    """The heads, FFN neurons or experts of one block."""
 
     block: int
-    what: Component
+    component: Component
     size: int
-    """Units that there are."""
+    """Number of units."""
     cost: float
-    """Of one unit."""
-    whole: int
-    """Units that there were before anything was pruned: what a share is taken of."""
+    """Cost of one unit."""
+    incoming_size: int
+    """Number of units in the incoming model, which shares refer to."""
     step: int = 1
-    """Units are kept in multiples of it, or all."""
+    """Units are kept in multiples of this, or all of them."""
     least: int = 1
-    """Units that are kept at the least."""
+    """Fewest units to keep."""
     protected: bool = False
-    """Whether it is kept whole."""
+    """Whether all units are kept."""
     prices: tuple[float, ...] = ()
-    """What 0, 1, ... units cost, ascending, where that is not a multiple of `cost`."""
+    """Cost of 0, 1, 2, ... units, ascending; empty if k units cost k times `cost`."""
 
     def price(self, count: int) -> float:
-        """Returns what so many units cost."""
+        """Returns the cost of `count` units."""
         return self.prices[count] if self.prices else self.cost * count
 
     def saved(self, count: int, fewer: int) -> float:
-        """Returns how much less fewer units cost."""
+        """Returns the cost saved by keeping `fewer` instead of `count` units."""
         return self.prices[count] - self.prices[fewer] if self.prices else self.cost * (count - fewer)
 
     def counts(self) -> list[int]:
-        """Returns every number of units that may be kept, descending, from all."""
+        """Returns every allowed number of units, descending, starting with all."""
         if self.protected:
             return [self.size]
         lowest = min(self.size, math.ceil(self.least / self.step) * self.step)
@@ -68,15 +69,15 @@ Counts = Mapping[Part, int]
 
 
 def cheapest(parts: Sequence[Part]) -> float:
-    """Returns the lowest cost that there is."""
+    """Returns the lowest possible cost."""
     return sum(part.price(part.counts()[-1]) for part in parts)
 
 
 def uniform(parts: Sequence[Part], budget: float) -> Counts:
-    """Returns the counts of the largest common share that fits; the lowest ones where none does."""
+    """Returns the counts for the largest common share that fits; the lowest counts if none fits."""
 
     def at(share: float) -> dict[Part, int]:
-        return {part: min(part.counts(), key=lambda count: (abs(count - share * part.whole), -count)) for part in parts}
+        return {part: min(part.counts(), key=lambda count: (abs(count - share * part.incoming_size), -count)) for part in parts}
 
     def fits(counts: Counts) -> bool:
         return sum(part.price(count) for part, count in counts.items()) <= budget * (1 + 1e-12)
@@ -91,12 +92,12 @@ def uniform(parts: Sequence[Part], budget: float) -> Counts:
 
 
 def by_score(parts: Sequence[Part], scores: Mapping[Part, Tensor], budget: float) -> Counts:
-    """Returns the counts that are left when the units with the lowest score per cost go first, until the rest fits.
+    """Removes the units with the lowest score per cost until the others fit; returns the counts.
 
     Args:
         parts: The components.
-        scores: Of the units of each, float `[n]`, at least 0 and comparable with each other.
-        budget: What the rest may cost.
+        scores: Scores of the units by component, float `[n]`, at least 0 and comparable between components.
+        budget: Cost that may remain.
     """
     pieces: list[tuple[float, int, int]] = []
     for number, part in enumerate(parts):
@@ -111,7 +112,7 @@ def by_score(parts: Sequence[Part], scores: Mapping[Part, Tensor], budget: float
                 steps.append(earlier.with_next(later))
         ratio = 0.0
         for step in steps:
-            ratio = max(ratio, step.ratio)  # it ascends; rounding must not tell otherwise
+            ratio = max(ratio, step.ratio)  # ratios ascend; keep that despite rounding errors
             pieces.append((ratio, number, step.position))
     position_of = [0] * len(parts)
     cost = sum(part.price(part.size) for part in parts)
@@ -125,23 +126,23 @@ def by_score(parts: Sequence[Part], scores: Mapping[Part, Tensor], budget: float
 
 
 def by_worth(scores: Mapping[tuple[int, Component], Tensor]) -> Callable[[Sequence[Part], float], Counts]:
-    """Returns an allocation by scores that are comparable as they are: one that cuts the lowest, whatever a unit costs on average.
+    """Returns an allocation that removes the units with the lowest scores, whatever their cost.
 
     Args:
-        scores: By block and component, float `[n]`, at least 0.
+        scores: Scores by block and component, float `[n]`, at least 0 and comparable between components.
     """
-    return lambda parts, budget: by_score(parts, {part: scores[part.block, part.what] * part.cost for part in parts}, budget)
+    return lambda parts, budget: by_score(parts, {part: scores[part.block, part.component] * part.cost for part in parts}, budget)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """Units of a component that go together."""
+    """Units of a component that are removed together."""
 
     position: int
-    """Of what is left, in the counts of the component."""
+    """Index of the count that remains, in `Part.counts()`."""
     units: int
     score: float
-    """The mean of theirs."""
+    """Mean score of these units."""
     saved: float
 
     @property
@@ -155,16 +156,16 @@ class _Step:
 
 
 def by_distance(parts: Sequence[Part], distance: Callable[[Part, int], float], budget: float) -> Counts:
-    """Returns the counts of the least total distance that fit; the lowest ones where none do.
+    """Returns the counts with the least total distance that fit; the lowest counts if none fit.
 
     Args:
         parts: The components.
-        distance: What it costs in accuracy to keep so many units of a component, all others whole.
-        budget: What the rest may cost.
+        distance: Distance of the outputs with so many units of a component kept, and all other components unpruned.
+        budget: Cost that may remain.
     """
     lowest = cheapest(parts)
     room = budget - lowest
-    if room / STEPS < sys.float_info.min:  # no room, or so little that no step of it is a number
+    if room / STEPS < sys.float_info.min:  # no room, or so little that a step of it would underflow
         return {part: part.counts()[-1] for part in parts}
     unit = room / STEPS
     best = np.zeros(STEPS + 1)
@@ -191,6 +192,6 @@ def by_distance(parts: Sequence[Part], distance: Callable[[Part, int], float], b
 
 
 def top(scores: Tensor, number: int) -> list[int]:
-    """Returns the indices of the largest scores, ascending; of equal ones the lowest indices."""
+    """Returns the indices of the `number` largest scores, ascending; ties go to the lowest index."""
     found: list[int] = torch.sort(scores, descending=True, stable=True).indices[:number].sort().values.tolist()
     return found

@@ -1,4 +1,4 @@
-"""Calibration: the training rows that a model is looked at with, in batches of like length, the longest first."""
+"""Calibration: batches of training rows of similar length, longest first."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from compress.models.forward import device_of
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.training.rows import Rows
 from compress.training.train import Batch
@@ -20,17 +19,17 @@ BATCH_SIZE = 32
 
 
 def calibration_batches(model: nn.Module, source: Path, number: int, context: Context, label: str) -> Iterator[Batch]:
-    """Yields calibration rows, on the device of the model.
+    """Yields batches of calibration rows on the model's device.
 
     Args:
-        model: What is going to see them.
+        model: The model that reads them.
         source: Checkpoint with its tokenizer or image processor.
-        number: How many rows, at most.
+        number: Most rows to use.
         context: Data, task, seed, progress.
-        label: Of the bar; empty for none.
+        label: Label of the progress bar; empty for none.
     """
     chosen, device = context.data.calibration(number, context.seed), device_of(model)
-    rows = Rows.prepare(chosen.rows, preprocessor(source, context.task, context.max_length, context.target))
+    rows = Rows.prepare(chosen.rows, context.preprocessor(source))
     order = np.argsort(-rows.lengths, kind="stable")
     with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
         for start in range(0, len(order), BATCH_SIZE):

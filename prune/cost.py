@@ -1,12 +1,12 @@
-"""What the blocks of a model cost, as a function of their sizes: what `sparsity` is a share of.
+"""The cost of a model's blocks as a function of their sizes; `sparsity` is the share of it to remove.
 
-    macs        multiply-accumulates of the linear layers for one token: the entries of their weights, of experts those that a token goes to
-    parameters  entries of all weights, biases and norms included
-    latency     milliseconds of the first engine of the target at one shape, from a measured table (`prune.latency_table`)
+    macs        multiply-accumulates of the linear layers per token: entries of their weights; with experts only those that a token visits
+    parameters  entries of all weights, including biases and norms
+    latency     milliseconds on the first engine of the target at one shape, from a measured table (`prune.latency_table`)
 
-The first two are computed from the shapes of the weights alone: an axis gets its new length, whatever it runs over. The products Q K^T
-and P V have no weights; they shrink as the heads do. Embeddings, pooler and head are no part of it: surgery inside the blocks does not
-change them.
+macs and parameters follow from the shapes of the weights alone: each axis gets its new length. The products Q K^T and P V have no weights
+and are not counted; they shrink with the heads. Embeddings, pooler and head are not counted either, since pruning the blocks leaves them
+as they are.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from compress.models.structure import Sizes, Structure
 
 Measure = Literal["macs", "parameters", "latency"]
 Component = Literal["heads", "ffn", "experts"]
-"""What is pruned block by block; heads are counted in groups that share keys and values."""
+"""Prunable parts of a block; heads are counted in groups that share keys and values."""
 
 
-class Costs(Protocol):
-    """What the blocks of one model cost, in whatever unit."""
+class CostModel(Protocol):
+    """The cost of the blocks of one model, in any unit."""
 
     @property
     def structure(self) -> Structure:
-        """That of the model."""
+        """Structure of the model."""
 
     @property
     def experts_per_token(self) -> int:
-        """Experts that a token goes to; 0 without experts."""
+        """Experts that a token visits; 0 without experts."""
 
     def total(self, sizes: Sizes | None = None, blocks: Sequence[int] | None = None) -> float:
-        """Returns the cost of all blocks, or of some; as they are, or with other sizes of the same layers."""
+        """Returns the cost of all blocks, or of the given ones; `sizes` replaces the sizes of the same layers."""
 
     def unit(self, number: int, what: Component, sizes: Sizes) -> float:
-        """Returns what one group of heads, one neuron or one expert of a block costs, on average."""
+        """Returns the mean cost of one head group, FFN neuron or expert of a block."""
 
     def prices(self, number: int, what: Component) -> tuple[float, ...]:
-        """Returns what 0, 1, ... of them cost beside the rest of the block; nothing where all cost the same."""
+        """Returns the cost that 0, 1, 2, ... units add to the rest of the block; empty if all units cost the same."""
 
     def expected(self, counts: Mapping[tuple[int, Component], Tensor], hidden: Tensor | int, present_L: Tensor) -> Tensor:
-        """Returns the cost of all blocks, float32 `[]`, differentiable in everything that is given.
+        """Returns the cost of all blocks, float32 `[]`, differentiable in all arguments.
 
         Args:
-            counts: Groups of heads and neurons of each block, float `[]` each; those that are absent are as they are.
-            hidden: Channels.
-            present_L: Share of each block that is there, float `[L]`.
+            counts: Head groups and FFN neurons by block, float `[]` each; absent ones keep their size.
+            hidden: Number of channels.
+            present_L: Probability that each block is kept, float `[L]`.
         """
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The cost of the blocks of one model, from the shapes of its weights."""
+class ShapeCost:
+    """The cost of one model's blocks in macs or parameters, from the shapes of its weights."""
 
     structure: Structure
     shapes: Mapping[str, Sequence[int]]
-    """Of all weights."""
+    """Shapes of all weights by name."""
     measure: Literal["macs", "parameters"]
     experts_per_token: int
-    """Experts that a token goes to; 0 without experts."""
+    """Experts that a token visits; 0 without experts."""
 
     @classmethod
-    def of(cls, model: nn.Module, structure: Structure, measure: Literal["macs", "parameters"]) -> Cost:
-        """Returns the cost of a model; its weights are not looked at."""
+    def of(cls, model: nn.Module, structure: Structure, measure: Literal["macs", "parameters"]) -> ShapeCost:
+        """Returns the cost of a model; reads only the shapes of its weights."""
         config: Any = model.config
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return cls(structure, shapes, measure, getattr(config, "num_experts_per_tok", 0) or 0)
 
     def total(self, sizes: Sizes | None = None, blocks: Sequence[int] | None = None) -> float:
-        """Returns the cost of all blocks, or of some; as they are, or with other sizes of the same layers."""
+        """Returns the cost of all blocks, or of the given ones; `sizes` replaces the sizes of the same layers."""
         sizes = sizes or self.structure.sizes
         return sum(self.block(number, sizes) for number in (range(self.structure.depth) if blocks is None else blocks))
 
@@ -84,15 +84,15 @@ class Cost:
         return sum(self._weight(name, number, sizes) for name in self.shapes if name.startswith(prefix))
 
     def unit(self, number: int, what: Component, sizes: Sizes) -> float:
-        """Returns what one group of heads, one neuron or one expert of a block costs; the cost is linear in each of them."""
+        """Returns the cost of one head group, FFN neuron or expert of a block; the block's cost is linear in their number."""
         return (self.block(number, sizes) - self.block(number, with_count(sizes, number, what, 0))) / count_of(sizes, number, what)
 
     def prices(self, number: int, what: Component) -> tuple[float, ...]:
-        """Returns nothing: every group of heads costs the same, and so does every neuron and expert."""
+        """Returns an empty tuple: all head groups of a block cost the same, as do all neurons and all experts."""
         return ()
 
     def expected(self, counts: Mapping[tuple[int, Component], Tensor], hidden: Tensor | int, present_L: Tensor) -> Tensor:
-        """Returns the cost of all blocks, float32 `[]`, of numbers that need not be whole; see `Costs`."""
+        """Returns the cost of all blocks at fractional sizes, float32 `[]`; see `CostModel`."""
         sizes: Any = replace(self.structure.sizes, hidden=hidden)  # type: ignore[arg-type]
         for (number, what), count in counts.items():
             sizes = with_count(sizes, number, what, count)  # type: ignore[arg-type]
@@ -107,12 +107,12 @@ class Cost:
             return 0.0
         cost = 1.0
         for axis, length in enumerate(shape):
-            some = counts_macs and len(shape) == 3 and (name, axis) in experts  # a token goes to some of the experts only
+            some = counts_macs and len(shape) == 3 and (name, axis) in experts  # a token visits only some of the experts
             cost *= self.experts_per_token if some else self._length((name, axis), length, number, sizes)
         return cost
 
     def _length(self, axis: Axis, length: int, number: int, sizes: Sizes) -> float:
-        """Returns the length of an axis with these sizes."""
+        """Returns the length of an axis at these sizes."""
         before = self.structure.sizes
         if axis in self.structure.residual:
             return sizes.hidden
@@ -126,12 +126,12 @@ class Cost:
 
 
 def count_of(sizes: Sizes, number: int, what: Component) -> int:
-    """Returns how many groups of heads, neurons or experts a block has."""
+    """Returns the number of head groups, FFN neurons or experts of a block."""
     return {"heads": sizes.key_value_heads, "ffn": sizes.ffn, "experts": sizes.experts}[what][number]
 
 
 def with_count(sizes: Sizes, number: int, what: Component, count: int) -> Sizes:
-    """Returns the sizes of a model with another number of groups of heads, neurons or experts in one block."""
+    """Returns the sizes with another number of head groups, FFN neurons or experts in one block."""
 
     def changed(values: Sequence[int], value: int) -> tuple[int, ...]:
         return (*values[:number], value, *values[number + 1 :])

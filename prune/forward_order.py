@@ -1,14 +1,14 @@
-"""Forward order: the layers of a model are changed one after another, each by what it reads once all layers before it are changed.
+"""Forward order: change the layers of a model one after another, each given its inputs in the already changed model.
 
-    for each block, for each tensor x that linear layers in it read together (queries, keys and values read one):
-        sums over the tokens of the calibration rows, of x^2 or of x x^T, in the model as it is by then
-        the layers that read x are changed
+    for each block, for each tensor x that some linear layers in it read (queries, keys and values share one):
+        sum x^2 or x x^T over the tokens of the calibration rows, in the model as changed so far
+        change the layers that read x
 
-So a layer makes up for what was lost before it, which Frantar and Alistarh 2023 (https://arxiv.org/abs/2301.00774, section 3) do block by
-block. Blocks that are done are not run again: what the last of them said is kept and put in their place, and a pass ends as soon as the
-layer has its input. All of it takes about as many passes over the rows as a block has such tensors, and one. Padding does not count.
+Each layer thus compensates for the errors of the layers before it, which Frantar and Alistarh 2023 (https://arxiv.org/abs/2301.00774,
+section 3) do block by block. Finished blocks are not run again: the last one's output is stored and replayed, and a pass stops as soon as
+the layer has its input. The total is about one pass over the rows per such tensor of a block, plus one. Padding is not counted.
 
-Left out: hidden states that do not fit into memory; the stage `quantize` goes through large models from file to file.
+Not supported: hidden states that do not fit into memory; the stage `quantize` streams large models from file to file.
 
 Tensor names carry their shapes: N tokens, I inputs.
 """
@@ -28,7 +28,7 @@ from compress.models.padding import real_rows
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]
-"""From the tokens of a batch, float [N, I], to what is summed up over batches, float64; sums are kept on the CPU."""
+"""From the tokens of a batch, float [N, I], to a statistic that is summed over batches, float64; the sums stay on the CPU."""
 
 
 def squares(x_NI: Tensor) -> Tensor:
@@ -50,25 +50,25 @@ def in_forward_order(
     key: str,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
-    """Goes through the layers of a model.
+    """Changes the layers of a model in forward order.
 
     Args:
         model: In evaluation mode.
-        layers: Linear layers inside of its blocks, by module name.
+        layers: Linear layers inside its blocks, by module name.
         batches: Features of the calibration rows.
-        measure: What is summed up of the input of a layer.
-        change: Gets the name of a layer and the sum, float64, which it may overwrite; changes the weight.
+        measure: Statistic of a layer's input, summed over batches.
+        change: Called with the name of a layer and its sum, float64, which it may overwrite; changes the layer's weight.
         key: Key path in the recipe, for messages.
-        advance: Is told how many layers are done.
+        advance: Called with the number of layers finished.
 
     Returns:
-        The names of layers that no row reached; they are as they were.
+        Names of the layers that no row reached; they are unchanged.
 
     Raises:
-        InputError: The model is no stack of blocks, or an input holds NaN or infinity.
+        InputError: The model is not a stack of blocks, or an input holds NaN or infinity.
     """
     prefix, blocks = repeated_blocks(model, key)
-    runs = _Runs(model, blocks, batches)
+    runs = _BlockRunner(model, blocks, batches)
     unreached: list[str] = []
     for number in range(len(blocks)):
         inside = {name: layer for name, layer in layers.items() if name.startswith(f"{prefix}.{number}.")}
@@ -90,20 +90,20 @@ def in_forward_order(
     return unreached
 
 
-class _Reached(Exception):
-    """A pass has come to where it was sent."""
+class _StopForward(Exception):
+    """Raised by a hook to stop a forward pass early."""
 
 
-class _Runs:
-    """Passes of all rows to the block whose turn it is."""
+class _BlockRunner:
+    """Runs all batches up to the current block."""
 
     def __init__(self, model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Features]) -> None:
         self._model, self._blocks, self._batches = model, blocks, batches
         self._number = 0
-        self._said: list[Any] = []  # by batch: what the block before gave
+        self._outputs: list[Any] = []  # by batch: output of the block before
 
     def units(self, layers: Mapping[str, nn.Linear]) -> list[list[str]]:
-        """Returns the layers of the block that are reached, in order of execution; those that read one tensor stand together."""
+        """Returns the layers of the block that are reached, in order of execution, grouped by the tensor that they read."""
         units: list[list[str]] = []
         for batch in range(len(self._batches)):
             last: list[Tensor] = []
@@ -127,13 +127,13 @@ class _Runs:
         return units
 
     def inputs(self, layer: nn.Linear) -> Iterator[Tensor]:
-        """Yields what a layer reads of each batch, tokens that are no padding [N, I]; nothing of a batch that does not reach it."""
+        """Yields the inputs of a layer by batch, without padding [N, I]; skips batches that do not reach it."""
         for batch in range(len(self._batches)):
             seen: list[Tensor] = []
 
             def stop(_: nn.Module, args: tuple[Any, ...], seen: list[Tensor] = seen) -> None:
                 seen.append(args[0])
-                raise _Reached
+                raise _StopForward
 
             with _removed([layer.register_forward_pre_hook(stop)]):
                 self._run(batch)
@@ -141,28 +141,28 @@ class _Runs:
                 yield real_rows(seen[0], self._batches[batch])
 
     def move_on(self) -> None:
-        """Keeps what the block says now, and makes it the next one's turn."""
+        """Stores the outputs of the current block and moves on to the next one."""
         if self._number + 1 < len(self._blocks):
-            self._said = [self._run(batch) for batch in range(len(self._batches))]
+            self._outputs = [self._run(batch) for batch in range(len(self._batches))]
         self._number += 1
 
     def _run(self, batch: int) -> Any:
-        """Sends a batch through the model up to the end of the block; returns what the block says, None where a hook ended it before."""
-        said: list[Any] = []
+        """Runs a batch up to the end of the current block; returns the block's output, or None if a hook stopped the pass earlier."""
+        outputs: list[Any] = []
 
         def stop(_: nn.Module, args: Any, output: Any) -> None:
-            said.append(output)
-            raise _Reached
+            outputs.append(output)
+            raise _StopForward
 
         before = list(self._blocks)[: self._number]
         with (
             torch.inference_mode(),
             _removed([self._blocks[self._number].register_forward_hook(stop)]),
-            _answering(before, self._said[batch] if before else None),
-            suppress(_Reached),
+            _replayed(before, self._outputs[batch] if before else None),
+            suppress(_StopForward),
         ):
             self._model(**self._batches[batch])
-        return said[0] if said else None
+        return outputs[0] if outputs else None
 
 
 @contextmanager
@@ -175,12 +175,12 @@ def _removed(handles: Sequence[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def _answering(blocks: Sequence[Any], said: Any) -> Iterator[None]:
-    """Lets blocks answer what is given without computing anything: a model may ask them for attributes, so they stay in their places."""
+def _replayed(blocks: Sequence[Any], output: Any) -> Iterator[None]:
+    """Makes blocks return `output` without computing. They stay in place, since a model may read their attributes."""
     for block in blocks:
-        block.forward = lambda *args, **kwargs: said
+        block.forward = lambda *args, **kwargs: output
     try:
         yield
     finally:
         for block in blocks:
-            del block.forward  # that of the class shows again
+            del block.forward  # restores the method of the class

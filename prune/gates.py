@@ -1,11 +1,11 @@
-"""Gates: a factor of 1 on everything that may be taken out, one for every row; its gradient says what the loss would do without it.
+"""Gates: a factor of 1 on every prunable unit, one per row; its gradient estimates how the loss changes without the unit.
 
-    y = g_s * a_s        for the part a_s of an activation that belongs to structure s (`prune.places`), g_s = 1
+    y = g_s * a_s        for the activation a_s of unit s (`prune.hook_points`), g_s = 1
     dL/dg_s = <a_s, dL/da_s> = sum over the weights w that read a_s of w * dL/dw
 
-To first order L(g_s = 0) - L = -dL/dg_s: what Michel et al. 2019 (https://arxiv.org/abs/1905.10650, section 4.1) use for heads, and the sum
-of w * dL/dw over a structure of Molchanov et al. 2019 (https://arxiv.org/abs/1906.10771, eq. 8). One forward and one backward of a batch
-give the gradients of every gate of every row, since a row has gates of its own.
+To first order, L(g_s = 0) - L = -dL/dg_s. Michel et al. 2019 (https://arxiv.org/abs/1905.10650, section 4.1) use it for heads; it is the
+sum of w * dL/dw over a unit in Molchanov et al. 2019 (https://arxiv.org/abs/1906.10771, eq. 8). Since each row has its own gates, one
+forward and backward pass of a batch gives the gradients for every gate and row.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from torch import Tensor, nn
 
 from compress.models.structure import Structure
 from prune.cost import Component
-from prune.places import Places
+from prune.hook_points import HookPoints
 
-Where = tuple[int, Component] | str
-"""A component of a block, or "hidden"."""
+GateSite = tuple[int, Component] | str
+"""Where gates act: (block, component), or "hidden"."""
 
 
 @dataclass
 class Gates:
     """The gates of one forward pass."""
 
-    values: dict[Where, Tensor] = field(default_factory=dict)
-    """float32 `[b, n]` each, all 1."""
+    values: dict[GateSite, Tensor] = field(default_factory=dict)
+    """By site, float32 `[b, n]`, all 1."""
 
-    def open(self, where: Where, rows: int, number: int, device: torch.device) -> Tensor:
-        """Returns the gates of a place; those of "hidden" are shared by all norms."""
+    def open(self, where: GateSite, rows: int, number: int, device: torch.device) -> Tensor:
+        """Returns the gates of a site, created on first use; all norms share the gates of "hidden"."""
         if where not in self.values:
             self.values[where] = torch.ones(rows, number, device=device, requires_grad=True)
         return self.values[where]
 
-    def gradients(self, loss_b: Tensor) -> dict[Where, Tensor]:
-        """Returns the derivatives of each row's loss by its own gates, float32 `[b, n]`; 0 where the loss does not depend on a gate."""
+    def gradients(self, loss_b: Tensor) -> dict[GateSite, Tensor]:
+        """Returns the derivative of each row's loss by its gates, float32 `[b, n]`; 0 for gates that the loss does not depend on."""
         names = list(self.values)
         found = torch.autograd.grad(loss_b.sum(), [self.values[name] for name in names], allow_unused=True)
         return {name: torch.zeros_like(self.values[name]) if one is None else one for name, one in zip(names, found, strict=True)}
@@ -48,24 +48,24 @@ class Gates:
 
 @contextmanager
 def gated(model: nn.Module, structure: Structure, hidden: bool) -> Iterator[Callable[[int], Gates]]:
-    """Puts gates on a model for as long as the block lasts; gives a function that opens new ones for a batch of so many rows.
+    """Attaches gates to a model inside the `with` block; yields a function that creates the gates for a batch of the given size.
 
     Args:
-        model: In evaluation mode; its weights take no gradient meanwhile.
+        model: In evaluation mode; its weights take no gradients meanwhile.
         structure: Its structure.
         hidden: Whether the channels of the residual stream have gates, too.
     """
-    places, sizes, current = Places.of(model, structure), structure.sizes, _Current()
+    hooks, sizes, current = HookPoints.of(model, structure), structure.sizes, _Current()
     handles = []
     for block in range(structure.depth):
-        reader, group = model.get_submodule(places.heads[block]), structure.attentions[block].group * sizes.head_dim
+        reader, group = model.get_submodule(hooks.heads[block]), structure.attentions[block].group * sizes.head_dim
         handles.append(reader.register_forward_pre_hook(_on_input(current, (block, "heads"), sizes.key_value_heads[block], group)))
-        neurons, experts = places.ffn[block], places.experts[block]
+        neurons, experts = hooks.ffn[block], hooks.experts[block]
         if neurons is not None:
             handles.append(model.get_submodule(neurons).register_forward_pre_hook(_on_input(current, (block, "ffn"), sizes.ffn[block], 1)))
         if experts is not None:
             handles.append(model.get_submodule(experts).register_forward_pre_hook(_on_router(current, block, sizes.experts[block])))
-    for norm in places.norms if hidden else ():
+    for norm in hooks.norms if hidden else ():
         handles.append(model.get_submodule(norm).register_forward_hook(_on_output(current, sizes.hidden)))
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     model.requires_grad_(False)
@@ -79,7 +79,7 @@ def gated(model: nn.Module, structure: Structure, hidden: bool) -> Iterator[Call
 
 
 class _Current:
-    """The gates of the pass that is running."""
+    """The gates of the current forward pass."""
 
     def __init__(self) -> None:
         self.rows, self.gates = 0, Gates()
@@ -89,8 +89,8 @@ class _Current:
         return self.gates
 
 
-def _on_input(current: _Current, where: Where, number: int, width: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-    """Gates the input `[b, ..., number * width]` of a layer."""
+def _on_input(current: _Current, where: GateSite, number: int, width: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """Returns a hook that gates the input `[b, ..., number * width]` of a layer."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         x = args[0]
@@ -108,7 +108,7 @@ def _on_output(current: _Current, number: int) -> Callable[[nn.Module, Any, Tens
 
 
 def _on_router(current: _Current, block: int, number: int) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
-    """Gates the weights that the router gives: tokens `[b * L]`, one row after the other."""
+    """Returns a hook that gates the routing weights of tokens `[b * L]`, ordered row by row."""
 
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         states, chosen_Nk, weights_Nk, *rest = args

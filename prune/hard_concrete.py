@@ -1,12 +1,12 @@
-"""Hard concrete gates: random numbers in [0, 1] that are exactly 0 or 1 often enough, with a probability that gradients reach.
+"""Hard concrete gates: random gates in [0, 1] that are often exactly 0 or 1, with a differentiable probability of being open.
 
     u ~ Uniform(0, 1),   s = sigmoid((log u - log(1 - u) + log_alpha) / beta)
-    z = min(1, max(0, s (zeta - gamma) + gamma))                               a draw, differentiable in log_alpha where 0 < z < 1
-    P(z > 0) = sigmoid(log_alpha - beta log(-gamma / zeta))                    the expected L0 norm of a gate
+    z = min(1, max(0, s (zeta - gamma) + gamma))                               sample, differentiable in log_alpha where 0 < z < 1
+    P(z > 0) = sigmoid(log_alpha - beta log(-gamma / zeta))                    expected L0 norm of a gate
     z_fixed  = min(1, max(0, sigmoid(log_alpha) (zeta - gamma) + gamma))       without noise
 
-beta = 2/3, gamma = -0.1, zeta = 1.1: Louizos et al. 2018, https://arxiv.org/abs/1712.01312, section 2.2, eqs. 10 to 13. log_alpha is kept
-within +-`BOUND` as in the code of CoFi, so that no gate is lost for good.
+beta = 2/3, gamma = -0.1, zeta = 1.1: Louizos et al. 2018, https://arxiv.org/abs/1712.01312, section 2.2, eqs. 10 to 13. As in CoFi's code,
+log_alpha is clamped to +-`BOUND`, so that every gate can reopen.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor
 BETA, GAMMA, ZETA = 2 / 3, -0.1, 1.1
 BOUND = math.log(100)
 OPEN = 2.5
-"""log_alpha that gates begin with: 98 % are above 0, and without noise they are exactly 1."""
+"""Initial log_alpha: a gate is above 0 with probability 98 %, and exactly 1 without noise."""
 SMALLEST = 1e-6
 
 
 def draw(log_alpha: Tensor) -> Tensor:
-    """Returns random gates, float32 in [0, 1], one of each; random numbers come from the generator of torch."""
+    """Returns one sample per gate, float32 in [0, 1]; uses torch's global random generator."""
     u = torch.rand_like(log_alpha).clamp(SMALLEST, 1 - SMALLEST)
     stretched = torch.sigmoid((u.log() - (-u).log1p() + log_alpha) / BETA) * (ZETA - GAMMA) + GAMMA
     return stretched.clamp(0, 1)

@@ -1,19 +1,20 @@
-"""Joint: masks over heads, neurons, blocks and channels are learned together with the weights (CoFi).
+"""Joint: learn masks over heads, FFN neurons, blocks and channels together with the weights (CoFi).
 
-Each mask has a hard concrete gate z (`prune.hard_concrete`), which what it stands for is multiplied by:
+Each unit is multiplied by a hard concrete gate z (`prune.hard_concrete`):
 
-    group h of heads of block i   z_h,i        neuron n of block i   z_n,i        block i   z_layer,i        channel c   z_c
-    C(z) = cost of the blocks of the expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
-    t(step) = t min(1, step / (warmup steps)),   t the sparsity asked for,   s = 1 - C(z) / C(1)
+    head group h of block i   z_h,i        neuron n of block i   z_n,i        block i   z_layer,i        channel c   z_c
+    C(z) = cost of the blocks at their expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
+    t(step) = t min(1, step / (warmup steps)),   t: target sparsity,   s = 1 - C(z) / C(1)
     min L over weights and masks, subject to s = t(step)
 
-L is the objective of `prune.recovery`. No weight can hold the gate of a block, so that in the last quarter of the steps each block is there
-or not: the ones that selection would keep. Masks have a rate of their own, and Adam. Xia et al. 2022, https://arxiv.org/abs/2204.00408,
-sections 3.1 and 3.2; there the constraint is kept by multipliers that are learned along, here by `prune.price`. Afterwards units are ranked
-by P(z > 0) and chosen by `prune.selection`, which keeps to the budget exactly. Left out: gates of whole attentions and whole FFNs, as one
-group and one step of neurons stay anyway (no architecture here has less), and in half an epoch of SST-2 they closed whole FFNs where some
-neurons of each would do; a searched map of layers, as those of the student are those of the incoming model: each learns from the one that
-it is.
+L is the objective of `prune.recovery`. No weight can absorb the gate of a block, so in the last quarter of the steps each block's gate is
+fixed to 0 or 1, as selection would choose. Masks have their own learning rate, with Adam. Xia et al. 2022,
+https://arxiv.org/abs/2204.00408, sections 3.1 and 3.2; the paper learns the multipliers of the constraint by gradient ascent, here a PI
+controller sets the multiplier (`prune.price`). Afterwards units are ranked by P(z > 0), and `prune.selection` meets the budget exactly.
+
+Not supported: gates of whole attentions and FFNs, since every architecture here keeps at least one head group and one step of neurons; in
+half an epoch of SST-2 they closed whole FFNs where some neurons of each would do. Nor the paper's search for a layer mapping: the student's
+layers are layers of the incoming model, and each learns from its own origin.
 """
 
 from __future__ import annotations
@@ -27,53 +28,53 @@ from torch import Tensor, nn
 
 from compress.core.config import Config
 from compress.training.train import Batch, Objective
-from prune.cost import Component, Costs, count_of
+from prune.cost import Component, CostModel, count_of
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.masks import Gate
 from prune.price import Price
-from prune.selection import Limits, Scores, Whole, likely_blocks
+from prune.selection import Incoming, Limits, Scores, likely_blocks
 
 MASK_RATE, CROSSINGS = 0.01, 4
-"""Learning rate of masks at the least, and how many times a gate can go from open to closed in one training."""
+"""Lowest default learning rate of masks, and how many times a gate can cross from open to closed in one training."""
 DECIDED = 0.25
-"""Share of the steps, at the end, in which a block is there or not."""
+"""Final share of the steps in which the gates of blocks are fixed."""
 UNDECIDED = -1.0
 
 
 class Learn(Config):
-    """How masks are learned, by joint and movement; what the loss is stands in `recover`."""
+    """Training of the masks of joint and movement; `recover` defines the loss."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 2
     """Passes over the train split; 0.5 is half a pass."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
     """Peak learning rate of the weights."""
     mask_learning_rate: Annotated[float, Field(gt=0, le=100)] | None = None
-    """That of masks; absent: 0.01, or what lets a mask open and close four times in so many steps, where that is more."""
+    """Learning rate of the masks; absent: 0.01, or more in short trainings, so that a mask can open and close four times."""
     warmup: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Fraction of the steps over which the sparsity rises to what is asked for: linearly with joint, as `cubic` with movement."""
+    """Fraction of the steps over which the sparsity rises to its target: linearly for joint, cubically for movement."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, where a whole batch does not fit."""
+    """Rows in memory at once, if a whole batch does not fit."""
 
 
 def mask_rate(settings: Learn, num_steps: int) -> float:
-    """Returns the learning rate of masks with the default resolved."""
+    """Returns the learning rate of masks, with its default resolved."""
     return settings.mask_learning_rate or max(MASK_RATE, CROSSINGS * 2 * OPEN / max(1, num_steps))
 
 
 class Scaled(nn.Module):
-    """A vector that is learned at another rate than the weights: Adam moves `raw` by one rate, and the value is `ratio` times that.
+    """A vector with its own learning rate: Adam updates `raw`, and the value is `ratio` times `raw`.
 
     Args:
-        value: What it begins with, float32 `[n]`.
-        ratio: Its rate divided by that of the weights.
+        value: Initial value, float32 `[n]`.
+        ratio: Learning rate of the vector divided by that of the weights.
     """
 
     def __init__(self, value: Tensor, ratio: float) -> None:
         super().__init__()
         self.raw, self.ratio = nn.Parameter(value / ratio), ratio
-        # Adam's steps do not depend on the size of a gradient, but the clipping of all gradients together does: it sees that of the value.
+        # Adam's steps do not depend on the scale of a gradient, but the clipping of the global norm does: it must see the value's gradient.
         self.raw.register_hook(lambda gradient: gradient / ratio)  # type: ignore[no-untyped-call]
 
     def forward(self) -> Tensor:
@@ -81,29 +82,31 @@ class Scaled(nn.Module):
         return self.raw * self.ratio
 
     def bound(self, most: float) -> None:
-        """Puts entries back that went beyond `most`."""
+        """Clamps the value to +-`most`."""
         with torch.no_grad():
             self.raw.clamp_(-most / self.ratio, most / self.ratio)
 
 
 class Joint(nn.Module):
-    """The objective: the loss of the masked model, and what it costs.
+    """The objective: the loss of the masked model, plus the penalty of the sparsity constraint.
 
     Args:
-        loss: Gives the parts of the loss.
-        cost: Of the model that comes in.
-        whole: What shares are taken of.
-        sparsity: Share of it that is to go; as much of it as gates can come to, which are never quite certain.
-        limits: What may be masked; something has to be free.
-        ratio: Rate of masks divided by that of the weights.
+        loss: Computes the parts of the loss.
+        cost: Cost of the incoming model.
+        incoming: The incoming model, which shares refer to.
+        sparsity: Share of its cost to remove; lowered to what gates can reach, since their probabilities never become exactly 0.
+        limits: What may be masked; at least one unit must be free.
+        ratio: Learning rate of the masks divided by that of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
     """
 
     decided_L: Tensor
 
-    def __init__(self, loss: Objective, cost: Costs, whole: Whole, sparsity: float, limits: Limits, ratio: float, warmup: float) -> None:
+    def __init__(
+        self, loss: Objective, cost: CostModel, incoming: Incoming, sparsity: float, limits: Limits, ratio: float, warmup: float
+    ) -> None:
         super().__init__()
-        self.loss, self.cost, self.whole, self.sparsity, self.limits, self.warmup = loss, cost, whole, sparsity, limits, warmup
+        self.loss, self.cost, self.incoming, self.sparsity, self.limits, self.warmup = loss, cost, incoming, sparsity, limits, warmup
         structure = cost.structure
         self.sizes: dict[str, int] = {}
         for block in range(structure.depth):
@@ -117,78 +120,78 @@ class Joint(nn.Module):
         num_masks = sum(self.sizes.values())
         self.log_alpha, self.price = Scaled(torch.full((num_masks,), OPEN), ratio), Price(num_masks)
         self.register_buffer("decided_L", torch.full((structure.depth,), UNDECIDED))
-        self.sparsity = min(sparsity, float(self.gone(torch.full((num_masks,), -BOUND))))
+        self.sparsity = min(sparsity, float(self.removed(torch.full((num_masks,), -BOUND))))
         self.drawn: dict[str, Tensor] = {}
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each; new gates are drawn for every batch."""
+        """Returns the parts of the loss, float32 `[b]` each; draws new gates for every batch."""
         self.log_alpha.bound(BOUND)
         if "layers" in self.limits.granularity and batch.step >= (1 - DECIDED) * batch.num_steps and not self.decided:
             self.decide()
         penalty = self.penalty(batch.step, batch.num_steps)
         seen_N = self.log_alpha()
-        seen_N.register_hook(self.price.see)  # of the loss alone: the penalty has a branch of its own
+        seen_N.register_hook(self.price.add_gradient)  # gradient of the loss only: the penalty reads log_alpha in a branch of its own
         self.drawn = self.factors(draw, seen_N)
         return {**self.loss(model, batch), "sparsity": penalty.expand(len(batch.indices))}
 
     @torch.no_grad()
     def decide(self) -> None:
-        """Has the blocks that selection would keep be there from now on, and the others not."""
-        kept = likely_blocks(self.cost, self.whole, self.limits, self.scores(), (1 - self.sparsity) * self.whole.cost)
+        """Fixes the gates of all blocks: 1 for those that selection would keep, 0 for the others."""
+        kept = likely_blocks(self.cost, self.incoming, self.limits, self.scores(), (1 - self.sparsity) * self.incoming.cost)
         self.decided_L.zero_()
         self.decided_L[kept] = 1
 
     @property
     def decided(self) -> bool:
-        """Whether it is settled which blocks are there."""
+        """Whether the gates of the blocks are fixed."""
         return bool(self.decided_L[0] != UNDECIDED)
 
     def named(self, values_N: Tensor) -> dict[str, Tensor]:
-        """Returns the values of all masks by the name of the gate, `[n]` each."""
+        """Splits a vector over all masks by gate, `[n]` each."""
         return dict(zip(self.sizes, torch.split(values_N, list(self.sizes.values())), strict=True))
 
     def factors(self, of: Callable[[Tensor], Tensor], log_alpha_N: Tensor) -> dict[str, Tensor]:
-        """Returns what is made of all masks by the name of the gate, float32 `[n]` each; 0 or 1 for blocks that are decided."""
+        """Applies a function to the masks of every gate, float32 `[n]` each; fixed gates of blocks give 0 or 1."""
         return {name: self.factor(of, name, mask) for name, mask in self.named(log_alpha_N).items()}
 
     def factor(self, of: Callable[[Tensor], Tensor], name: str, mask: Tensor) -> Tensor:
-        """Returns what is made of one of them, float32 `[n]`."""
+        """Applies a function to the masks of one gate, float32 `[n]`."""
         what, _, block = name.rpartition("_")
         return self.decided_L[int(block)][None] if what == "layer" and self.decided else of(mask)
 
     def target(self, step: int, num_steps: int) -> float:
-        """Returns the share that is to be gone in a step."""
+        """Returns the target sparsity of a step."""
         return self.sparsity * min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
 
     def penalty(self, step: int, num_steps: int) -> Tensor:
-        """Returns what is added to the loss of each row, float32 `[]`: what is there beyond what was asked for, at its price."""
+        """Returns the penalty that is added to the loss of each row, float32 `[]`: the missing sparsity times its multiplier."""
         log_alpha_N, target = self.log_alpha(), self.target(step, num_steps)
-        gone = self.gone(log_alpha_N)
+        removed = self.removed(log_alpha_N)
         slope_N = torch.zeros_like(log_alpha_N)
-        if gone.requires_grad:  # not where blocks alone are masked, and all are decided
-            (slope_N,) = torch.autograd.grad(gone, log_alpha_N, retain_graph=True)
-        return self.price.settle(step, float(gone.detach()) - target, slope_N) * (target - gone)
+        if removed.requires_grad:  # false if only blocks are masked and all are fixed
+            (slope_N,) = torch.autograd.grad(removed, log_alpha_N, retain_graph=True)
+        return self.price.update(step, float(removed.detach()) - target, slope_N) * (target - removed)
 
     def expected_sparsity(self) -> float:
-        """Returns the share of the cost that is gone with the expected sizes."""
-        return float(self.gone(self.log_alpha()).detach())
+        """Returns the share of the cost that is removed at the expected sizes."""
+        return float(self.removed(self.log_alpha()).detach())
 
-    def gone(self, log_alpha_N: Tensor) -> Tensor:
-        """Returns the share of the cost that is gone with the expected sizes, float32 `[]`."""
+    def removed(self, log_alpha_N: Tensor) -> Tensor:
+        """Returns the share of the cost that is removed at the expected sizes, float32 `[]`."""
         structure = self.cost.structure
-        chances = self.factors(present, log_alpha_N)
+        probabilities = self.factors(present, log_alpha_N)
         counts: dict[tuple[int, Component], Tensor] = {}
         for block in range(structure.depth):
             for what in self.limits.inside:
-                if f"{what}_{block}" in chances:
-                    counts[block, what] = chances[f"{what}_{block}"].sum()
-        certain = log_alpha_N.new_ones(1)
-        present_L = torch.cat([chances.get(f"layer_{block}", certain) for block in range(structure.depth)])
-        hidden = chances["hidden"].sum() if "hidden" in chances else structure.sizes.hidden
-        return 1 - self.cost.expected(counts, hidden, present_L) / self.whole.cost
+                if f"{what}_{block}" in probabilities:
+                    counts[block, what] = probabilities[f"{what}_{block}"].sum()
+        one = log_alpha_N.new_ones(1)
+        present_L = torch.cat([probabilities.get(f"layer_{block}", one) for block in range(structure.depth)])
+        hidden = probabilities["hidden"].sum() if "hidden" in probabilities else structure.sizes.hidden
+        return 1 - self.cost.expected(counts, hidden, present_L) / self.incoming.cost
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
-        """Returns the gates of a model, as `prune.masks` takes them: drawn in training, without noise otherwise."""
+        """Returns the gates for `prune.masks`: samples in training mode, without noise in evaluation mode."""
 
         def gate_of(name: str) -> Gate:
             return lambda training: self.drawn[name] if training else self.factor(fixed, name, self.named(self.log_alpha())[name])
@@ -201,13 +204,13 @@ class Joint(nn.Module):
 
     @torch.no_grad()
     def scores(self) -> Scores:
-        """Returns the probability of heads and neurons to be there, and of blocks and channels to be rather open than closed.
+        """Returns P(z > 0) of heads and neurons; for blocks and channels the probability that the gate is more open than closed.
 
-        What is not masked has 1.
+        Units without a mask get 1.
         """
         equal, log_alpha_N = Scores.equal(self.cost.structure, self.limits.inside), self.log_alpha().cpu()
-        chances = self.named(present(log_alpha_N))
-        opened = self.factors(torch.sigmoid, log_alpha_N)  # a half where the gate without noise is a half
-        components = {(block, what): chances.get(f"{what}_{block}", ones) for (block, what), ones in equal.components.items()}
+        probabilities = self.named(present(log_alpha_N))
+        opened = self.factors(torch.sigmoid, log_alpha_N)  # 1/2 where the gate without noise is 1/2
+        components = {(block, what): probabilities.get(f"{what}_{block}", ones) for (block, what), ones in equal.components.items()}
         layers = torch.cat([opened.get(f"layer_{block}", one).cpu() for block, one in enumerate(torch.split(equal.layers, 1))])
         return Scores(components, layers, opened.get("hidden", equal.hidden))

@@ -1,52 +1,60 @@
-"""Learning what to take away: the training of the methods whose scores are learned, joint and movement.
+"""Learned scores: the training of the methods that learn what to prune, joint and movement.
 
-    1. gates on the model, scores or probabilities behind them (`prune.joint`, `prune.structured_movement`)
-    2. weights and gates trained together on the objective of recovery, with the one loop of the project
-    3. the factors of the gates folded into the weights (`prune.masks`), the scores handed to selection
+    1. attach gates to the model, driven by scores or probabilities (`prune.joint`, `prune.structured_movement`)
+    2. train weights and gates together on the objective of recovery, with the shared training loop
+    3. fold the gates into the weights (`prune.masks`) and pass the scores to selection
 
-The loop saves gates, the price of cost and the generator of their noise with the weights, so that a killed training goes on bit by bit.
+The loop saves gates, the multiplier of the constraint and the random state with the weights: a killed training resumes bit for bit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
-from compress.models.origin import Origin
-from compress.stage.context import Context
-from compress.stage.distillation import DistillationSettings, SettingKeys
+from compress.stage.distillation import DistillationSettings
 from compress.training.train import Objective, steps_in, training_device
-from prune.cost import Costs
+from prune.cost import CostModel
 from prune.joint import Joint, Learn, mask_rate
 from prune.masks import fold, masked
-from prune.recovery import Recover, recover
-from prune.selection import Limits, Scores, Whole
+from prune.recovery import Recover, RecoveryJob, recover
+from prune.selection import Incoming, Limits, Scores
 from prune.structured_movement import StructuredMovement
-
-Learned = Literal["joint", "movement"]
-LEARNED: tuple[Learned, ...] = ("joint", "movement")
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """What was learned."""
+class SparsityGoal:
+    """How much to prune, of what."""
+
+    cost: CostModel
+    """Cost of the model as it is."""
+    incoming: Incoming
+    """The incoming model, whose cost `sparsity` refers to."""
+    sparsity: float
+    """Share of the cost to remove."""
+    limits: Limits
+    """What may be pruned."""
+
+
+@dataclass(frozen=True)
+class LearnedScores:
+    """The result of learning masks."""
 
     scores: Scores
     figures: Mapping[str, Any]
-    """`losses`, `selection` and `steps` of the training; of joint the expected share that is gone by the gates, `sparsity`."""
+    """`losses`, `selection` and `steps` of the training; for joint also `sparsity`, the expected share of the cost that gates remove."""
 
 
 def as_trained(settings: Learn, objective: Recover) -> Recover:
-    """Returns how weights and gates are trained together.
+    """Returns the settings of the joint training of weights and gates.
 
     Args:
-        settings: How to train.
-        objective: What the loss is made of.
+        settings: Epochs, batch size and learning rate.
+        objective: Loss, warm-up and weight decay.
     """
     return Recover(
         **objective.model_dump(include={*DistillationSettings.model_fields, "hidden_weight", "weight_decay", "warmup"}),
@@ -56,64 +64,38 @@ def as_trained(settings: Learn, objective: Recover) -> Recover:
     )
 
 
-def learn(
-    method: Learned,
-    model: nn.Module,
-    cost: Costs,
-    whole: Whole,
-    sparsity: float,
-    limits: Limits,
-    settings: Learn,
-    objective: Recover,
-    source: Path,
-    asked: SettingKeys,
-    context: Context,
-    key: str,
-    depends: Mapping[str, Any],
-) -> Lesson:
-    """Trains a model and its gates, in place; leaves it on the CPU in evaluation mode, the gates in its weights.
+def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, job: RecoveryJob, key: str) -> LearnedScores:
+    """Trains a model and its gates in place; leaves it on the CPU in evaluation mode, with the gates folded into its weights.
 
     Args:
         method: How scores are learned.
-        model: The model that came in.
-        cost: Of it.
-        whole: What the sparsity is a share of.
-        sparsity: Share of the cost that is to go.
-        limits: What may be taken away.
-        settings: How to train.
-        objective: What the loss is made of.
-        source: Checkpoint with the tokenizer or image processor.
-        asked: Where the objective is asked for, for messages.
-        context: Data, seed, progress, and the teacher.
+        model: The incoming model.
+        goal: What may be pruned, and how much.
+        settings: Epochs, batch size and learning rates of this training.
+        job: The rest of the training; of its settings only the loss, warm-up and weight decay count.
         key: Key path of the stage, for messages.
-        depends: Whatever else the training depends on (JSON types).
 
     Raises:
-        InputError: There are no rows, or the loss became NaN or infinite.
+        InputError: There are no training rows, or the loss became NaN or infinite.
     """
-    structure, made = cost.structure, list[Joint | StructuredMovement]()
-    steps = steps_in(settings.epochs, -(-len(context.data.train) // settings.batch_size))
+    structure, made = goal.cost.structure, list[Joint | StructuredMovement]()
+    steps = steps_in(settings.epochs, -(-len(job.context.data.train) // settings.batch_size))
     ratio = mask_rate(settings, steps) / settings.learning_rate
-    how = as_trained(settings, objective)
 
-    def around(loss: Objective) -> Objective:
-        if method == "joint":
-            made.append(Joint(loss, cost, whole, sparsity, limits, ratio, settings.warmup))
-        else:
-            made.append(StructuredMovement(loss, cost, whole, sparsity, limits, ratio, settings.warmup, key))
+    def with_gates(loss: Objective) -> Objective:
+        given = (loss, goal.cost, goal.incoming, goal.sparsity, goal.limits, ratio, settings.warmup)
+        made.append(Joint(*given) if method == "joint" else StructuredMovement(*given, key))
         stack.enter_context(masked(model, structure, made[-1].gates()))
         return made[-1].to(training_device())
 
-    origin = Origin.whole(structure.depth, structure.sizes.hidden)
-    label = f"{key.rpartition('.')[2]}: learning masks"
     with ExitStack() as stack:
-        history = recover(model, how, how.epochs, origin, source, asked, context, context.scratch / "masks", label, depends, around)
-    learned = made[-1].cpu().eval()
+        history = recover(model, replace(job, settings=as_trained(settings, job.settings)), with_gates)
+    objective = made[-1].cpu().eval()
     figures: dict[str, Any] = {"losses": history.losses, "selection": history.selection, "steps": history.steps}
-    if isinstance(learned, Joint):
-        figures["sparsity"] = learned.expected_sparsity()
-        context.progress.log(f"  {label}: {figures['sparsity']:.1%} closed, {sparsity:.1%} asked for")
+    if isinstance(objective, Joint):
+        figures["sparsity"] = objective.expected_sparsity()
+        job.context.progress.log(f"  {job.label}: {figures['sparsity']:.1%} of the cost pruned by the gates, target {goal.sparsity:.1%}")
     else:
-        learned.choose(1 - sparsity)
-    fold(model, structure, learned.gates())
-    return Lesson(learned.scores(), figures)
+        objective.choose(1 - goal.sparsity)
+    fold(model, structure, objective.gates())
+    return LearnedScores(objective.scores(), figures)

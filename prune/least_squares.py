@@ -1,15 +1,15 @@
-"""Least squares: the columns that are left make up for those that go, as well as they can on real rows.
+"""Least squares: update the remaining columns of a layer to compensate for the removed ones, on calibration rows.
 
-A layer y = W x + b reads attention or the neurons of an FFN. Of its inputs only those in K stay. With G = sum x x^T over the tokens of the
-calibration rows, [I, I], and R what goes,
+A layer y = W x + b reads attention or the FFN neurons. Of its inputs only the set K stays, the set R is removed. With G = sum x x^T over
+the tokens of the calibration rows, [I, I],
 
     W'_K = W_K + W_R G_RK (G_KK + lambda I)^-1,       lambda = damping * mean of the diagonal of G_KK
 
-minimizes sum ||W x - W'_K x_K||^2 + lambda ||W'_K - W_K||^2: the update of Optimal Brain Surgeon for whole columns (Hassibi and Stork 1993;
-for structures Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.1). A bias is the column of an input that is always 1; it
-stays and is not damped. Of a model whose zeros have to stay (`compress.training.kept_zeros`) each output has a problem of its own, over its
-weights that are not 0; all of them are solved together by conjugate gradients. Left out: that layers before it have changed as well, the
-inputs are those of the model before surgery; experts.
+minimizes sum ||W x - W'_K x_K||^2 + lambda ||W'_K - W_K||^2: the Optimal Brain Surgeon update for whole columns (Hassibi and Stork 1993;
+for structured pruning Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.1). A bias is treated as the column of a constant
+input 1; it always stays and is not damped. If the model's zeros are held (`compress.training.kept_zeros`), each output has its own problem
+over its nonzero weights; conjugate gradients solve all of them together. Limitations: G is taken from the model before surgery, so changes
+in earlier layers are ignored. Not supported: experts.
 """
 
 from __future__ import annotations
@@ -23,32 +23,32 @@ from torch import Tensor, nn
 from compress.models.structure import Structure
 from compress.training.kept_zeros import NOTE
 from compress.training.train import Batch
-from prune.places import Places, token_mask
-from prune.surgery import Kept, head_numbers
+from prune.hook_points import HookPoints, token_mask
+from prune.surgery import KeptUnits, head_numbers
 
 DAMPING = 0.01
-STEPS, TOLERANCE = 500, 1e-8  # of conjugate gradients, which stop at either
+STEPS, TOLERANCE = 500, 1e-8  # of conjugate gradients: most steps, and the residual to stop at
 
 
 def surviving(
     weight_OI: Tensor, gram_II: Tensor, kept: Tensor, damping: float = DAMPING, constant: bool = False, free_OK: Tensor | None = None
 ) -> Tensor:
-    """Returns the columns that are left, updated, float32 `[O, K]`.
+    """Returns the remaining columns after the update, float32 `[O, K]`.
 
     Args:
-        weight_OI: The layer, float `[O, I]`.
+        weight_OI: Weights of the layer, float `[O, I]`.
         gram_II: Sum of x x^T over tokens, float64 `[I, I]`.
-        kept: What stays of the I inputs, int64 `[K]`, ascending.
-        damping: Keeps the update small where inputs say little, as a fraction of the mean square of those that stay.
-        constant: Whether the last input is the constant of a bias, which is not damped.
-        free_OK: Which of the weights that stay may change, bool; None for all.
+        kept: Inputs that stay, int64 `[K]`, ascending.
+        damping: lambda as a fraction of the mean diagonal; keeps the update small where inputs carry little signal.
+        constant: Whether the last input is the constant 1 of a bias, which is not damped.
+        free_OK: Weights that may change, bool; None for all.
     """
     gone = torch.tensor(sorted(set(range(weight_OI.shape[1])) - set(kept.tolist())), dtype=torch.int64)
     if not len(gone):
         return weight_OI[:, kept]
     weight_OI = weight_OI.double()
     gram_KK, gram_RK = gram_II[kept][:, kept].clone(), gram_II[gone][:, kept]
-    diagonal_K = gram_KK.diagonal()  # a view: what is added to it is added to the matrix
+    diagonal_K = gram_KK.diagonal()  # a view: adding to it changes the matrix
     damped = slice(None, -1) if constant else slice(None)
     diagonal_K[damped] += damping * diagonal_K[damped].mean() + 1e-12
     if constant:
@@ -60,14 +60,14 @@ def surviving(
 
 
 def solve_some(matrix_KK: Tensor, wanted_OK: Tensor, free_OK: Tensor) -> Tensor:
-    """Returns for each output the u with (u A)_k = wanted_k for every free k and u_k = 0 for the others, float64 `[O, K]`.
+    """Solves (u A)_k = wanted_k for each output over its free k, with u_k = 0 elsewhere; returns u, float64 `[O, K]`.
 
-    Conjugate gradients on all outputs at once, in units in which the diagonal of A is 1 (Hestenes and Stiefel 1952).
+    Conjugate gradients on all outputs at once, scaled so that the diagonal of A is 1 (Hestenes and Stiefel 1952).
 
     Args:
         matrix_KK: A, symmetric and positive definite, float64.
-        wanted_OK: float64.
-        free_OK: bool.
+        wanted_OK: Right-hand side, float64.
+        free_OK: Entries of u that may differ from 0, bool.
     """
     unit_K = matrix_KK.diagonal().rsqrt()
     scaled_KK = matrix_KK * unit_K * unit_K[:, None]
@@ -86,13 +86,13 @@ def solve_some(matrix_KK: Tensor, wanted_OK: Tensor, free_OK: Tensor) -> Tensor:
     return found_OK * unit_K
 
 
-def update(model: nn.Module, structure: Structure, kept: Kept, batches: Iterable[Batch]) -> None:
-    """Updates the layers that read attention and neurons, in place; surgery has to follow.
+def update(model: nn.Module, structure: Structure, kept: KeptUnits, batches: Iterable[Batch]) -> None:
+    """Updates the layers that read attention and FFN neurons, in place; surgery must follow.
 
     Args:
         model: The model before surgery, in evaluation mode.
         structure: Its structure.
-        kept: What surgery keeps.
+        kept: Units that surgery keeps.
         batches: Calibration rows.
     """
     wanted = readers(model, structure, kept)
@@ -119,21 +119,21 @@ def update(model: nn.Module, structure: Structure, kept: Kept, batches: Iterable
         layer.weight.data[:, numbers] = updated_OK.to(layer.weight)
 
 
-def readers(model: nn.Module, structure: Structure, kept: Kept) -> dict[str, Tensor]:
-    """Returns the layers that lose inputs, by name, and the inputs that stay, int64."""
-    places, found = Places.of(model, structure), {}
+def readers(model: nn.Module, structure: Structure, kept: KeptUnits) -> dict[str, Tensor]:
+    """Returns the inputs that stay, int64, for each layer that loses inputs, by module name."""
+    hooks, found = HookPoints.of(model, structure), {}
     for block in kept.layers:
         attention = structure.attentions[block]
         if len(kept.heads[block]) < attention.key_value_heads:
-            found[places.heads[block]] = head_numbers(kept.heads[block], attention.group, attention.head_dim)["query"]
-        neurons = places.ffn[block]
+            found[hooks.heads[block]] = head_numbers(kept.heads[block], attention.group, attention.head_dim)["query"]
+        neurons = hooks.ffn[block]
         if neurons is not None and len(kept.ffn[block]) < structure.sizes.ffn[block]:
             found[neurons] = torch.tensor(kept.ffn[block])
     return found
 
 
 def gram_matrices(model: nn.Module, layers: Sequence[str], batches: Iterable[Batch], image_tokens: int) -> Mapping[str, Tensor]:
-    """Returns the sum of x x^T over all tokens that are no padding, float64 `[I, I]`; with a last input of 1 where a layer has a bias."""
+    """Returns the sum of x x^T over all tokens except padding, float64 `[I, I]`, by layer; layers with a bias have an extra input of 1."""
     sums: dict[str, Tensor] = {}
     mask_bL = torch.zeros(0, 0, dtype=torch.bool)
 

@@ -1,16 +1,16 @@
-"""What a unit of cost is worth while masks are learned: the multiplier of a constraint, led to where the constraint holds.
+"""The multiplier of the sparsity constraint: a PI controller adjusts it while masks are learned, until the constraint is met.
 
-    min L over weights and masks, subject to s(masks) = t(step)          s: share of the cost that is gone, t: what is asked for
+    min L over weights and masks, subject to s(masks) = t(step)          s: share of the cost removed, t: target
     step along the gradient of L - lambda s
     lambda = p sinh(u - K gap),   gap = s - t,   u <- u - k gap,   p = E sum_i |dL/da_i ds/da_i| / E sum_i (ds/da_i)^2
 
-p is what the loss pays for a unit of cost, by the gradients of the last steps, so that nothing depends on the size of a loss; the argument
-of sinh is a controller with a proportional and an integral part: where little is missing lambda follows in proportion, where much is, by
-half for each 1 %. Where too much is gone it is negative, as a closed gate has no gradient of the loss that would open it again.
+p estimates the loss per unit of cost from recent gradients, which makes the controller independent of the loss scale. The argument of sinh
+has a proportional part (gain K) and an integral part u (gain k): near 0 lambda is proportional to it; far from 0 every further 1 % of gap
+changes lambda by half. lambda becomes negative if too much is removed: the loss alone has no gradient that would reopen a closed gate.
 
-The plain ascent on multipliers (Wang et al. 2020, https://arxiv.org/abs/1910.04732, section 3.2), which CoFi and others use, takes many
-epochs to settle under Adam, whose steps have one size however small the gap is: in half an epoch of SST-2 it closed 74 % of a model where
-60 % were asked for.
+CoFi and others use plain gradient ascent on the multipliers (Wang et al. 2020, https://arxiv.org/abs/1910.04732, section 3.2). Under Adam,
+whose step size does not depend on the gap, that takes many epochs to settle: in half an epoch of SST-2 it removed 74 % of a model at a
+target of 60 %.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch import Tensor, nn
 
 PROPORTIONAL, INTEGRAL = 40.0, 0.1
 DECAY = 0.98
-"""Of the means of gradients: about the last 50 steps."""
+"""Decay of the running means of gradients: about the last 50 steps."""
 STEEPEST = 5.0
-"""The argument of sinh at most, either way."""
+"""Largest absolute argument of sinh."""
 SMALLEST = 1e-20
 
 
 class Price(nn.Module):
-    """The multiplier, and what it goes by; saved with a training.
+    """The multiplier and the state of its controller; saved with the training.
 
     Args:
-        num_masks: How many masks there are.
+        num_masks: Number of masks.
     """
 
     step: Tensor
@@ -53,13 +53,13 @@ class Price(nn.Module):
         self.value = 0.0
 
     @torch.no_grad()
-    def settle(self, step: int, gap: float, slope_N: Tensor) -> float:
-        """Returns the multiplier of a step; asked again in the same step, for another micro-batch, it is the same one.
+    def update(self, step: int, gap: float, slope_N: Tensor) -> float:
+        """Returns the multiplier of a step; further micro-batches of the same step get the same value.
 
         Args:
             step: Number of the step.
-            gap: What is gone, less what is to be gone.
-            slope_N: Derivatives of what is gone, by each mask, float32 `[N]`.
+            gap: Share of the cost removed, minus the target.
+            slope_N: Derivatives of the removed share by each mask, float32 `[N]`.
         """
         if step != int(self.step):
             self.paid.lerp_((self.gradient_N * self.slope_N).abs().sum(), 1 - DECAY)
@@ -73,6 +73,6 @@ class Price(nn.Module):
         return self.value
 
     @torch.no_grad()
-    def see(self, gradient_N: Tensor) -> None:
-        """Adds up what the loss says of the masks in the micro-batches of a step, float32 `[N]`."""
+    def add_gradient(self, gradient_N: Tensor) -> None:
+        """Adds the gradient of the loss by the masks for one micro-batch, float32 `[N]`."""
         self.gradient_N.add_(gradient_N)

@@ -1,15 +1,14 @@
-"""The stage `prune`: a smaller model of the same weights, with real changes of shape, that every later stage takes.
+"""The stage `prune`: structured pruning to a physically smaller model, which every later stage takes like any other.
 
-A run is a list of steps, each in a file of its own: cut the vocabulary (`vocabulary`), score what may go (`scores`), divide the budget
-between blocks (`allocation`, `sensitivity`), choose (`selection`), let what stays make up for what goes (`least_squares`), take it out
-(`surgery`), and train again (`recovery`). With `schedule: cubic` everything after the vocabulary (`steps`) is done n times, for the
-sparsities
+Each step has a file of its own: cut the vocabulary (`vocabulary`), compute importance scores (`scores`), split the budget between blocks
+(`allocation`, `sensitivity`), choose what stays (`selection`), compensate in the remaining weights (`least_squares`), remove (`surgery`)
+and fine-tune (`recovery`). With `schedule: cubic`, all steps after the vocabulary (`steps`) run n times, for the sparsities
 
     s_i = s share(i / n),   i = 1 ... n        (`cubic`)
 
-Scores come from calibration rows of the train split, or are learned with the weights (`learned`); `sensitivity` and the guard of the
-vocabulary come from selection rows. With `measure: latency` the cost is milliseconds of an engine (`timing`), which are measured again for
-what comes of it. Left out: single weights, which the stage `sparsify` takes.
+Scores come from calibration rows of the train split, or are learned together with the weights (`learned`). `sensitivity` and the check of
+the vocabulary use selection rows. With `measure: latency`, the cost is milliseconds on an engine (`timing`), and the latency of the pruned
+model is measured again (`latency_budget`). Not supported: single weights; the stage `sparsify` zeroes those.
 """
 
 from __future__ import annotations
@@ -27,14 +26,16 @@ from compress.models.structure import Sizes, Structure
 from compress.stage.context import Context
 from prune.allocation import uniform
 from prune.cost import count_of
-from prune.learned import LEARNED, as_trained
+from prune.latency_budget import LatencyBudget
+from prune.learned import as_trained
+from prune.methods import is_learned
 from prune.recovery import check_recovery
-from prune.selection import COMPONENTS, Scores, Whole, lowest_share, select
+from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
 from prune.steps import Steps
-from prune.surgery import Kept, check_shapes, shrink
-from prune.timing import Ruler, Timing, target_shape
+from prune.surgery import KeptUnits, check_shapes, shrink
+from prune.timing import Timing, target_shape
 
 if TYPE_CHECKING:
     from torch import nn
@@ -43,55 +44,55 @@ if TYPE_CHECKING:
 
 
 class Prune(PruneSettings):
-    """Takes heads, neurons, channels, layers, experts and tokens out of the model, and trains what is left."""
+    """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     VERSION: ClassVar[int] = 4
 
     def depends(self, context: Context) -> Any:
-        """What is timed depends on the engine and the machine."""
+        """Measured latency depends on the engine and the machine."""
         if self.measure != "latency":
             return None
         settings = context.measure_latency.settings if context.measure_latency else None
         return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward and backward over calibration rows, a dozen passes over selection rows for each layer of a scan, and the training."""
+        """Forward and backward passes over calibration rows, a dozen passes over selection rows per scanned layer, and the training."""
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
         trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
-        masks = 3.0 * len(data.train) * self.learn.epochs * (self.method in LEARNED)
+        masks = 3.0 * len(data.train) * self.learn.epochs * (is_learned(self.method))
         return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained + masks)
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Finds out before the first stage runs whether this model can be pruned like that.
+        """Checks before the first stage runs whether this model can be pruned with these settings.
 
         Raises:
             InputError: It cannot.
         """
         key, answer = self.key, TASKS[context.task].answer
         if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
-            raise InputError(f"{key}.granularity: vocabulary given; {context.task} has no texts to split into fewer tokens: leave it out")
+            raise InputError(f"{key}.granularity: vocabulary given; {context.task} has no text to tokenize: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
         if self.recover is not None:
             after = self.config_after(config) if self.recover.named else config
-            check_recovery(self.recover, self.recovery_keys, config, after, teacher, context)
-            if self.method in LEARNED:  # masks are learned on the whole model
-                check_recovery(as_trained(self.learn, self.recover), self.recovery_keys, config, config, teacher, context)
+            check_recovery(self.recover, self.training_keys, config, after, teacher, context)
+            if is_learned(self.method):  # masks are learned on the unpruned model
+                check_recovery(as_trained(self.learn, self.recover), self.training_keys, config, config, teacher, context)
 
     def config_after(self, config: Any) -> Any:
-        """The config of the pruned model, as far as it is known before. The vocabulary is kept.
+        """The expected config of the pruned model, with the vocabulary unchanged.
 
-        Of an allocation that depends on data it is that of a uniform one. Milliseconds count as multiply-accumulates, and of a time that is
-        asked for it is not known which share it is: half, or as much as can go.
+        It assumes a uniform allocation. Latency is approximated by multiply-accumulates. The share that a target `latency_ms` leaves is
+        unknown: it assumes the default sparsity, or as much as can be removed.
         """
         from compress.models.shapes import with_sizes
 
         kept, sizes = self.planned(config)
         return with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key)
 
-    def planned(self, config: Any) -> tuple[Kept, Sizes]:
-        """Returns what a uniform allocation keeps, by number rather than by importance, and the sizes before."""
+    def planned(self, config: Any) -> tuple[KeptUnits, Sizes]:
+        """Returns the units that a uniform allocation keeps, chosen by index instead of importance, and the sizes before pruning."""
         import torch
 
         from compress.models.shapes import on_meta
@@ -102,46 +103,46 @@ class Prune(PruneSettings):
         parts = {(block, what): torch.zeros(count_of(sizes, block, what)) for block in range(structure.depth) for what in COMPONENTS}
         nothing = Scores(parts, torch.zeros(structure.depth), torch.zeros(sizes.hidden))
         cost, limits = self.cost(model, structure, None), self.limits(structure)
-        whole, share = Whole.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
+        incoming, share = Incoming.of(cost), 1 / self.speedup if self.speedup else self.shares[-1]
         if self.measure == "latency":
-            share = max(share, lowest_share(cost, whole, limits, nothing))
-        return select(cost, whole, share, limits, nothing, uniform, self.key), sizes
+            share = max(share, lowest_share(cost, incoming, limits, nothing))
+        return select(cost, incoming, share, limits, nothing, uniform, self.key), sizes
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the pruned checkpoint.
 
         Returns:
-            `method`, `measure`, `sparsity` (what was taken away), `cost` (of the blocks), `before` and `after` (the sizes), `layers` (those
-            that are left, from 0), `steps` (for each iteration its share, its losses and looks at the selection split), and where asked for
-            `vocabulary` and `sensitivity` (distances by layer and share). Of a model with experts `loads`: `before` and `after`, the share
-            of the tokens that every expert of every block gets (`prune.routing`). With measure latency `latency`: the table, and what was
-            predicted and measured of the model before, of every shape that was tried, and of the result.
+            `method`; `measure`; `sparsity` (share of the cost removed); `cost` of the blocks; `before` and `after` (sizes); `layers`
+            (those that stay); `steps` (for each iteration: its share, losses and values on the selection split). Where they apply:
+            `vocabulary`; `sensitivity` (distances by layer and share); `loads` with experts (`before` and `after`: share
+            of the tokens that each expert gets, `prune.routing`); `latency` with measure: latency (the table, and predicted and measured
+            latency of the incoming model, of every shape tried and of the result).
 
         Raises:
-            InputError: Not so much can be taken away, the tokenizer cannot be cut, or training failed.
+            InputError: The target cannot be reached, the tokenizer cannot be cut, or training failed.
         """
         from compress.models.checkpoint import load, save
 
         source, cut = self._cut_vocabulary(parent, context)
         model = load(source)
         structure = Structure.of(model, self.key)
-        ruler = self._ruler(model, structure, source, context)
-        first = self.cost(model, structure, ruler)
-        whole, origin = Whole.of(first), Origin.whole(structure.depth, structure.sizes.hidden)
+        latency = self._latency_budget(model, structure, source, context)
+        first = self.cost(model, structure, latency)
+        incoming, origin = Incoming.of(first), Origin.whole(structure.depth, structure.sizes.hidden)
         routed = self._loads(model, structure, source, context)
         sparsity = self.sparsity
-        if ruler is not None:
-            lowest = lowest_share(first, whole, self.limits(structure))
-            sparsity = ruler.sparsity(self.sparsity, whole.cost, lowest, f"{self.key}.{self.asked}")
-        steps = Steps(self, self.id or self.NAME, whole, ruler, source, context)
+        if latency is not None:
+            lowest = lowest_share(first, incoming, self.limits(structure))
+            sparsity = latency.sparsity(self.sparsity, incoming.cost, lowest, f"{self.key}.{self.target_key}")
+        steps = Steps(self, self.id or self.NAME, incoming, latency, source, context)
         figures: list[dict[str, Any]] = []
         for number, share in enumerate(self.shares_of(sparsity), 1):
             model, origin, found = steps.iterate(number, share, model, origin)
             figures.append(found)
         last = Structure.of(model, self.key)
-        cost = self.cost(model, last, ruler).total()
-        taken = 1 - cost / whole.cost
-        context.progress.log(f"  {taken:.1%} of the {self.measure} of the blocks taken away: {_words(structure.sizes, last.sizes)}")
+        cost = self.cost(model, last, latency).total()
+        taken = 1 - cost / incoming.cost
+        context.progress.log(f"  {taken:.1%} of the {self.measure} of the blocks removed: {_words(structure.sizes, last.sizes)}")
         routed = {"before": routed, "after": self._loads(model, last, source, context)} if routed else {}
         save(model, source, out, f"Pruned by {self.method}: {taken:.1%} of the {self.measure} of its blocks")
         scans = [step.pop("sensitivity") for step in figures if "sensitivity" in step]
@@ -149,22 +150,22 @@ class Prune(PruneSettings):
             "method": self.method,
             "measure": self.measure,
             "sparsity": taken,
-            "cost": {"before": whole.cost, "after": cost},
+            "cost": {"before": incoming.cost, "after": cost},
             "before": asdict(structure.sizes),
             "after": asdict(last.sizes),
             "layers": list(origin.layers),
             "steps": figures,
             **({"vocabulary": cut} if cut else {}),
             **({"sensitivity": scans[0]} if scans else {}),
-            **({"latency": ruler.figures} if ruler else {}),
+            **({"latency": latency.figures} if latency else {}),
             **({"loads": routed} if routed else {}),
         }
 
     def _try_on_shapes(self, config: Any) -> None:
-        """Cuts a model that has shapes and no values.
+        """Prunes a model on the meta device, which has shapes but no values.
 
         Raises:
-            InputError: Something in it does not follow what is taken away.
+            InputError: Some part of this architecture cannot be resized.
         """
         from compress.models.shapes import on_meta, with_sizes
 
@@ -173,15 +174,15 @@ class Prune(PruneSettings):
         small = on_meta(with_sizes(with_layers(config, kept.layers), kept.sizes(sizes), self.key))
         check_shapes(Structure.of(large, self.key), kept, large.state_dict(), small.state_dict(), config.model_type, self.key)
         try:
-            Structure.of(small, self.key)  # which runs it
+            Structure.of(small, self.key)  # runs the model
         except InputError as error:
             raise InputError(
-                f"{self.key}: a {config.model_type} without some of its {', '.join(self.granularity)} does not run, as something in it "
-                "keeps its size; it cannot be pruned like that"
+                f"{self.key}: a {config.model_type} without some of its {', '.join(self.granularity)} does not run: some part "
+                "keeps its size, so it cannot be pruned like that"
             ) from error
 
     def _loads(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Any:
-        """Returns what share of the tokens every expert gets, by block; nothing for a model without experts."""
+        """Returns the share of the tokens that each expert gets, by block; empty for a model without experts."""
         from prune.calibration import calibration_batches
         from prune.routing import loads
 
@@ -189,16 +190,16 @@ class Prune(PruneSettings):
             return []
         return loads(model, structure, calibration_batches(model, source, self.rows, context, f"{self.id or self.NAME}: routing"))
 
-    def _ruler(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> Ruler | None:
-        """Measures the model that came in and the table of its blocks; None where no milliseconds are counted."""
+    def _latency_budget(self, model: nn.Module, structure: Structure, source: Path, context: Context) -> LatencyBudget | None:
+        """Measures the incoming model and the latency table of its blocks; None if the cost is not latency."""
         if self.measure != "latency":
             return None
         shape = target_shape(context, self.latency_ms, f"{self.key}.latency_ms")
         timing = Timing(model, source, context, shape, self.precision, context.scratch / "timing")
-        return Ruler.of(timing, structure.sizes, self.multiple_of, self.latency_ms, self.speedup, self.key)
+        return LatencyBudget.of(timing, structure.sizes, self.multiple_of, self.latency_ms, self.speedup, self.key)
 
     def _cut_vocabulary(self, parent: Artifact, context: Context) -> tuple[Path, dict[str, Any]]:
-        """Returns the checkpoint to go on with, and the figures of the vocabulary where it was cut.
+        """Returns the checkpoint to prune, with its vocabulary cut if asked for, and the figures of that cut.
 
         Raises:
             InputError: Too many tokens would become unknown.
@@ -206,20 +207,20 @@ class Prune(PruneSettings):
         if "vocabulary" not in self.granularity:
             return parent.path, {}
         from compress.models.checkpoint import load, save
-        from compress.models.preprocessor import preprocessor
         from prune.vocabulary import cut_vocabulary, write_tokenizer
 
         model, data = load(parent.path), context.data
-        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        prepared = context.preprocessor(parent.path)
         cut = cut_vocabulary(parent.path, model.config, prepared, data.train.rows, data.selection.rows, self.key)
         if cut.unknown > self.max_unknown:
             raise InputError(
                 f"{self.key}.max_unknown: {self.max_unknown:g} given; {cut.unknown:.2%} of the tokens of the selection rows would become "
                 "unknown: raise it, or leave vocabulary out of granularity"
             )
-        context.progress.log(f"  vocabulary: {len(cut.kept)} tokens are left, {cut.changed:.1%} of the selection rows are split otherwise")
+        changed = f"{cut.changed:.1%} of the selection rows are tokenized differently"
+        context.progress.log(f"  vocabulary: {len(cut.kept)} tokens remain, {changed}")
         structure = Structure.of(model, self.key)
-        small = shrink(model, structure, replace(Kept.everything(structure.sizes), vocabulary=cut.kept), self.key)
+        small = shrink(model, structure, replace(KeptUnits.everything(structure.sizes), vocabulary=cut.kept), self.key)
         folder = context.scratch / "vocabulary"
         with writing(folder) as temporary:
             save(small, parent.path, temporary, f"Vocabulary cut to {len(cut.kept)} tokens")
@@ -228,7 +229,7 @@ class Prune(PruneSettings):
 
 
 def _words(before: Sizes, after: Sizes) -> str:
-    """Returns in words what is left."""
+    """Describes the sizes that changed, for the log."""
     counts = {
         "layers": (len(before.heads), len(after.heads)),
         "heads": (sum(before.heads), sum(after.heads)),

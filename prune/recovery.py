@@ -1,19 +1,19 @@
-"""Recovery: the pruned model is trained again, on the labels and against a teacher.
+"""Recovery: fine-tune the pruned model on the labels and a teacher.
 
-    loss_b = that of `compress.training.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
+    loss_b = loss of `compress.training.distilled`  +  w * mean over layers m and tokens t of mean_c (h_s[m, t, c] - h_t[l(m), t, k(c)])^2
 
-l(m) is the layer of the teacher that the layer m came from, k(c) the channel that c came from: a pruned model is a part of the model that
-came in, so no projection has to be learned (Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1, has one). The states are those
-between blocks, before any norm behind the last one: what is last in a pruned model may have had other blocks behind it in the teacher. Of
-the losses of the stage `distill`, too, every layer, channel and head learns from the one that it was. The teacher gets the rows in its own
-tokens where the vocabulary was cut. Left out: teachers from outside of the run; the stage `distill` has those.
+l(m) is the teacher layer that layer m came from, k(c) the channel that channel c came from. A pruned model is a part of the incoming model,
+so no projection has to be learned (unlike Jiao et al. 2020, https://arxiv.org/abs/1909.10351, section 3.1). Hidden states are taken between
+blocks, before any final norm: the last block of the pruned model may not be the teacher's last. With the losses of the stage `distill`,
+each layer, channel and head also learns from the one that it came from. If the vocabulary was cut, the teacher reads the rows in its own
+tokens. Not supported: teachers from outside the run; use the stage `distill`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -34,33 +34,33 @@ from compress.training.distilled import Distilled, attention_as_before, check_di
 from compress.training.finetune import trained_here
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
 
 
 class Recover(DistillationSettings):
-    """How the pruned model is trained."""
+    """Fine-tuning of the pruned model."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
-    """Passes over the train split in all, divided evenly between the iterations; 0.5 is half a pass."""
+    """Passes over the train split, divided evenly between the iterations; 0.5 is half a pass."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-5
-    """Peak learning rate, in every iteration."""
+    """Peak learning rate of every iteration."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, where a whole batch does not fit."""
+    """Rows in memory at once, if a whole batch does not fit."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    """How the learning rate falls to 0 after the warm-up; constant: it does not fall."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; biases and norms have none."""
+    """Decoupled weight decay of matrices; not applied to biases and norms."""
     hidden_weight: Annotated[float, Field(ge=0)] = 0.0
-    """Without `loss` and `losses`: weight of the hidden states of the teacher, which has to have the layers and channels of the incoming
-    model; 0: not looked at."""
+    """Without `loss` and `losses`: weight of the loss on the teacher's hidden states; 0: none. The teacher must have the layers and
+    channels of the incoming model."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two looks at the selection split; absent: once an epoch."""
+    """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights that are kept: the best on the selection split, or the last."""
+    """Weights to keep: the best on the selection split, or the last."""
 
     @model_validator(mode="after")
     def _hidden_by_name(self) -> Self:
@@ -69,13 +69,13 @@ class Recover(DistillationSettings):
         return self
 
 
-class Recovery(nn.Module):
-    """The objective of recovery with hidden states.
+class RecoveryObjective(nn.Module):
+    """The objective of recovery with a loss on hidden states.
 
     Args:
-        answers: The objective of labels and answers; holds the teacher.
-        origin: Where the layers and channels of the model come from.
-        weight: Of the hidden states in the loss.
+        answers: The objective on labels and teacher logits; holds the teacher.
+        origin: Layers and channels of the teacher that the model consists of.
+        weight: Weight of the hidden states in the loss.
     """
 
     def __init__(self, answers: Distilled, origin: Origin, weight: float) -> None:
@@ -97,13 +97,13 @@ class Recovery(nn.Module):
 
 
 def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], channels: Sequence[int], mask_bL: Tensor | None) -> Tensor:
-    """Returns the mean squared difference of hidden states of each row, over layers, tokens and channels, float32 `[b]`.
+    """Returns the mean squared difference of hidden states over layers, tokens and channels, by row, float32 `[b]`.
 
     Args:
-        ours: Float `[b, L, c]` for each layer.
-        theirs: Float `[b, L, D]` for each, the teacher's.
-        channels: Which of the D channels are ours.
-        mask_bL: 1 where there is no padding; None for no padding at all.
+        ours: Hidden states of the model, float `[b, L, c]` for each layer.
+        theirs: Hidden states of the teacher, float `[b, L, D]` for each layer.
+        channels: The c of the D channels that the model has.
+        mask_bL: 1 for tokens, 0 for padding; None if nothing is padded.
     """
     chosen = torch.tensor(channels, device=ours[0].device)
     squares_bL = torch.stack(
@@ -114,17 +114,17 @@ def hidden_loss(ours: Sequence[Tensor], theirs: Sequence[Tensor], channels: Sequ
 
 
 def part_of(context: Context, epochs: float, number: int, iterations: int, batch_size: int) -> tuple[Context, float]:
-    """Returns the context of one of several iterations, with its own rows to train on and its own seed, and the passes over them.
+    """Returns the context of one of several iterations, with its own training rows and seed, and the passes over these rows.
 
-    Each goes on where the last one ended, in one random order of the train split, and in another one behind its end: whole batches, so
-    that the steps are those of `epochs` / `iterations` passes. An iteration of at least a whole pass gets all rows.
+    Each iteration continues where the previous one ended in a random order of the train split, then in a new order. It gets whole batches,
+    so the number of steps is that of `epochs` / `iterations` passes. An iteration of at least one full pass gets all rows.
 
     Args:
-        context: Of the stage.
+        context: Context of the stage.
         epochs: Passes over the train split, of all iterations together.
-        number: Of the iteration, from 1.
-        iterations: How many there are.
-        batch_size: Rows of a step.
+        number: Number of the iteration, from 1.
+        iterations: Number of iterations.
+        batch_size: Rows per step.
     """
     share, split, seed = epochs / iterations, context.data.train, context.seed
     context = replace(context, seed=seed + number - 1)
@@ -138,111 +138,107 @@ def part_of(context: Context, epochs: float, number: int, iterations: int, batch
     return replace(context, data=replace(context.data, train=part)), 1.0
 
 
-def recover(
-    model: nn.Module,
-    settings: Recover,
-    epochs: float,
-    origin: Origin | None,
-    source: Path,
-    asked: SettingKeys,
-    context: Context,
-    scratch: Path,
-    label: str,
-    depends: Mapping[str, Any],
-    around: Callable[[Objective], Objective] = lambda objective: objective,
-) -> History:
+@dataclass(frozen=True)
+class RecoveryJob:
+    """One training of a pruned model: how, on what, and where its checkpoints go."""
+
+    settings: Recover
+    source: Path
+    """Checkpoint with the tokenizer or image processor of the model."""
+    origin: Origin | None
+    """Layers, channels and heads of the incoming model that the model consists of; None if it has no uniform width."""
+    keys: SettingKeys
+    """Key paths of the settings, for messages."""
+    context: Context
+    """Data, seed, progress and teacher."""
+    scratch: Path
+    """Folder for training checkpoints, so that a killed training resumes."""
+    label: str
+    """Name of the progress bar and of messages."""
+    depends: Mapping[str, Any]
+    """Everything else that the training depends on, JSON types; a checkpoint with other values is not resumed."""
+
+
+def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Objective], Objective] = lambda objective: objective) -> History:
     """Trains a pruned model in place; leaves it on the CPU in evaluation mode.
 
     Args:
         model: The pruned model.
-        settings: How to train.
-        epochs: Passes over the train split.
-        origin: Where its layers, channels and heads come from in the model that came in; None of a model that has no such numbers.
-        source: Checkpoint with its tokenizer or image processor.
-        asked: Where the settings are, for messages.
-        context: Data, seed, progress, and the teacher.
-        scratch: Folder for checkpoints inside the stage.
-        label: Name of the bar and of messages.
-        depends: Whatever else the training depends on (JSON types).
-        around: Makes what is trained on of the objective of labels and answers.
+        job: How to train it.
+        wrap_objective: Turns the objective of labels and teacher into the one to train on.
 
     Raises:
-        InputError: There are no rows, the teacher does not fit, or the loss became NaN or infinite.
+        InputError: There are no training rows, the teacher does not fit, or the loss became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
-    assert context.teacher is not None, "the pipeline hands over the teacher"
+    settings, source, context = job.settings, job.source, job.context
+    assert context.teacher is not None, "the pipeline provides the teacher"
     device, folder = training_device(), context.teacher.path
     model.to(device)
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (source, folder))
+    student_rows, teacher_rows = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task)
-    outside = not trained_here(context) and TASKS[context.task].answer != "tokens"
+    finetuned_elsewhere = not trained_here(context) and TASKS[context.task].needs_labels
     with attention_as_before(model):
-        if settings.distill or outside:
+        if settings.distill or finetuned_elsewhere:
             teacher = load(folder, device).requires_grad_(False)
-            judged = judged_by(context, teacher, theirs) if outside else context
+            judged = judged_by(context, teacher, teacher_rows) if finetuned_elsewhere else context
             if settings.distill:
-                part = origin if same_shape(read_config(source, "model.path"), teacher.config) else None
-                distillation = Distillation(settings, asked, model, source, prepared, teacher, theirs, part)
-                objective = distillation_objective(distillation, replace(context, scratch=scratch))
+                origin = job.origin if same_shape(read_config(source, "model.path"), teacher.config) else None
+                distillation = Distillation(settings, job.keys, model, source, student_rows, teacher, teacher_rows, origin)
+                objective = distillation_objective(distillation, replace(context, scratch=job.scratch))
                 if settings.hidden_weight:
                     assert isinstance(objective, Distilled)
-                    assert origin is not None, "checked before the first stage"
-                    objective = Recovery(objective, origin, settings.hidden_weight)
+                    assert job.origin is not None, "checked before the first stage"
+                    objective = RecoveryObjective(objective, job.origin, settings.hidden_weight)
                 objective.to(device)
-        history = train(
-            model,
-            around(objective),
-            context.data.train.rows,
-            context.data.train.labels,
-            prepared,
-            TrainConfig.of(settings, epochs=epochs),
-            context.seed,
-            scratch,
-            context.progress,
-            selection_metric(judged, prepared),
-            label,
-            depends=depends,
-            higher_is_better=TASKS[context.task].higher_is_better,
+        training = Training.of(
+            context,
+            student_rows,
+            TrainConfig.of(settings),
+            job.label,
+            scratch=job.scratch,
+            select=selection_metric(judged, student_rows),
+            depends=job.depends,
         )
+        history = train(model, wrap_objective(objective), training)
     model.cpu()
     return history
 
 
-def check_recovery(settings: Recover, asked: SettingKeys, config: Any, after: Any, teacher: Any, context: Context) -> None:
-    """Finds out whether a pruned model can learn like that.
+def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any, teacher: Any, context: Context) -> None:
+    """Checks before the first stage that the pruned model can be fine-tuned with these settings.
 
     Args:
-        settings: How it is trained.
-        asked: Where that is asked for.
-        config: Transformers config of the model that came in.
-        after: That of what is left of it.
-        teacher: That of the teacher.
+        settings: Settings of the fine-tuning.
+        keys: Key paths of the settings, for messages.
+        config: Transformers config of the incoming model.
+        after: Transformers config of the pruned model.
+        teacher: Transformers config of the teacher.
         context: Data and task.
 
     Raises:
-        InputError: The teacher has not what is to be learned.
+        InputError: A loss does not fit the teacher or the model.
     """
-    check_hidden(settings, config, teacher, asked.key)
-    check_distillation(settings, asked, after, teacher, same_shape(config, teacher), context)
+    check_hidden(settings, config, teacher, keys.key)
+    check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
 
 
 def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None:
-    """Finds out whether the teacher's hidden states can be learned.
+    """Checks that the model can learn from the teacher's hidden states.
 
     Raises:
-        InputError: Its layers or channels are not those of the incoming model.
+        InputError: The teacher's layers or channels differ from those of the incoming model.
     """
     if not settings.hidden_weight:
         return
     shapes = [tuple(getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size")) for one in (config, teacher)]
     if Origin.of_config(config) is None:
         raise InputError(
-            f"{key}.hidden_weight: {settings.hidden_weight:g} given; the layers of a {config.model_type} have no one width: leave it out"
+            f"{key}.hidden_weight: {settings.hidden_weight:g} given; the layers of a {config.model_type} differ in width: leave it out"
         )
     if shapes[0] != shapes[1] or not settings.distill:
         raise InputError(
-            f"{key}.hidden_weight: {settings.hidden_weight:g} given; that takes distill: true and a teacher with the {shapes[0][0]} layers "
+            f"{key}.hidden_weight: {settings.hidden_weight:g} given; it needs distill: true and a teacher with the {shapes[0][0]} layers "
             f"and {shapes[0][1]} channels of the incoming model (this one has {shapes[1][0]} and {shapes[1][1]}): give teacher: input"
         )

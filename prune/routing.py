@@ -1,12 +1,12 @@
-"""Routing: how much every expert of a mixture has to do, counted on real rows.
+"""Routing: the load of each expert of a mixture, counted on calibration rows.
 
-    load_e = tokens that have e among their k experts / (k * tokens)        shares of one block, which sum to 1
+    load_e = tokens that have e among their k experts / (k * tokens)        sums to 1 over the experts of a block
 
-An even router gives 1 / E to each. Load alone says nothing of what an expert adds to its tokens, which is what the scores measure
-(`prune.scores`); it says whether what is left after pruning is used, and whether one expert becomes the bottleneck of a server. Padding
-does not count. Left out: the load of each device where experts are spread over several.
+A balanced router gives each expert 1 / E. The load shows whether the experts left after pruning are used, and whether one of them will be
+the bottleneck of a server. It does not show how much an expert contributes to its tokens: importance scores do (`prune.scores`). Padding is
+not counted. Not supported: load per device with experts spread over several devices.
 
-Tensor names carry their shapes: N tokens, k experts of a token.
+Tensor names carry their shapes: N tokens, k experts per token.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from compress.models.structure import Structure
 from compress.training.train import Batch
-from prune.places import Places, token_mask
+from prune.hook_points import HookPoints, token_mask
 
 
 @torch.inference_mode()
 def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> list[list[float]]:
-    """Returns the load of every expert of every block; an empty list for a block without experts.
+    """Returns the load of every expert, by block; an empty list for a block without experts.
 
     Args:
         model: In evaluation mode.
@@ -43,7 +43,7 @@ def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> l
 
     handles = [
         model.get_submodule(str(name)).register_forward_pre_hook(counting(block))
-        for block, name in enumerate(Places.of(model, structure).experts)
+        for block, name in enumerate(HookPoints.of(model, structure).experts)
         if name is not None
     ]
     try:

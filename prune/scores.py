@@ -1,66 +1,40 @@
-"""Scores: how important everything is that may be taken out of a model, by one of the methods.
+"""Scores: importance of every prunable unit of a model.
 
-    magnitude    the weights alone                                           `prune.magnitude`
+    magnitude    weight norm                                                 `prune.magnitude`
     taylor       first-order change of the loss                              `prune.taylor`
     fisher       second-order change of the loss at a minimum                `prune.fisher`
-    activation   what is said on real rows                                   `prune.activation`
+    activation   activation magnitude on calibration rows                    `prune.activation`
 
-taylor and fisher are in the unit of the loss, the same everywhere. magnitude and activation have a unit of their own in each layer and
-are divided by their mean there. Blocks are ranked by the size of their weights with magnitude, else by how much they turn what goes
-through. Heads and neurons that nobody reads, because zeros have emptied them (`prune.emptied`), score 0 by any method: they go first.
+taylor and fisher are in the unit of the loss, comparable everywhere. magnitude and activation are comparable within a layer only, so they
+are divided by their mean in each layer. Blocks are ranked by weight norm for magnitude, else by block influence. Heads and neurons that no
+nonzero weight reads (`prune.emptied`) score 0 with any method: they are pruned first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.models.structure import Structure
 from compress.training.train import Batch, Objective
-from prune.activation import activation, turning
+from prune.activation import activation, block_influence
 from prune.cost import Component, count_of
-from prune.fisher import fisher
-from prune.gates import Where, gated
+from prune.gates import GateSite, gated
+from prune.hook_points import HookPoints, token_mask
 from prune.magnitude import magnitude
-from prune.places import Places, token_mask
 from prune.selection import COMPONENTS, Scores
 from prune.slices import channel_slices, component_slices
-from prune.taylor import taylor
 
-Method = Literal["magnitude", "taylor", "fisher", "activation"]
-RELATIVE: tuple[Method, ...] = ("magnitude", "activation")
-"""Methods whose scores have a unit of their own in each layer."""
 Batches = Callable[[], Iterable[Batch]]
-"""Starts a pass over the calibration rows."""
-
-
-def scores_of(method: Method, model: nn.Module, structure: Structure, batches: Batches, objective: Objective, hidden: bool) -> Scores:
-    """Returns the scores of a model.
-
-    Args:
-        method: How importance is measured.
-        model: The model, in evaluation mode; left as it is.
-        structure: Its structure.
-        batches: Gives calibration rows; not asked by magnitude.
-        objective: The loss of a batch, for taylor and fisher.
-        hidden: Whether channels of the residual stream are scored.
-    """
-    if method == "magnitude":
-        return unread_first(comparable(by_magnitude(model, structure)), model, structure)
-    said = by_activation(model, structure, batches)
-    if method == "activation":
-        return unread_first(comparable(said), model, structure)
-    found = by_gradient(taylor if method == "taylor" else fisher, model, structure, batches, objective, hidden)
-    components = {where: score for where, score in found.items() if isinstance(where, tuple)}
-    return unread_first(Scores(components, said.layers, found["hidden"] if hidden else said.hidden), model, structure)
+"""Starts a new pass over the calibration rows."""
 
 
 def by_magnitude(model: nn.Module, structure: Structure) -> Scores:
-    """Returns the scores of a model by the size of its weights; of channels as shares of every weight, so that no large one decides."""
+    """Returns the scores by weight norm; for channels each weight is normalized first, so that no large weight dominates."""
     weights = {name: value.detach() for name, value in model.state_dict().items()}
     blocks = range(structure.depth)
     return Scores(
@@ -77,9 +51,9 @@ def by_magnitude(model: nn.Module, structure: Structure) -> Scores:
 
 def by_gradient(
     score: Callable[[Tensor], Tensor], model: nn.Module, structure: Structure, batches: Batches, objective: Objective, hidden: bool
-) -> dict[Where, Tensor]:
-    """Returns the mean over all rows of a score of gradients of gates, float32 `[n]` each."""
-    sums: dict[Where, Tensor] = {}
+) -> dict[GateSite, Tensor]:
+    """Returns the mean over all rows of a score that is computed from gate gradients, float32 `[n]` each."""
+    sums: dict[GateSite, Tensor] = {}
     rows = 0
     with gated(model, structure, hidden) as start:
         for batch in batches():
@@ -93,8 +67,8 @@ def by_gradient(
 
 
 def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> Scores:
-    """Returns the scores of a model by what is said in it, in one pass over the rows."""
-    seen = _Seen(model, structure)
+    """Returns the scores by activation magnitude, in one pass over the rows."""
+    seen = _ActivationSums(model, structure)
     with torch.inference_mode():
         for batch in batches():
             seen.mask_bL = token_mask(batch.features, structure.attentions[0].tokens)
@@ -108,16 +82,16 @@ def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> S
 
 
 def comparable(scores: Scores) -> Scores:
-    """Returns scores whose mean is 1 in every component: what makes those comparable that have a unit of their own in each layer."""
+    """Returns the scores divided by their mean in every component, which makes them comparable between layers."""
     divided = {part: score / score.mean().clamp(min=torch.finfo(score.dtype).tiny) for part, score in scores.components.items()}
     return Scores(divided, scores.layers, scores.hidden)
 
 
 def unread_first(scores: Scores, model: nn.Module, structure: Structure) -> Scores:
-    """Returns the scores with 0 for every group of heads and every neuron whose columns in the layer that reads it are all 0."""
-    places, components = Places.of(model, structure), dict(scores.components)
+    """Returns the scores with 0 for every head group and neuron that only zero weights read."""
+    hooks, components = HookPoints.of(model, structure), dict(scores.components)
     for block in range(structure.depth):
-        whats: tuple[tuple[Component, str | None], ...] = (("heads", places.heads[block]), ("ffn", places.ffn[block]))
+        whats: tuple[tuple[Component, str | None], ...] = (("heads", hooks.heads[block]), ("ffn", hooks.ffn[block]))
         for what, reader in whats:
             if reader is not None and (block, what) in components:
                 weight_OI: Tensor = model.get_submodule(reader).weight.detach()  # type: ignore[operator]
@@ -127,25 +101,25 @@ def unread_first(scores: Scores, model: nn.Module, structure: Structure) -> Scor
     return replace(scores, components=components)
 
 
-class _Seen:
-    """Adds up what flows through the places of a model."""
+class _ActivationSums:
+    """Accumulates the activations at the hook points of a model."""
 
     def __init__(self, model: nn.Module, structure: Structure) -> None:
         self.sums: dict[Any, Tensor] = {}
         self.tokens: dict[Any, int] = {}
         self.mask_bL = torch.zeros(0, 0, dtype=torch.bool)
-        places, sizes = Places.of(model, structure), structure.sizes
+        hooks, sizes = HookPoints.of(model, structure), structure.sizes
         self.handles = []
         for block in range(structure.depth):
-            self._before(model, places.heads[block], (block, "heads"), sizes.key_value_heads[block])
-            if places.ffn[block] is not None:
-                self._before(model, str(places.ffn[block]), (block, "ffn"), sizes.ffn[block])
-            if places.experts[block] is not None:
-                module = model.get_submodule(str(places.experts[block]))
+            self._before(model, hooks.heads[block], (block, "heads"), sizes.key_value_heads[block])
+            if hooks.ffn[block] is not None:
+                self._before(model, str(hooks.ffn[block]), (block, "ffn"), sizes.ffn[block])
+            if hooks.experts[block] is not None:
+                module = model.get_submodule(str(hooks.experts[block]))
                 self.handles.append(module.register_forward_pre_hook(self._experts(block, sizes.experts[block])))
-            module = model.get_submodule(places.blocks[block])
+            module = model.get_submodule(hooks.blocks[block])
             self.handles.append(module.register_forward_hook(self._block(block), with_kwargs=True))
-        for norm in places.norms:
+        for norm in hooks.norms:
             self.handles.append(model.get_submodule(norm).register_forward_hook(self._norm(norm)))
 
     def remove(self) -> None:
@@ -160,7 +134,7 @@ class _Seen:
         self.tokens[where] = self.tokens.get(where, 0) + tokens
 
     def kept(self, x_bLD: Tensor) -> Tensor:
-        """Returns the tokens that are no padding, `[N, D]`."""
+        """Returns the tokens that are not padding, `[N, D]`."""
         return x_bLD.reshape(*self.mask_bL.shape, -1)[self.mask_bL.to(x_bLD.device)]
 
     def _before(self, model: nn.Module, name: str, where: tuple[int, Component], number: int) -> None:
@@ -172,7 +146,7 @@ class _Seen:
 
     def _norm(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
-            if output.dim() > 2:  # that of a pooled row has no tokens
+            if output.dim() > 2:  # the output for a pooled row has no token axis
                 x_ND = self.kept(output)
                 self.add(name, activation(x_ND[:, :, None]), len(x_ND))
 
@@ -183,12 +157,12 @@ class _Seen:
             given = args[0] if args else kwargs["hidden_states"]
             made = output[0] if isinstance(output, tuple) else output
             x_ND = self.kept(given)
-            self.add((block, "layer"), turning(x_ND, self.kept(made)), len(x_ND))
+            self.add((block, "layer"), block_influence(x_ND, self.kept(made)), len(x_ND))
 
         return hook
 
     def _experts(self, block: int, number: int) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        """Asks each expert alone for what it adds to the tokens that it gets."""
+        """Runs each expert alone on the tokens routed to it, to measure its contribution."""
 
         def hook(module: Any, args: tuple[Any, ...]) -> None:
             states_ND, chosen_Nk, weights_Nk = args[:3]
@@ -198,8 +172,8 @@ class _Seen:
                 token, place = (kept_N[:, None] & (chosen_Nk == expert)).nonzero(as_tuple=True)
                 if len(token):
                     alone, weight = torch.full_like(token, expert)[:, None], weights_Nk[token, place, None]
-                    said_ND = type(module).forward(module, states_ND[token], alone, weight)  # past this hook
-                    squares_E[expert] = said_ND.double().square().sum().cpu()
+                    output_ND = type(module).forward(module, states_ND[token], alone, weight)  # bypasses this hook
+                    squares_E[expert] = output_ND.double().square().sum().cpu()
             tokens = int(kept_N.sum())
             self.add((block, "experts"), squares_E / tokens, tokens)
 

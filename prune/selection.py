@@ -1,18 +1,17 @@
-"""Selection: from a share of the cost that may stay, and scores, to what is kept.
+"""Selection: from importance scores and a budget to the units that stay.
 
-With a share t of the cost of the blocks to be kept, and k of {depth, width, inside} to be cut (layers; hidden; heads, ffn and experts),
-each is cut to t^(1/k) of what it was, as their product is the cost; the last of them takes what rounding left over, so that t is kept, and
-where it cannot take so much the others are cut further, step by step, until it can:
+Let t be the share of the blocks' cost that may stay, and k the number of dimensions to cut among layers, hidden, and inside (heads, ffn,
+experts). The cost is the product of the dimensions, so each is cut to t^(1/k) of its size. The last dimension absorbs the rounding, so that
+t is met; if it cannot, the others are cut further, step by step:
 
-    layers   the blocks with the largest scores
-    hidden   the channels with the largest scores, in multiples of `multiple_of`
-    inside   counts for each component by an allocation (`prune.allocation`), then those with the largest scores
+    layers   the layers with the highest scores
+    hidden   the channels with the highest scores, in multiples of `multiple_of`
+    inside   counts per component from an allocation (`prune.allocation`), then the units with the highest scores
 
-Where scores are learned probabilities to be there, the numbers of layers and channels are those that are more likely there than not, or the
-nearest with which the budget can be met; `inside` takes what is left over as before.
+If the scores are learned probabilities, layers and channels with a probability above 1/2 stay, or the nearest numbers that meet the budget;
+`inside` absorbs the rest as before.
 
-Of equal scores the lowest index is kept. `protect` holds on to components and blocks; channels run through all modules, so that it says
-nothing of them.
+Ties go to the lowest index. `protect` covers components and blocks; it does not cover channels, which run through all modules.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from torch import Tensor
 from compress.core.errors import InputError, nearest
 from compress.models.structure import Sizes, Structure
 from prune.allocation import Counts, Part, cheapest, top
-from prune.cost import Component, Costs, count_of
-from prune.surgery import Kept
+from prune.cost import Component, CostModel, count_of
+from prune.surgery import KeptUnits
 
 Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
 COMPONENTS: tuple[Component, ...] = ("heads", "ffn", "experts")
@@ -39,81 +38,81 @@ Allocate = Callable[[Sequence[Part], float], Counts]
 
 @dataclass(frozen=True)
 class Limits:
-    """What may be taken away."""
+    """What may be pruned."""
 
     granularity: tuple[Granularity, ...]
     multiple_of: int
-    """Neurons and channels are kept in multiples of it."""
+    """FFN neurons and channels are kept in multiples of this."""
     protected: frozenset[tuple[int, Component]]
-    """Components that are kept whole."""
+    """Components that keep all of their units."""
     blocks: frozenset[int]
-    """Blocks that stay."""
-    asked: str = "sparsity"
-    """Key of the stage that says how much is to go, for messages."""
+    """Blocks that must stay."""
+    target_key: str = "sparsity"
+    """Recipe key that sets the target, for messages."""
 
     @property
     def inside(self) -> tuple[Component, ...]:
-        """What is cut inside of blocks."""
+        """Components that are cut inside blocks."""
         return tuple(what for what in COMPONENTS if what in self.granularity)
 
     def free(self, structure: Structure) -> bool:
-        """Whether anything of the blocks may be taken away."""
+        """Returns whether anything in the blocks may be pruned."""
         inside = ((block, what) for block in range(structure.depth) for what in self.inside)
         layers = "layers" in self.granularity and len(self.blocks) < structure.depth
         return layers or "hidden" in self.granularity or any(part not in self.protected for part in inside)
 
     @property
     def dimensions(self) -> list[str]:
-        """What is cut, in order; the last one takes what is left over."""
+        """Dimensions to cut, in order; the last one absorbs the rounding."""
         return [name for name in ("layers", "hidden") if name in self.granularity] + ["inside"] * bool(self.inside)
 
 
 @dataclass(frozen=True)
-class Whole:
-    """The model that came in: what shares are taken of."""
+class Incoming:
+    """The incoming model, which all shares refer to."""
 
     cost: float
-    """Of its blocks."""
+    """Cost of its blocks."""
     depth: int
-    """Blocks that it had."""
+    """Number of its blocks."""
     sizes: Sizes
-    """Its sizes, of those blocks that are left."""
+    """Its sizes, of the blocks that are left."""
 
     @classmethod
-    def of(cls, cost: Costs) -> Whole:
-        """Returns a model from which nothing has been taken yet."""
+    def of(cls, cost: CostModel) -> Incoming:
+        """Returns the reference for a model that has not been pruned yet."""
         return cls(cost.total(), cost.structure.depth, cost.structure.sizes)
 
-    def after(self, layers: Sequence[int]) -> Whole:
-        """Returns the same with some of the blocks that were left."""
+    def after(self, layers: Sequence[int]) -> Incoming:
+        """Returns the reference after some blocks were removed: `layers` are those that stay."""
         return replace(self, sizes=self.sizes.of_layers(layers))
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Importance of everything that may be taken away."""
+    """Importance scores of all prunable units."""
 
     components: Mapping[tuple[int, Component], Tensor]
-    """By block: of groups of heads, neurons or experts, float `[n]`."""
+    """Scores of head groups, FFN neurons or experts by block, float `[n]` each."""
     layers: Tensor
-    """Of blocks, float `[L]`."""
+    """Scores of blocks, float `[L]`."""
     hidden: Tensor
-    """Of channels, float `[D]`."""
+    """Scores of channels, float `[D]`."""
 
     @classmethod
     def equal(cls, structure: Structure, inside: Sequence[Component]) -> Scores:
-        """Returns 1 for everything, for where there is nothing to choose."""
+        """Returns scores of 1 for every unit, for when nothing has to be chosen."""
         sizes = structure.sizes
         components = {(block, what): torch.ones(count_of(sizes, block, what)) for block in range(structure.depth) for what in inside}
         return cls(components, torch.ones(structure.depth), torch.ones(sizes.hidden))
 
 
 def protected_parts(structure: Structure, patterns: Sequence[str], key: str) -> tuple[frozenset[tuple[int, Component]], frozenset[int]]:
-    """Returns the components and blocks that patterns of module names protect.
+    """Returns the components and blocks that name patterns protect.
 
     Args:
-        structure: Of the model.
-        patterns: With `*`; a component is protected where one of its layers matches, a block where it or something in it does.
+        structure: Structure of the model.
+        patterns: Patterns with `*`. One that matches a layer protects its component; one that matches a block, or a part of it, that block.
         key: Key path of the patterns, for messages.
 
     Raises:
@@ -139,48 +138,48 @@ def protected_parts(structure: Structure, patterns: Sequence[str], key: str) -> 
 
 
 def select(
-    cost: Costs, whole: Whole, share: float, limits: Limits, scores: Scores, allocate: Allocate, key: str, learned: bool = False
-) -> Kept:
-    """Returns what is kept of a model.
+    cost: CostModel, incoming: Incoming, share: float, limits: Limits, scores: Scores, allocate: Allocate, key: str, learned: bool = False
+) -> KeptUnits:
+    """Returns the units that stay.
 
     Args:
-        cost: Of the model as it is.
-        whole: The model that came in, which may have been larger.
-        share: Share of its cost that may stay.
-        limits: What may be taken away.
-        scores: Importance; what is not cut needs none.
-        allocate: Gives the counts of components that fit a budget.
+        cost: Cost of the model as it is.
+        incoming: The incoming model, which may have been larger.
+        share: Share of the incoming cost that may stay.
+        limits: What may be pruned.
+        scores: Importance scores; not needed for units that are not cut.
+        allocate: Splits a budget into counts per component.
         key: Key path of the stage, for messages.
-        learned: Whether scores are probabilities to be there.
+        learned: Whether the scores are learned probabilities of being kept.
 
     Raises:
-        InputError: Not so much can be taken away.
+        InputError: The limits do not allow to prune that much.
     """
     structure = cost.structure
-    sizes, kept = structure.sizes, Kept.everything(structure.sizes)
-    budget = share * whole.cost
+    sizes, kept = structure.sizes, KeptUnits.everything(structure.sizes)
+    budget = share * incoming.cost
     if limits.dimensions != ["inside"]:
-        outside = _Outside(cost, whole, limits, scores)
+        outside = _DepthAndWidth(cost, incoming, limits, scores)
         number, width = outside.likely(budget) if learned else outside.even(share)
         number, width = outside.fitting(number, width, budget)
         kept = replace(kept, layers=outside.layers(number))
         if "hidden" in limits.granularity:
             kept = replace(kept, hidden=top(scores.hidden, width))
     narrow = replace(sizes, hidden=len(kept.hidden))
-    parts = parts_of(cost, whole, limits, kept.layers, len(kept.hidden))
+    parts = parts_of(cost, incoming, limits, kept.layers, len(kept.hidden))
     room = budget - (cost.total(narrow, kept.layers) - sum(part.price(part.size) for part in parts))
     if cheapest(parts) > room + 1e-9 * budget:
-        raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / whole.cost, limits)
+        raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / incoming.cost, limits)
     for part, count in (allocate(parts, room) if parts else {}).items():
         if count < part.size:
-            lists = list(getattr(kept, part.what))
-            lists[part.block] = top(scores.components[part.block, part.what], count)
-            kept = replace(kept, **{part.what: lists})
+            lists = list(getattr(kept, part.component))
+            lists[part.block] = top(scores.components[part.block, part.component], count)
+            kept = replace(kept, **{part.component: lists})
     return kept
 
 
-def parts_of(cost: Costs, whole: Whole, limits: Limits, layers: Sequence[int], hidden: int) -> list[Part]:
-    """Returns the components that may be cut, in blocks that stay, with their cost in a model of `hidden` channels."""
+def parts_of(cost: CostModel, incoming: Incoming, limits: Limits, layers: Sequence[int], hidden: int) -> list[Part]:
+    """Returns the components of the given layers that may be cut, priced for a model with `hidden` channels."""
     sizes = replace(cost.structure.sizes, hidden=hidden)
     return [
         Part(
@@ -188,7 +187,7 @@ def parts_of(cost: Costs, whole: Whole, limits: Limits, layers: Sequence[int], h
             what,
             count_of(sizes, block, what),
             cost.unit(block, what, sizes),
-            count_of(whole.sizes, block, what),
+            count_of(incoming.sizes, block, what),
             limits.multiple_of if what == "ffn" else 1,
             max(1, cost.experts_per_token) if what == "experts" else 1,
             (block, what) in limits.protected,
@@ -200,34 +199,34 @@ def parts_of(cost: Costs, whole: Whole, limits: Limits, layers: Sequence[int], h
     ]
 
 
-def lowest_share(cost: Costs, whole: Whole, limits: Limits, scores: Scores | None = None) -> float:
-    """Returns the smallest share of the cost that a model can be cut to; without scores that of the cheapest blocks."""
+def lowest_share(cost: CostModel, incoming: Incoming, limits: Limits, scores: Scores | None = None) -> float:
+    """Returns the smallest share of the cost that can be reached; without scores, the share with the cheapest blocks kept."""
     if scores is not None or "layers" not in limits.granularity or limits.blocks:
-        return _Outside(cost, whole, limits, scores).lowest() / whole.cost
+        return _DepthAndWidth(cost, incoming, limits, scores).lowest() / incoming.cost
     depth = cost.structure.depth
     single = (Scores({}, -(torch.arange(depth) - block).abs().float(), torch.zeros(0)) for block in range(depth))
-    return min(_Outside(cost, whole, limits, one).lowest() for one in single) / whole.cost
+    return min(_DepthAndWidth(cost, incoming, limits, one).lowest() for one in single) / incoming.cost
 
 
-def likely_blocks(cost: Costs, whole: Whole, limits: Limits, scores: Scores, budget: float) -> list[int]:
-    """Returns the blocks that `select` keeps where scores are learned, ascending."""
-    outside = _Outside(cost, whole, limits, scores)
+def likely_blocks(cost: CostModel, incoming: Incoming, limits: Limits, scores: Scores, budget: float) -> list[int]:
+    """Returns the blocks that `select` keeps with learned scores, ascending."""
+    outside = _DepthAndWidth(cost, incoming, limits, scores)
     number, _ = outside.fitting(*outside.likely(budget), budget)
     return outside.layers(number)
 
 
-class _Outside:
-    """How many layers and channels stay: numbers from which `inside` goes on.
+class _DepthAndWidth:
+    """Decides how many layers and channels stay, before the components inside blocks are cut.
 
     Args:
-        cost: Of the model as it is.
-        whole: The model that came in.
-        limits: What may be taken away.
-        scores: Of layers and channels; None where no layer is chosen by them.
+        cost: Cost of the model as it is.
+        incoming: The incoming model.
+        limits: What may be pruned.
+        scores: Scores of layers and channels; None if layers are not ranked.
     """
 
-    def __init__(self, cost: Costs, whole: Whole, limits: Limits, scores: Scores | None) -> None:
-        self.cost, self.whole, self.limits, self.sizes = cost, whole, limits, cost.structure.sizes
+    def __init__(self, cost: CostModel, incoming: Incoming, limits: Limits, scores: Scores | None) -> None:
+        self.cost, self.incoming, self.limits, self.sizes = cost, incoming, limits, cost.structure.sizes
         self.ranked = torch.zeros(cost.structure.depth) if scores is None else scores.layers.double().clone()
         self.ranked[sorted(limits.blocks)] = math.inf
         self.channels = torch.zeros(0) if scores is None else scores.hidden
@@ -237,17 +236,17 @@ class _Outside:
         self.narrowest = min(self.step, self.sizes.hidden) if self.by_width else self.sizes.hidden
 
     def layers(self, number: int) -> list[int]:
-        """Returns which layers stay if so many do."""
+        """Returns the `number` layers with the highest scores."""
         return top(self.ranked, number)
 
     def even(self, share: float) -> tuple[int, int]:
-        """Returns numbers of layers and channels that are cut to the same share as each other, and as what is inside."""
+        """Returns the numbers of layers and channels when every dimension is cut to the same share."""
         each = share ** (1 / max(1, len(self.limits.dimensions)))
-        number = max(self.fewest, math.floor(self.whole.depth * each + 0.5))
-        return min(self.depth, number), self._rounded(self.whole.sizes.hidden * each)
+        number = max(self.fewest, math.floor(self.incoming.depth * each + 0.5))
+        return min(self.depth, number), self._rounded(self.incoming.sizes.hidden * each)
 
     def likely(self, budget: float) -> tuple[int, int]:
-        """Returns the numbers of those that are more likely there than not, or more where that uses the budget."""
+        """Returns the numbers of layers and channels with a probability above 1/2, or more if the budget has room."""
         number = max(self.fewest, int((self.ranked > 0.5).sum()))
         number, width = self.fitting(number, self._rounded(int((self.channels > 0.5).sum())), budget)
         while self.most(number, width) < budget and number < self.depth and self.least(number + 1, width) <= budget:
@@ -257,9 +256,9 @@ class _Outside:
         return number, width
 
     def fitting(self, number: int, width: int, budget: float) -> tuple[int, int]:
-        """Returns the same numbers, or the nearest with which the budget can be met by what is inside; the fewest where none can.
+        """Returns the nearest numbers at which cutting inside blocks can meet the budget; the smallest numbers if none can.
 
-        Of a layer and a step of channels the one goes first that is the smaller share of what is left.
+        Each step removes a layer or a step of channels, whichever is the smaller share of its dimension.
         """
         while self.least(number, width) > budget * (1 + 1e-9) and (number > self.fewest or width > self.narrowest):
             narrower = max(self.narrowest, (math.ceil(width / self.step) - 1) * self.step)
@@ -270,16 +269,16 @@ class _Outside:
         return number, width
 
     def most(self, number: int, width: int) -> float:
-        """Returns the cost with all that is inside."""
+        """Returns the cost with nothing cut inside blocks."""
         return self.cost.total(replace(self.sizes, hidden=width), self.layers(number))
 
     def least(self, number: int, width: int) -> float:
-        """Returns the cost with as little inside as may be."""
-        parts = parts_of(self.cost, self.whole, self.limits, self.layers(number), width)
+        """Returns the cost with as much cut inside blocks as allowed."""
+        parts = parts_of(self.cost, self.incoming, self.limits, self.layers(number), width)
         return self.most(number, width) - sum(part.price(part.size) for part in parts) + cheapest(parts)
 
     def lowest(self) -> float:
-        """Returns the lowest cost of all."""
+        """Returns the lowest reachable cost."""
         return self.least(self.fewest, self.narrowest)
 
     def _rounded(self, width: float) -> int:
@@ -293,7 +292,7 @@ class _Outside:
 
 def _too_much(key: str, share: float, most: float, limits: Limits) -> InputError:
     more = [name for name in ("heads", "ffn", "hidden", "layers") if name not in limits.granularity]
-    remedy = f"add {' or '.join(more)} to granularity, or give less" if more else "give less"
-    given = f"{1 - share:.4g} given" if limits.asked == "sparsity" else f"takes {1 - share:.4g} of the blocks"
-    taken = f"{', '.join(limits.granularity)} can take at most {max(0.0, most):.4g} of the blocks"
-    return InputError(f"{key}.{limits.asked}: {given}; {taken}: {remedy}")
+    remedy = f"add {' or '.join(more)} to granularity, or lower the target" if more else "lower the target"
+    given = f"{1 - share:.4g} given" if limits.target_key == "sparsity" else f"needs {1 - share:.4g} removed"
+    taken = f"pruning {', '.join(limits.granularity)} can remove at most {max(0.0, most):.4g} of the blocks' cost"
+    return InputError(f"{key}.{limits.target_key}: {given}; {taken}: {remedy}")

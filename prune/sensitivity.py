@@ -1,13 +1,13 @@
-"""Sensitivity: what becomes of the model when one component of one block loses a share of its units.
+"""Sensitivity: how far the outputs move when one component of one block loses a share of its units.
 
-With D the distance between the answers of two models (`compress.measure.closeness`: KL of the logits, or squared error for regression)
+D is the distance between the outputs of two models (`compress.measure.closeness`: KL divergence, or squared error for regression):
 
-    D_i(s)   the units of component i with the lowest scores silenced, a share s of them; everything else whole       s in `SHARES`
+    D_i(s)   distance with the share s of the units of component i masked out, lowest scores first, all others kept       s in `SHARES`
 
-and A_i(s) the primary metric there, by labels, for the report. Between the shares D is taken as a straight line, from D_i(0) = 0 on. Shares
-for every component come of it (`prune.allocation`): one whose line is steep is a key layer, and keeps nearly all. One-at-a-time scans: Li
-et al. 2017, https://arxiv.org/abs/1608.08710, section 3.2. Left out: the effect of components on each other, which a scan of pairs would
-take; tokens of a silenced expert are not sent to another.
+A_i(s) is the primary metric of the same model, if the rows have labels, for the report. D is interpolated linearly between the shares, from
+D_i(0) = 0. The allocation uses these curves (`prune.allocation`): a component with a steep curve keeps nearly all of its units.
+One-at-a-time scans: Li et al. 2017, https://arxiv.org/abs/1608.08710, section 3.2. Limitations: interactions between components are
+ignored, and tokens of a masked expert are not routed to another one.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ from torch import Tensor, nn
 from compress.models.structure import Structure
 from prune.allocation import Part, top
 from prune.cost import Component, count_of
-from prune.places import Places
-from prune.surgery import Kept
+from prune.hook_points import HookPoints
+from prune.surgery import KeptUnits
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-"""1 stands for as much as may go."""
+"""1 means as many units as may be removed."""
 SCAN_ROWS = 128
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What it costs to cut one component, in the unit of the distance (nats, or squared label units)."""
+    """The cost of pruning one component, in the unit of the distance (nats, or squared label units)."""
 
     part: Part
     name: str
-    """Module path of the layer that reads it."""
+    """Module path of the layer that reads the component."""
     distances: Mapping[float, float]
-    """By share of its units that is gone."""
+    """Distance by share of units removed."""
     metrics: Mapping[float, float] = field(default_factory=dict)
-    """The primary metric, by the same shares; empty for rows without labels."""
+    """Primary metric by share of units removed; empty for rows without labels."""
 
     def at(self, count: int) -> float:
-        """Returns the distance with so many units kept."""
+        """Returns the distance with `count` units kept."""
         shares = [0.0, *self.distances]
         return float(np.interp(1 - count / self.part.size, shares, [0.0, *self.distances.values()]))
 
     def as_row(self) -> dict[str, Any]:
-        """Returns it as JSON types."""
+        """Returns the curves as JSON types."""
         curves = {"distances": self.distances, "metrics": self.metrics}
         points = {name: [[share, value] for share, value in curve.items()] for name, curve in curves.items() if curve}
-        return {"name": self.name, "what": self.part.what, **points}
+        return {"name": self.name, "what": self.part.component, **points}
 
 
 def scan(
@@ -67,40 +67,40 @@ def scan(
     """Measures every component.
 
     Args:
-        model: The model, in evaluation mode; left as it is.
+        model: The model, in evaluation mode; it is not changed.
         structure: Its structure.
-        parts: The components; each can lose something.
-        scores: Of the units of each, float `[n]`.
-        look: How far the model as it is now is from what it was, and its primary metric, or None.
-        advance: Is told of every pass.
+        parts: The components; each may lose at least one unit.
+        scores: Scores of the units of each, float `[n]`.
+        look: Returns the distance of the current model from the original one, and its primary metric or None.
+        advance: Called after every measurement.
 
     Returns:
-        The components, in their order; distances never fall as more is gone, which noise may make them do.
+        One curve per component, in order; distances are made non-decreasing, against measurement noise.
     """
-    places, found = Places.of(model, structure), []
+    hooks, found = HookPoints.of(model, structure), []
     for part in parts:
         measured: dict[float, float] = {}
         metrics: dict[float, float] = {}
         highest = 0.0
         for share in SHARES:
             kept = max(part.counts()[-1], round((1 - share) * part.size))
-            if kept < part.size and 1 - kept / part.size not in measured:  # of few units several shares are one number
-                with silenced(model, structure, places, part, top(scores[part], kept)):
+            if kept < part.size and 1 - kept / part.size not in measured:  # with few units, several shares round to the same count
+                with silenced(model, structure, hooks, part, top(scores[part], kept)):
                     apart, metric = look()
                 measured[1 - kept / part.size] = highest = max(highest, apart)
                 metrics |= {} if metric is None else {1 - kept / part.size: metric}
             advance(1)
-        name = {"heads": places.heads, "ffn": places.ffn, "experts": places.experts}[part.what][part.block]
+        name = {"heads": hooks.heads, "ffn": hooks.ffn, "experts": hooks.experts}[part.component][part.block]
         found.append(Sensitivity(part, str(name), measured, metrics))
     return found
 
 
 @contextmanager
-def silenced(model: nn.Module, structure: Structure, places: Places, part: Part, kept: Sequence[int]) -> Iterator[None]:
-    """Silences the units of a component that are not kept for as long as the block lasts."""
+def silenced(model: nn.Module, structure: Structure, hooks: HookPoints, part: Part, kept: Sequence[int]) -> Iterator[None]:
+    """Masks out all units of a component but those in `kept`, inside the `with` block."""
     mask_S = torch.zeros(part.size)
     mask_S[list(kept)] = 1
-    width = structure.attentions[part.block].group * structure.sizes.head_dim if part.what == "heads" else 1
+    width = structure.attentions[part.block].group * structure.sizes.head_dim if part.component == "heads" else 1
     mask_I = mask_S.repeat_interleave(width)
 
     def inputs(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -110,8 +110,8 @@ def silenced(model: nn.Module, structure: Structure, places: Places, part: Part,
         states, chosen_Nk, weights_Nk, *rest = args
         return (states, chosen_Nk, weights_Nk * mask_S.to(states.device)[chosen_Nk], *rest)
 
-    name = {"heads": places.heads, "ffn": places.ffn, "experts": places.experts}[part.what][part.block]
-    handle = model.get_submodule(str(name)).register_forward_pre_hook(weights if part.what == "experts" else inputs)
+    name = {"heads": hooks.heads, "ffn": hooks.ffn, "experts": hooks.experts}[part.component][part.block]
+    handle = model.get_submodule(str(name)).register_forward_pre_hook(weights if part.component == "experts" else inputs)
     try:
         yield
     finally:
@@ -119,13 +119,13 @@ def silenced(model: nn.Module, structure: Structure, places: Places, part: Part,
 
 
 @contextmanager
-def silenced_all(model: nn.Module, structure: Structure, places: Places, kept: Kept) -> Iterator[None]:
-    """Silences all heads and neurons that are not kept for as long as the block lasts."""
+def silenced_all(model: nn.Module, structure: Structure, hooks: HookPoints, kept: KeptUnits) -> Iterator[None]:
+    """Masks out all heads and FFN neurons that are not kept, inside the `with` block."""
     whats: tuple[Component, ...] = ("heads", "ffn")
     with ExitStack() as stack:
         for block in range(structure.depth):
             for what in whats:
                 number, left = count_of(structure.sizes, block, what), getattr(kept, what)[block]
                 if len(left) < number:
-                    stack.enter_context(silenced(model, structure, places, Part(block, what, number, 1.0, number), left))
+                    stack.enter_context(silenced(model, structure, hooks, Part(block, what, number, 1.0, number), left))
         yield

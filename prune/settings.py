@@ -1,4 +1,4 @@
-"""What a recipe says of the stage `prune`: its typed keys, and what follows from them alone."""
+"""Settings of the stage `prune`: its typed recipe keys, and what follows from them alone."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from compress.models.structure import Structure
 from compress.stage.context import TimedPrecision
 from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
-from prune.cost import Cost, Costs, Measure
+from prune.cost import CostModel, Measure, ShapeCost
 from prune.cubic import cubic
 from prune.joint import Learn
-from prune.learned import LEARNED, Learned
+from prune.latency_budget import LatencyBudget
+from prune.latency_cost import LatencyCost
+from prune.methods import Method, is_learned, scored
 from prune.recovery import Recover
-from prune.scores import Method
 from prune.selection import Granularity, Limits, protected_parts
-from prune.timing import LatencyCost, LatencyTarget, Ruler
+from prune.timing import LatencyTarget
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,91 +29,89 @@ SPARSITY = 0.5
 
 
 class PruneSettings(ModelStage):
-    """Takes heads, neurons, channels, layers, experts and tokens out of the model, and trains what is left."""
+    """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     NAME: ClassVar[str] = "prune"
 
-    method: Method | Learned = "activation"
-    """How importance is measured. activation: size of what is said on real rows, without labels; taylor, fisher: first- and second-order
-    change of the loss; magnitude: size of the weights. Or learned in a training of its own, by masks: joint: L0 masks over heads,
-    neurons, channels and layers at once, as far as they are in `granularity`; movement: whether weights move to 0, heads and neurons."""
+    method: Method = "activation"
+    """Importance score. activation: activation magnitude on training rows, needs no labels; taylor, fisher: first- and second-order change
+    of the loss; magnitude: weight norm. Or learned by training masks: joint: L0 gates on heads, FFN neurons, channels and layers together,
+    as far as `granularity` names them; movement: whether training moves the weights of heads and FFN neurons towards 0."""
     learn: Learn = Learn()
-    """How joint and movement are trained, before anything is taken away; `recover` follows."""
+    """Training of the masks of joint and movement, before anything is removed; `recover` follows."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] = SPARSITY
-    """Share of the blocks that is taken away, counted by `measure`."""
+    """Share of the blocks' cost to remove; `measure` defines the cost."""
     latency_ms: LatencyTarget | None = None
-    """In place of it, for measure latency: what the whole model may take."""
+    """Target latency of the whole model, instead of sparsity; needs measure: latency."""
     speedup: Annotated[float, Field(gt=1, le=1000)] | None = None
-    """In place of it, for measure latency: how many times faster the whole model is to be, at the largest shape of the target."""
+    """Target speedup of the whole model at the largest shape of the target, instead of sparsity; needs measure: latency."""
     measure: Measure = "macs"
-    """macs: multiply-accumulates of the linear layers in the blocks; parameters: their weights; latency: milliseconds of the first engine
-    of the target, measured."""
+    """Cost of the blocks. macs: multiply-accumulates of their linear layers; parameters: their weights; latency: measured milliseconds on
+    the first engine of the target."""
     precision: TimedPrecision = "int8"
-    """What that engine is timed in. int8: as the recipe quantizes."""
+    """Precision in which that engine is timed. int8: as the recipe quantizes."""
     granularity: Annotated[tuple[Granularity, ...], Field(min_length=1)] = ("heads", "ffn")
-    """What is taken away: heads (groups that share keys and values whole), ffn (neurons), hidden (channels of the residual stream), layers,
-    experts; vocabulary: tokens that the train rows do not use, whatever the sparsity. [vocabulary] alone is sparsity: 0, recover: null."""
+    """What to prune: heads (whole groups that share keys and values), ffn (neurons), hidden (channels of the residual stream), layers,
+    experts; vocabulary: tokens that no training row uses, whatever the sparsity. [vocabulary] alone implies sparsity: 0, recover: null."""
     multiple_of: Annotated[int, Field(ge=1, le=1024)] = 32
-    """Neurons and channels are kept in multiples of it: what the kernels of the engines like."""
+    """FFN neurons and channels are kept in multiples of this, which suits the engines' kernels."""
     protect: tuple[str, ...] = ()
-    """Modules that keep their size, as patterns of names with `*`, such as *.layer.0 or *.layer.0.attention.*; a pattern has to match."""
+    """Modules that keep their size, as name patterns with `*`, such as *.layer.0 or *.layer.0.attention.*; each must match a module."""
     allocation: Literal["uniform", "global", "sensitivity"] = "sensitivity"
-    """uniform: the same share of every layer; global: the least important of all layers first; sensitivity: by the distance from the
-    incoming model that cuts of each layer cost, measured on selection rows. Unused by joint and movement, which learn it."""
+    """How the budget is split between layers. uniform: the same share of every layer; global: lowest scores first, across layers;
+    sensitivity: by how far pruning each layer moves the outputs, measured on selection rows. joint and movement learn it instead."""
     schedule: Literal["one_shot", "cubic"] = "one_shot"
-    """one_shot: all at once; cubic: in iterations, the first ones the largest, each followed by its part of the training."""
+    """one_shot: all at once; cubic: in iterations, largest cuts first, each followed by its part of the fine-tuning."""
     iterations: Annotated[int, Field(ge=2, le=100)] = 4
-    """How many iterations `cubic` has."""
+    """Number of iterations of `cubic`."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
-    """Training rows that importance is measured on."""
+    """Number of training rows used for importance scores and least squares."""
     least_squares: bool = True
-    """Whether the columns that are left are updated to give what the layer gave before, as well as they can on those rows."""
+    """Update the remaining weights by least squares so that each layer's output on those rows changes as little as possible."""
     max_unknown: Annotated[float, Field(ge=0, le=1)] = 0.001
-    """Share of the tokens of the selection rows that may become unknown with a smaller vocabulary."""
+    """Largest share of the tokens of the selection rows that may become unknown with the smaller vocabulary."""
     recover: Recover | None = Recover()
-    """How the pruned model is trained again; null: not at all."""
+    """Fine-tuning of the pruned model; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
-    """Who teaches it: baseline, input (the incoming model), or the id of an earlier stage."""
+    """Teacher of the fine-tuning: baseline, input (the incoming model), or the id of an earlier stage."""
 
     @model_validator(mode="before")
     @classmethod
     def _tokens_alone(cls, given: Any) -> Any:
-        # A smaller vocabulary answers the text of its tokens as before: nothing is taken from the blocks, nothing has to recover.
+        # A smaller vocabulary does not change the outputs for texts that it covers: the blocks stay, so there is nothing to recover.
         alone = isinstance(given, dict) and given.get("granularity") in (["vocabulary"], ("vocabulary",))
         return {"sparsity": 0.0, "recover": None, **given} if alone and not {"latency_ms", "speedup"} & given.keys() else given
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if len(set(self.granularity)) < len(self.granularity):
-            raise ValueError("granularity: something is given twice; give each once")
-        asked = [name for name in ("latency_ms", "speedup") if getattr(self, name) is not None]
-        if len(asked) > 1 or (asked and self.sparsity != SPARSITY):
-            raise ValueError(f"{asked[0]}: given beside {asked[1] if len(asked) > 1 else 'sparsity'}; give one of them")
-        if asked and self.measure != "latency":
-            raise ValueError(f"{asked[0]}: given with measure: {self.measure}; give measure: latency")
+            raise ValueError("granularity: an entry is repeated; give each entry once")
+        targets = [name for name in ("latency_ms", "speedup") if getattr(self, name) is not None]
+        if len(targets) > 1 or (targets and self.sparsity != SPARSITY):
+            raise ValueError(f"{targets[0]}: given together with {targets[1] if len(targets) > 1 else 'sparsity'}; give only one of them")
+        if targets and self.measure != "latency":
+            raise ValueError(f"{targets[0]}: given with measure: {self.measure}; give measure: latency")
         beyond = [name for name in ("hidden", "experts") if name in self.granularity]
         if self.measure == "latency" and beyond:
-            raise ValueError(f"measure: latency given; {beyond[0]} are not in its table: give macs or parameters")
-        if self.method in LEARNED and "experts" in self.granularity:
-            raise ValueError(f"method: {self.method} given; it has no masks for experts: give activation, taylor, fisher or magnitude")
+            raise ValueError(f"measure: latency given; the latency table does not cover {beyond[0]}: give macs or parameters")
+        if is_learned(self.method) and "experts" in self.granularity:
+            raise ValueError(f"method: {self.method} given; it has no masks for experts: give {scored()}")
         if self.method == "movement" and not {"heads", "ffn", "vocabulary"} >= set(self.granularity):
-            raise ValueError("method: movement given; it scores heads and neurons: give joint, or granularity: [heads, ffn]")
-        if self.method in LEARNED and self.schedule == "cubic":
-            raise ValueError(f"schedule: cubic given; {self.method} takes away bit by bit in its own training: give one_shot")
-        if (self.sparsity or asked) and set(self.granularity) == {"vocabulary"}:
+            raise ValueError("method: movement given; it only scores heads and ffn: give joint, or granularity: [heads, ffn]")
+        if is_learned(self.method) and self.schedule == "cubic":
+            raise ValueError(f"schedule: cubic given; {self.method} prunes gradually in its own training: give one_shot")
+        if (self.sparsity or targets) and set(self.granularity) == {"vocabulary"}:
             raise ValueError(
-                f"sparsity: {self.sparsity:g} given; the vocabulary is no part of the blocks: give sparsity: 0, or add heads, ffn"
+                f"sparsity: {self.sparsity:g} given; the vocabulary is not part of the blocks: give sparsity: 0, or add heads, ffn"
             )
         if self.protect and set(self.granularity) <= {"hidden", "vocabulary"}:
-            raise ValueError(
-                "protect: given where nothing is taken out of single modules; channels and tokens run through all of them: leave it out"
-            )
+            raise ValueError("protect: given, but channels and tokens run through all modules, so none can be protected: leave it out")
         if "experts" in self.granularity and self.measure != "parameters":
-            raise ValueError("measure: macs given; a token goes to as many experts as before, whatever their number: give parameters")
+            raise ValueError("measure: macs given; pruning experts does not change how many a token visits: give parameters")
         if is_model(self.teacher):
-            raise ValueError(f"teacher: {self.teacher!r} given; baseline, input or the id of an earlier stage is allowed")
+            raise ValueError(f"teacher: {self.teacher!r} given; allowed are baseline, input or the id of an earlier stage")
         if self.schedule == "cubic" and self.recover is None:
-            raise ValueError("schedule: cubic trains between its iterations; give recover, or one_shot")
+            raise ValueError("schedule: cubic fine-tunes between its iterations; give recover, or schedule: one_shot")
         return self
 
     @property
@@ -121,45 +120,45 @@ class PruneSettings(ModelStage):
         return f"stages.{self.id or self.NAME}"
 
     @property
-    def recovery_keys(self) -> SettingKeys:
-        """Key paths of the recovery settings, for messages."""
+    def training_keys(self) -> SettingKeys:
+        """Key paths of the settings that the pruned model is fine-tuned with."""
         return SettingKeys(self.id or self.NAME, f"{self.key}.recover", f"{self.key}.teacher")
 
     @property
-    def asked(self) -> str:
-        """The field that says how much is to go."""
+    def target_key(self) -> str:
+        """Name of the field that sets the target."""
         return "speedup" if self.speedup else "latency_ms" if self.latency_ms else "sparsity"
 
     @property
     def shares(self) -> list[float]:
-        """Shares of the cost that are left after every iteration."""
+        """Share of the cost that remains after each iteration."""
         return self.shares_of(self.sparsity)
 
     def shares_of(self, sparsity: float) -> list[float]:
-        """Returns the same for another sparsity."""
+        """Returns the share of the cost that remains after each iteration, for a given final sparsity."""
         count = self.iterations if self.schedule == "cubic" else 1
         return [1 - sparsity * cubic(number / count) for number in range(1, count + 1)]
 
     def limits(self, structure: Structure) -> Limits:
-        """Returns what may be taken away of a model.
+        """Returns what may be pruned in a model.
 
         Raises:
-            InputError: It has no experts, or nothing but experts; or a pattern of `protect` matches nothing.
+            InputError: `granularity` or `measure` does not fit a model with (or without) experts; a pattern of `protect` matches nothing.
         """
         experts = any(structure.sizes.experts)
         if "experts" in self.granularity and not experts:
             raise InputError(f"{self.key}.granularity: experts given; this model has none: leave it out")
         if self.measure == "latency" and experts:
             raise InputError(
-                f"{self.key}.measure: latency given; the FFNs of this model are experts, which its table does not have: give macs"
+                f"{self.key}.measure: latency given; the latency table does not cover the experts of this model: give macs or parameters"
             )
         if "ffn" in self.granularity and experts:
-            raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which go whole: give experts")
+            raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which are pruned whole: give experts")
         protected, blocks = protected_parts(structure, self.protect, f"{self.key}.protect")
-        return Limits(self.granularity, self.multiple_of, protected, blocks, self.asked)
+        return Limits(self.granularity, self.multiple_of, protected, blocks, self.target_key)
 
-    def cost(self, model: nn.Module, structure: Structure, ruler: Ruler | None) -> Costs:
-        """Returns what the blocks of a model cost, by `measure`; multiply-accumulates in place of milliseconds where there is no ruler."""
-        if ruler is not None:
-            return LatencyCost(structure, ruler.table)
-        return Cost.of(model, structure, "parameters" if self.measure == "parameters" else "macs")
+    def cost(self, model: nn.Module, structure: Structure, latency: LatencyBudget | None) -> CostModel:
+        """Returns the cost of a model's blocks by `measure`; in multiply-accumulates if `latency` is not measured yet."""
+        if latency is not None:
+            return LatencyCost(structure, latency.table)
+        return ShapeCost.of(model, structure, "parameters" if self.measure == "parameters" else "macs")

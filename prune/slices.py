@@ -1,7 +1,7 @@
-"""Slices: the weights that each structure of a model consists of, laid out as rows of matrices.
+"""Slices: the weights that belong to each unit of a model, as rows of matrices.
 
-A group of heads consists of its rows of W_q, W_k, W_v (and their biases) and its columns of W_o, a neuron of its rows of W_up (and W_gate)
-and its column of W_down, an expert of its part of the weights of all, a channel of its place along every axis over the residual stream.
+A head group owns rows of W_q, W_k, W_v (and their biases) and columns of W_o; a neuron a row of W_up (and W_gate) and a column of W_down;
+an expert its slice of the stacked weights; a channel one index of every axis over the residual stream.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from prune.cost import Component, count_of
 
 
 def component_slices(structure: Structure, weights: Mapping[str, Tensor], block: int, what: Component) -> list[Tensor]:
-    """Returns the slices of the groups of heads, the neurons or the experts of one block, `[S, n]` each.
+    """Returns the slices of the head groups, FFN neurons or experts of one block, `[S, n]` each.
 
     Args:
-        structure: Of the model.
-        weights: Its weights, or something of their shapes, by name.
-        block: Number of the block.
+        structure: Structure of the model.
+        weights: Its weights, or tensors of the same shapes, by name.
+        block: Index of the block.
         what: The component.
     """
     number = count_of(structure.sizes, block, what)

@@ -1,11 +1,11 @@
-"""The steps of pruning a model in memory: each calls the file of its method, tells the log, and returns figures for the report.
+"""The steps of pruning a model in memory: each calls the file of its method, logs, and returns figures for the report.
 
-    iterate     one iteration: cut, train again, keep the result      `recovery`
-    cut         score, divide the budget, choose, take out            `scores`, `allocation`, `selection`, `least_squares`, `surgery`
-    learn       scores from a training with masks                     `learned`
-    scan        what a count of heads or neurons costs                `sensitivity`
+    iterate   one iteration: cut, fine-tune, save the result              `recovery`
+    cut       score, allocate the budget, select, compensate, remove      `scores`, `allocation`, `selection`, `least_squares`, `surgery`
+    learn     learn the scores by training masks                          `learned`
+    scan      measure how sensitive the outputs are to each component     `sensitivity`
 
-`prune.prune` puts them in order.
+`prune.prune` runs them in order.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 from torch import nn
 
 from compress.artifacts.artifact import write_json, writing
+from compress.core.tasks import TASKS
 from compress.measure.closeness import Trial
-from compress.measure.metrics import PRIMARY
 from compress.models.checkpoint import load, save
 from compress.models.origin import Origin
 from compress.models.structure import Structure
@@ -30,70 +30,69 @@ from compress.training.supervised import supervised
 from compress.training.train import training_device
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
-from prune.cost import Component, Costs
-from prune.learned import Learned, learn
+from prune.cost import Component
+from prune.latency_budget import LatencyBudget
+from prune.learned import SparsityGoal, learn
 from prune.least_squares import update
+from prune.methods import METHODS, Method, Scoring, is_learned, scores_of
 from prune.proof import prove
-from prune.recovery import Recover, part_of, recover
-from prune.scores import RELATIVE, scores_of
-from prune.selection import Allocate, Limits, Scores, Whole, lowest_share, select
+from prune.recovery import Recover, RecoveryJob, part_of, recover
+from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
-from prune.surgery import Kept, shrink
-from prune.timing import Ruler
+from prune.surgery import KeptUnits, shrink
 
 STEP, FIGURES = "step-{}", "step.json"
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps share."""
+    """What all steps share."""
 
     stage: PruneSettings
     name: str
-    """Of the stage, for messages and bars."""
-    whole: Whole
-    """The model that came in."""
-    ruler: Ruler | None
-    """Of milliseconds, where they are what is counted."""
+    """Name of the stage, for messages and progress bars."""
+    incoming: Incoming
+    """The incoming model, whose cost all shares refer to."""
+    latency: LatencyBudget | None
+    """The latency target and table, if the cost is latency."""
     source: Path
     """Checkpoint with the tokenizer or image processor."""
     context: Context
 
     def iterate(self, number: int, share: float, model: nn.Module, origin: Origin) -> tuple[nn.Module, Origin, dict[str, Any]]:
-        """One iteration; a finished one is taken from the scratch folder.
+        """Runs one iteration; a finished one is loaded from the scratch folder.
 
         Args:
-            number: Of the iteration, from 1.
-            share: What is left of the cost after it.
-            model: As the iteration before left it.
-            origin: Where the layers and channels of the model come from.
+            number: Number of the iteration, from 1.
+            share: Share of the incoming cost that remains after it.
+            model: The model after the previous iteration.
+            origin: Layers, channels and heads of the incoming model that `model` consists of.
 
         Returns:
-            The model, the origin of what is left of it, and the figures.
+            The pruned model, its origin, and the figures of the iteration.
         """
         stage, context = self.stage, self.context
         folder, last = context.scratch / STEP.format(number), number == len(stage.shares)
         if (folder / FIGURES).is_file():
             found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
-            context.progress.log(f"  {self.name}: iteration {number} is finished already")
+            context.progress.log(f"  {self.name}: iteration {number} is already finished")
             return load(folder), Origin(*map(_tuples, found["origin"])), found["figures"]
         small, origin, figures = self.cut(model, origin, share, last)
         if stage.recover is not None:
-            assert context.teacher is not None, "the pipeline hands over the teacher"
-            own, epochs = part_of(context, stage.recover.epochs, number, len(stage.shares), stage.recover.batch_size)
-            history = recover(
-                small,
-                stage.recover,
-                epochs,
-                origin,
-                self.source,
-                stage.recovery_keys,
-                own,
-                context.scratch / f"training-{number}",
-                self.name,
-                {"stage": stage.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
+            assert context.teacher is not None, "the pipeline provides the teacher"
+            part, epochs = part_of(context, stage.recover.epochs, number, len(stage.shares), stage.recover.batch_size)
+            job = RecoveryJob(
+                settings=stage.recover.model_copy(update={"epochs": epochs}),
+                source=self.source,
+                origin=origin,
+                keys=stage.training_keys,
+                context=part,
+                scratch=context.scratch / f"training-{number}",
+                label=self.name,
+                depends={"stage": stage.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
             )
+            history = recover(small, job)
             figures |= {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
         if not last:
             with writing(folder) as temporary:
@@ -102,39 +101,42 @@ class Steps:
         return small, origin, figures
 
     def cut(self, model: nn.Module, origin: Origin, share: float, last: bool) -> tuple[nn.Module, Origin, dict[str, Any]]:
-        """Takes away what is least important until the share is left; returns the small model, its origin, and the figures.
+        """Removes the least important units until only `share` of the cost remains.
 
         Args:
-            model: As the iteration before left it.
-            origin: Where its parts come from.
-            share: What is left of the cost.
-            last: Whether no iteration follows, so that the result is what is timed.
+            model: The model after the previous iteration.
+            origin: Parts of the incoming model that it consists of.
+            share: Share of the incoming cost that remains.
+            last: Whether this is the last iteration, whose latency is measured.
+
+        Returns:
+            The small model, its origin, and the figures of the cut.
         """
-        stage, key, whole = self.stage, self.stage.key, self.whole.after(origin.layers)
+        stage, key, incoming = self.stage, self.stage.key, self.incoming.after(origin.layers)
         model.to(training_device())
         structure = Structure.of(model, key)
-        cost, limits = stage.cost(model, structure, self.ruler), stage.limits(structure)
+        cost, limits = stage.cost(model, structure, self.latency), stage.limits(structure)
         batches = partial(calibration_batches, model, self.source, stage.rows, self.context)
         figures: dict[str, Any] = {"share": share}
-        if stage.method == "joint" or stage.method == "movement":
+        if is_learned(stage.method):
             scores = Scores.equal(structure, limits.inside)
             if share < 1 and limits.free(structure):
-                scores = self.learn(stage.method, model, cost, whole, share, limits, figures)
+                scores = self.learn(stage.method, model, SparsityGoal(cost, incoming, 1 - share, limits), share, figures)
             allocate: Allocate = by_worth(scores.components)
         else:
             hidden, loss = "hidden" in stage.granularity, supervised(self.context.task)
-            scores = scores_of(stage.method, model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden)
+            scores = scores_of(stage.method, Scoring(model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden))
             allocate = self.allocation(model, structure, scores, figures)
         learned = stage.method == "joint"
 
-        def choose(budget: float) -> Kept:
-            return select(cost, whole, budget / whole.cost, limits, scores, allocate, key, learned)
+        def choose(budget: float) -> KeptUnits:
+            return select(cost, incoming, budget / incoming.cost, limits, scores, allocate, key, learned)
 
-        if self.ruler is None or not last:
-            kept = choose(share * whole.cost)
+        if self.latency is None or not last:
+            kept = choose(share * incoming.cost)
         else:
-            least = lowest_share(cost, whole, limits, scores) * whole.cost
-            kept, figures["share"] = self.ruler.settled(choose, model, structure.sizes, share * whole.cost, least, whole.cost, key)
+            least = lowest_share(cost, incoming, limits, scores) * incoming.cost
+            kept, figures["share"] = self.latency.fit(choose, model, structure.sizes, share * incoming.cost, least, incoming.cost, key)
         prove(model, structure, kept, next(iter(batches(""))), key)
         if stage.least_squares:
             update(model, structure, kept, batches(f"{self.name}: least squares"))
@@ -142,56 +144,50 @@ class Steps:
         return shrink(model, structure, kept, key), left, figures
 
     def allocation(self, model: nn.Module, structure: Structure, scores: Scores, figures: dict[str, Any]) -> Allocate:
-        """Returns how a budget is divided; each part is scanned once, whatever the number of budgets, which goes into the figures."""
+        """Returns the function that allocates a budget. It scans each component at most once and adds the scan to `figures`."""
         found: dict[tuple[int, Component], Sensitivity] = {}
 
         def distance(part: Part, count: int) -> float:
-            return found[part.block, part.what].at(count) if count < part.size else 0.0
+            return found[part.block, part.component].at(count) if count < part.size else 0.0
 
         def allocate(parts: Sequence[Part], budget: float) -> Counts:
             if self.stage.allocation == "uniform":
                 return uniform(parts, budget)
-            of_parts = {part: scores.components[part.block, part.what] for part in parts}
-            if self.stage.method in RELATIVE:  # so that what a unit of cost is worth is the same in every component, on average
+            of_parts = {part: scores.components[part.block, part.component] for part in parts}
+            if METHODS[self.stage.method].relative:  # the mean score per unit of cost is then the same in every component
                 of_parts = {part: score * part.cost for part, score in of_parts.items()}
             if self.stage.allocation == "global":
                 return by_score(parts, of_parts, budget)
-            missing = [part for part in parts if len(part.counts()) > 1 and (part.block, part.what) not in found]
-            if missing:  # another budget may keep other blocks
+            missing = [part for part in parts if len(part.counts()) > 1 and (part.block, part.component) not in found]
+            if missing:  # another budget may keep other blocks, which are not scanned yet
                 found.update(self.scan(model, structure, missing, of_parts, figures))
             return by_distance(parts, distance, budget)
 
         return allocate
 
-    def learn(
-        self, method: Learned, model: nn.Module, cost: Costs, whole: Whole, share: float, limits: Limits, figures: dict[str, Any]
-    ) -> Scores:
-        """Trains masks with the weights, in place; returns what they say. The course of the training goes into the figures."""
-        stage, teacher = self.stage, self.context.teacher
-        assert teacher is not None, "the pipeline hands over the teacher"
-        lesson = learn(
-            method,
-            model,
-            cost,
-            whole,
-            1 - share,
-            limits,
-            stage.learn,
-            stage.recover or Recover(),
-            self.source,
-            stage.recovery_keys,
-            self.context,
-            stage.key,
-            {"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": share},
+    def learn(self, method: Method, model: nn.Module, goal: SparsityGoal, share: float, figures: dict[str, Any]) -> Scores:
+        """Learns masks together with the weights, in place; returns the scores and adds the training's figures to `figures`."""
+        stage, teacher, structure = self.stage, self.context.teacher, goal.cost.structure
+        assert teacher is not None, "the pipeline provides the teacher"
+        job = RecoveryJob(
+            settings=stage.recover or Recover(),
+            source=self.source,
+            origin=Origin.whole(structure.depth, structure.sizes.hidden),
+            keys=stage.training_keys,
+            context=self.context,
+            scratch=self.context.scratch / "masks",
+            label=f"{self.name}: learning masks",
+            depends={"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": share},
         )
-        figures["learned"] = dict(lesson.figures)
+        learned = learn(method, model, goal, stage.learn, job, stage.key)
+        figures["learned"] = dict(learned.figures)
         model.to(training_device())
-        return lesson.scores
+        return learned.scores
 
     def scan(
         self, model: nn.Module, structure: Structure, parts: Sequence[Part], scores: Mapping[Part, Any], figures: dict[str, Any]
     ) -> dict[tuple[int, Component], Sensitivity]:
-        """Returns what counts of some components cost in distance, by block and kind; the figures grow by it."""
+        """Measures how pruning each component changes the outputs; adds the curves to `figures` and returns them by block and component."""
         context = self.context
         trial = Trial.prepare(model, self.source, context.data.calibration(self.stage.rows, context.seed).rows, context).fewer(SCAN_ROWS)
         with context.progress.bar(f"{self.name}: sensitivity", len(parts) * len(SHARES)) as advance:
@@ -199,12 +195,12 @@ class Steps:
         steepest = sorted(found, key=lambda entry: -entry.at(entry.part.size // 2))[:3]
         context.progress.log(f"  most sensitive: {', '.join(entry.name for entry in steepest)}")
         if "sensitivity" not in figures:
-            whole = {} if trial.labels is None else {"metric": PRIMARY[context.task], "whole": trial.metric_before()}
+            whole = {} if trial.labels is None else {"metric": TASKS[context.task].metric, "whole": trial.metric_before()}
             figures["sensitivity"] = {"measure": trial.measure, "rows": len(trial.rows), **whole, "layers": []}
         figures["sensitivity"]["layers"] += [entry.as_row() for entry in found]
-        return {(entry.part.block, entry.part.what): entry for entry in found}
+        return {(entry.part.block, entry.part.component): entry for entry in found}
 
 
 def _tuples(value: Any) -> Any:
-    """Returns lists within lists, as JSON gives them, as tuples."""
+    """Converts nested lists, as read from JSON, to nested tuples."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -1,14 +1,14 @@
-"""Structured movement: a score for every group of heads and every neuron, learned together with the weights; what moves to 0 goes.
+"""Structured movement: learn a score per head group and FFN neuron with the weights; units whose weights move to 0 are pruned.
 
-    g_s = 1 for the units with the highest scores that fit the budget, 0 for the rest            the factor of unit s on the model
-    dL/dS_s = dL/dg_s = sum over the weights w that read s of w * dL/dw                           straight through the choice
-    cost(step) = 1 - t share(min(1, step / (warmup steps)))                                       what the rest may cost (`prune.cubic`)
+    g_s = 1 for the units with the highest scores that fit the budget, 0 for the others          gate of unit s
+    dL/dS_s = dL/dg_s = sum over the weights w that read s of w * dL/dw                           straight-through estimator
+    cost(step) = 1 - t share(min(1, step / (warmup steps)))                                       budget, as a share (`prune.cubic`)
 
-A score falls where the loss wants the weights of its unit smaller: S sums up -w dL/dw, so that units whose weights move away from 0 stay,
-however small they are. Rows of the layers before a unit and columns of the one behind it have one score: Lagunas et al. 2021,
-https://arxiv.org/abs/2109.04838, section 3.2, after Sanh et al. 2020, https://arxiv.org/abs/2005.07683, sections 3 and 4.1. The choice in
-every step is the one that surgery makes at the end (`prune.selection`). Left out: blocks of weights inside of heads; the soft threshold,
-under which the budget is not known.
+S accumulates -w dL/dw, so a score falls when the gradient shrinks the weights of its unit; units whose weights move away from 0 stay,
+however small they are. The rows before a unit and the columns after it share one score: Lagunas et al. 2021,
+https://arxiv.org/abs/2109.04838, section 3.2, after Sanh et al. 2020, https://arxiv.org/abs/2005.07683, sections 3 and 4.1. Every step
+selects units exactly as surgery does at the end (`prune.selection`). Not supported: blocks of weights inside heads; soft thresholds, which
+do not fix the budget.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from torch import Tensor, nn
 
 from compress.training.train import Batch, Objective
 from prune.allocation import by_worth
-from prune.cost import Component, Costs, count_of
+from prune.cost import Component, CostModel, count_of
 from prune.cubic import cubic
 from prune.joint import Scaled
 from prune.masks import Gate
-from prune.selection import Limits, Scores, Whole, select
+from prune.selection import Incoming, Limits, Scores, select
 
 
 class StructuredMovement(nn.Module):
-    """The objective: the loss of the model with all but the best units silent.
+    """The objective: the loss of the model with all but the selected units gated to 0.
 
     Args:
-        loss: Gives the parts of the loss.
-        cost: Of the model that comes in.
-        whole: What shares are taken of.
-        sparsity: Share of it that is to go.
-        limits: What may be taken away: heads and neurons.
-        ratio: Rate of scores divided by that of the weights.
+        loss: Computes the parts of the loss.
+        cost: Cost of the incoming model.
+        incoming: The incoming model, which shares refer to.
+        sparsity: Share of its cost to remove.
+        limits: What may be pruned: heads and FFN neurons.
+        ratio: Learning rate of the scores divided by that of the weights.
         warmup: Fraction of the steps over which the sparsity rises.
         key: Key path of the stage, for messages.
     """
 
     def __init__(
-        self, loss: Objective, cost: Costs, whole: Whole, sparsity: float, limits: Limits, ratio: float, warmup: float, key: str
+        self, loss: Objective, cost: CostModel, incoming: Incoming, sparsity: float, limits: Limits, ratio: float, warmup: float, key: str
     ) -> None:
         super().__init__()
-        self.loss, self.cost, self.whole, self.sparsity, self.limits = loss, cost, whole, sparsity, limits
+        self.loss, self.cost, self.incoming, self.sparsity, self.limits = loss, cost, incoming, sparsity, limits
         self.warmup, self.key = warmup, key
         sizes = cost.structure.sizes
         free = [(block, what) for block in range(cost.structure.depth) for what in limits.inside if (block, what) not in limits.protected]
@@ -58,14 +58,14 @@ class StructuredMovement(nn.Module):
         return dict(self.loss(model, batch))
 
     def share(self, step: int, num_steps: int) -> float:
-        """Returns what may be left in a step, as a share of the cost."""
+        """Returns the budget of a step, as a share of the cost."""
         done = min(1.0, (step + 1) / max(1.0, self.warmup * num_steps))
         return 1 - self.sparsity * cubic(done)
 
     def choose(self, share: float) -> None:
-        """Opens the units with the highest scores that fit."""
+        """Selects the units with the highest scores that fit the budget, and sets their gates to 1."""
         scores = self.scores()
-        kept = select(self.cost, self.whole, share, self.limits, scores, by_worth(scores.components), self.key)
+        kept = select(self.cost, self.incoming, share, self.limits, scores, by_worth(scores.components), self.key)
         for name, value in self.values.items():
             what, block = name.split("_")
             mask_S = torch.zeros_like(value.raw)  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ class StructuredMovement(nn.Module):
             self.open[name] = mask_S
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
-        """Returns the gates of a model, as `prune.masks` takes them: 0 or 1, with the gradient of the score."""
+        """Returns the gates for `prune.masks`: 0 or 1, with a straight-through gradient to the score."""
 
         def straight(name: str) -> Gate:
             def gate(training: bool) -> Tensor:
@@ -87,7 +87,7 @@ class StructuredMovement(nn.Module):
 
     @torch.no_grad()
     def scores(self) -> Scores:
-        """Returns the scores, the least of all 0."""
+        """Returns the scores, shifted so that the lowest is 0."""
         structure = self.cost.structure
         values: dict[tuple[int, Component], Tensor] = {
             (block, what): self.values[f"{what}_{block}"]().cpu() if f"{what}_{block}" in self.values else torch.zeros(0)

@@ -1,16 +1,16 @@
-"""Surgery: from a model and what is kept of it to a smaller model that answers the same as the large one with the rest silenced.
+"""Surgery: build the smaller model from the units that stay; it computes what the large model computes with the others set to 0.
 
-    layers       blocks are taken out of the stack; what the block before gives is what the next one reads
-    heads        rows of W_q, W_k, W_v (and their biases), columns of W_o; of grouped heads a whole group: keys, values and their queries
+    layers       blocks are removed from the stack
+    heads        rows of W_q, W_k, W_v (and their biases), columns of W_o; with grouped-query attention whole groups: keys, values, queries
     ffn          rows of W_up (and W_gate), columns of W_down
-    experts      slices of the weights of all experts, rows of the router: the softmax runs over those that are left
+    experts      slices of the stacked expert weights, rows of the router: its softmax runs over the remaining experts
     hidden       channels of the residual stream: of embeddings, norms, every layer that reads or writes it, and the head
-    vocabulary   rows of the embedding, and of the head of a language model; the tokenizer has to follow (`prune.vocabulary`)
+    vocabulary   rows of the embedding and of a language model's head; the tokenizer must follow (`prune.vocabulary`)
 
-All but `hidden` are exact: the small model computes what the large one does with zeros in the columns that read what is gone. Norms average
-over the channels that are left, so a narrower model is that of norms which do so too. What is kept stays in its order.
+All but `hidden` are exact: setting the columns that read the removed units to 0 in the large model gives the same outputs. For `hidden`,
+norms average over the remaining channels only. Units that stay keep their order.
 
-The axes come from `compress.models.structure`, the config from `compress.models.shapes`. Left out: single numbers of heads, whole
+The axes come from `compress.models.structure`, the config from `compress.models.shapes`. Not supported: single channels of a head, whole
 attentions or FFNs of a block, neurons of single experts.
 """
 
@@ -31,32 +31,32 @@ from prune.vocabulary import with_vocabulary
 
 
 @dataclass(frozen=True)
-class Kept:
-    """What is kept of a model: indices from 0, ascending. Lists of lists have one entry for every layer of the large model."""
+class KeptUnits:
+    """The units that stay: indices from 0, ascending. Nested lists have one entry per layer of the large model."""
 
     layers: Sequence[int]
     heads: Sequence[Sequence[int]]
-    """Heads of keys and values, each with the query heads that share it."""
+    """Key-value heads, each with the query heads that share it."""
     ffn: Sequence[Sequence[int]]
-    """Neurons."""
+    """FFN neurons."""
     experts: Sequence[Sequence[int]]
     hidden: Sequence[int]
     """Channels of the residual stream."""
     vocabulary: Sequence[int]
 
     @classmethod
-    def everything(cls, sizes: Sizes) -> Kept:
-        """Returns what keeps the whole of a model."""
+    def everything(cls, sizes: Sizes) -> KeptUnits:
+        """Returns all units of a model with these sizes."""
         heads, ffn, experts = (tuple(map(range, counts)) for counts in (sizes.key_value_heads, sizes.ffn, sizes.experts))
         return cls(range(len(sizes.heads)), heads, ffn, experts, range(sizes.hidden), range(sizes.vocabulary))
 
     def query_heads(self, before: Sizes) -> list[list[int]]:
-        """Returns the query heads of the layers that are kept, from the sizes of the large model."""
+        """Returns the query heads of the layers that stay, given the sizes of the large model."""
         groups = [before.heads[layer] // before.key_value_heads[layer] for layer in self.layers]
         return [_numbers(self.heads[layer], group).tolist() for layer, group in zip(self.layers, groups, strict=True)]
 
     def sizes(self, before: Sizes) -> Sizes:
-        """Returns the sizes of the small model, from those of the large one."""
+        """Returns the sizes of the small model, given those of the large one."""
         groups = [heads // shared for heads, shared in zip(before.heads, before.key_value_heads, strict=True)]
         return replace(
             before.of_layers(self.layers),
@@ -69,17 +69,17 @@ class Kept:
         )
 
 
-def shrink(model: nn.Module, structure: Structure, kept: Kept, key: str) -> nn.Module:
-    """Returns the small model, in evaluation mode on the CPU; the large one is left as it is.
+def shrink(model: nn.Module, structure: Structure, kept: KeptUnits, key: str) -> nn.Module:
+    """Returns the small model, in evaluation mode on the CPU; the large model is not changed.
 
     Args:
-        model: A Transformers model as `compress.models.checkpoint.load` gives it.
+        model: A Transformers model from `compress.models.checkpoint.load`.
         structure: Its structure.
-        kept: What is kept of it.
+        kept: Units that stay.
         key: Key path in the recipe, for messages.
 
     Raises:
-        InputError: No model of such a shape can be made.
+        InputError: The architecture does not support this shape.
     """
     chosen = indices(structure, kept)
     config = with_layers(model.config, kept.layers)
@@ -102,20 +102,20 @@ def shrink(model: nn.Module, structure: Structure, kept: Kept, key: str) -> nn.M
 
 
 def check_shapes(
-    structure: Structure, kept: Kept, large: Mapping[str, Tensor], small: Mapping[str, Tensor], model_type: str, key: str
+    structure: Structure, kept: KeptUnits, large: Mapping[str, Tensor], small: Mapping[str, Tensor], model_type: str, key: str
 ) -> None:
-    """Sees to it that what is left of every weight has the shape that the small model wants; no value is looked at.
+    """Checks that every sliced weight has the shape that the small model expects; reads shapes only, no values.
 
     Args:
-        structure: Of the large model.
-        kept: What is kept of it.
-        large: Its weights by name; may lie on the meta device.
-        small: Those of a small model.
-        model_type: Of both, for the message.
-        key: Key path of the stage, for the message.
+        structure: Structure of the large model.
+        kept: Units that stay.
+        large: Weights of the large model by name; may be on the meta device.
+        small: Weights of the small model by name; may be on the meta device.
+        model_type: Model type of both, for messages.
+        key: Key path of the stage, for messages.
 
     Raises:
-        InputError: Some weight has another shape, or is not in the large model.
+        InputError: A weight has another shape, or does not exist in the large model.
     """
     chosen = indices(structure, kept)
     for target, wanted in small.items():
@@ -123,11 +123,11 @@ def check_shapes(
         shape = large[source].shape if source in large else ()
         left = [len(chosen[source, axis]) if (source, axis) in chosen else length for axis, length in enumerate(shape)]
         if left != list(wanted.shape):
-            raise InputError(f"{key}: {source} of this {model_type} does not follow what is taken away; it cannot be pruned like that")
+            raise InputError(f"{key}: {source} of this {model_type} does not shrink with the pruned units; it cannot be pruned like that")
 
 
-def indices(structure: Structure, kept: Kept) -> dict[Axis, Tensor]:
-    """Returns what is kept along every axis of every weight, int64; axes that are absent are kept whole."""
+def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:
+    """Returns the indices that stay along each pruned axis of each weight, int64; axes that are absent stay whole."""
     chosen = dict.fromkeys(structure.residual, torch.tensor(kept.hidden))
     chosen |= dict.fromkeys(structure.vocabulary, torch.tensor(kept.vocabulary))
     for block, attention in enumerate(structure.attentions):
@@ -149,24 +149,24 @@ def indices(structure: Structure, kept: Kept) -> dict[Axis, Tensor]:
 
 
 def head_numbers(kept: Sequence[int], group: int, head_dim: int) -> Mapping[str, Tensor]:
-    """Returns the numbers of the heads that are kept, int64, for query, key and value.
+    """Returns the rows of the query, key and value projections that stay, int64.
 
     Args:
-        kept: Heads of keys and values.
-        group: Query heads that share one of them.
-        head_dim: Numbers of a head.
+        kept: Key-value heads that stay.
+        group: Query heads per key-value head.
+        head_dim: Channels per head.
     """
     shared = _numbers(kept, head_dim)
     return {"query": _numbers(kept, group * head_dim), "key": shared, "value": shared}
 
 
 def _numbers(kept: Sequence[int], size: int) -> Tensor:
-    """Returns the numbers of pieces of `size` numbers each."""
+    """Returns the element indices of chunks of `size` elements each."""
     return (torch.tensor(kept)[:, None] * size + torch.arange(size)).flatten()
 
 
 def _source(target: str, prefix: str, layers: Sequence[int]) -> str:
-    """Returns the name that a weight of the small model has in the large one."""
+    """Returns the name in the large model of a weight of the small one."""
     if not target.startswith(f"{prefix}."):
         return target
     block, _, rest = target.removeprefix(f"{prefix}.").partition(".")

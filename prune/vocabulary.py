@@ -1,17 +1,17 @@
-"""Vocabulary: the rows of the embedding that the task's texts never use go, and the tokenizer is cut to fit exactly.
+"""Vocabulary: remove embedding rows of tokens that the task's texts never use, and cut the tokenizer to match exactly.
 
-    kept   every token of the train rows, every special or added one, those that a config names, all single characters and bytes; of BPE
-           also what those are merged from; where positions are counted from the pad id (RoBERTa) all up to it, so that it stays what it is
-    id     new id = number of kept ids below the old one, so that order stays
+    kept   all tokens of the train rows, special and added tokens, tokens that the config names, all single characters and bytes; for BPE
+           also the tokens that these are merged from; if positions count from the pad id (RoBERTa), all ids up to it, which fixes it
+    id     new id = number of kept ids below the old one, which preserves the order
 
-Exact: a text whose old tokens are all kept gets the same tokens, renumbered. WordPiece takes the longest piece that fits, which is still
-there and still the longest; BPE applies the same merges in the same order, since each one that applied leads to a kept token, and so was
-kept; Unigram finds the same best path, all of whose pieces are left. The train rows are split by both tokenizers to prove it. A text with a
-token that is gone is split into smaller pieces; how many tokens become unknown by that, or vanish because nothing says what is unknown, is
-counted on the selection rows (`Cut.unknown`).
+Exact: a text whose tokens are all kept is split into the same tokens, renumbered. WordPiece takes the longest matching piece, which is
+still there and still the longest. BPE applies the same merges in the same order, since every merge it used leads to a kept token and was
+kept. Unigram finds the same best path, since all of its pieces remain. To verify this, the train rows are tokenized by both tokenizers.
+A text with a removed token is split into smaller pieces; the tokens that become unknown, or vanish in a tokenizer without an unknown
+token, are counted on the selection rows (`CutVocabulary.unknown`).
 
-Cutting a vocabulary to a task's data: Abdaoui et al. 2020, https://arxiv.org/abs/2010.05609. Left out: text-generation, whose rows are
-made of the ids themselves.
+Cutting a vocabulary to a task's data: Abdaoui et al. 2020, https://arxiv.org/abs/2010.05609. Not supported: text-generation, whose rows
+consist of token ids.
 """
 
 from __future__ import annotations
@@ -34,42 +34,44 @@ from compress.models.shapes import on_meta
 from compress.standalone.preprocess import Preprocessor, Row
 
 STALE = ("vocab.txt", "vocab.json", "merges.txt", "added_tokens.json")
-"""Files with the old ids; tokenizer.json holds everything that they do."""
+"""Files with the old ids; tokenizer.json alone holds the same information."""
 KINDS = ("WordPiece", "BPE", "Unigram", "WordLevel")
 BATCH = 1024
 
 
 @dataclass(frozen=True)
-class Cut:
-    """A vocabulary that was cut."""
+class CutVocabulary:
+    """A cut vocabulary and its tokenizer."""
 
     kept: Sequence[int]
     """Old ids, ascending."""
     document: Mapping[str, Any]
-    """The contents of the new tokenizer.json."""
+    """Contents of the new tokenizer.json."""
     unknown: float
-    """Share of the tokens of the selection rows of whose text something became unknown, or is left out."""
+    """Share of the tokens of the selection rows whose text becomes unknown or is dropped, in whole or in part."""
     changed: float
-    """Share of the selection rows that are split into other tokens."""
+    """Share of the selection rows that are split into different tokens."""
 
     def figures(self) -> dict[str, Any]:
-        """Returns it as JSON types, for the manifest."""
+        """Returns the figures for the manifest, JSON types."""
         return {"vocabulary": len(self.kept), "unknown": self.unknown, "changed_rows": self.changed}
 
 
-def cut_vocabulary(folder: Path, config: Any, prepared: Preprocessor, train: Sequence[Row], selection: Sequence[Row], key: str) -> Cut:
+def cut_vocabulary(
+    folder: Path, config: Any, prepared: Preprocessor, train: Sequence[Row], selection: Sequence[Row], key: str
+) -> CutVocabulary:
     """Chooses the tokens to keep and cuts the tokenizer.
 
     Args:
-        folder: The checkpoint; its tokenizer.json is read.
+        folder: The checkpoint; only its tokenizer.json is read.
         config: Its Transformers config.
-        prepared: Splits rows as the model gets them.
+        prepared: The model's preprocessor, whose tokenizer is cut.
         train: Rows whose tokens are kept.
-        selection: Rows that show what becomes of others.
+        selection: Rows to measure lost tokens on.
         key: Key path of the stage, for messages.
 
     Raises:
-        InputError: The tokenizer is of a kind that cannot be cut.
+        InputError: This kind of tokenizer cannot be cut.
     """
     document = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     kind = document["model"].get("type")
@@ -89,13 +91,13 @@ def cut_vocabulary(folder: Path, config: Any, prepared: Preprocessor, train: Seq
         raise InputError(f"{key}.granularity: vocabulary given; this {kind} tokenizer cannot be cut exactly: leave it out")
     before, after = ids_of(prepared.tokenizer, selection), ids_of(tokenizer, selection)
     changed = sum(row != [new_id.get(token) for token in its] for row, its in zip(after, before, strict=True))
-    tokenizer.no_truncation()  # smaller pieces: what is beyond the last one is not unknown
+    tokenizer.no_truncation()  # rows become longer in smaller pieces: text beyond the maximum length does not count as lost
     lost = lost_tokens(prepared.tokenizer, tokenizer, selection)
-    return Cut(kept, cut, lost / max(1, sum(map(len, before))), changed / max(1, len(after)))
+    return CutVocabulary(kept, cut, lost / max(1, sum(map(len, before))), changed / max(1, len(after)))
 
 
 def counts_from_pad(config: Any, key: str) -> bool:
-    """Returns whether models of a config number the positions of a text from its pad id on: their embedding has a padding index, too.
+    """Returns whether a model numbers positions from its pad id on; its position embedding then has a padding index, too.
 
     Args:
         config: A Transformers config.
@@ -108,21 +110,21 @@ def counts_from_pad(config: Any, key: str) -> bool:
 
 
 def lost_tokens(old: Tokenizer, new: Tokenizer, rows: Sequence[Any]) -> int:
-    """Returns how many tokens of some texts, known before, hold text that is unknown now or that no token stands for any more.
+    """Counts the tokens of some texts that were known and now contain text that is unknown or dropped.
 
     Args:
-        old: The tokenizer that there was.
-        new: The one that takes its place; cuts no text off.
+        old: The tokenizer before the cut.
+        new: The tokenizer after the cut, without truncation.
         rows: Texts, or pairs of texts.
     """
-    unknown_before, unknown_now, lost = _unknown(old), _unknown(new), 0
+    unknown_before, unknown_after, lost = _unknown(old), _unknown(new), 0
     for start in range(0, len(rows), BATCH):
         some = list(rows[start : start + BATCH])
-        for row, before, now in zip(some, old.encode_batch(some), new.encode_batch(some), strict=True):
+        for row, before, after in zip(some, old.encode_batch(some), new.encode_batch(some), strict=True):
             texts = row if isinstance(row, tuple) else (row,)
-            said = {place for place, token in _places(now) if token != unknown_now}
+            covered = {place for place, token in _places(after) if token != unknown_after}
             gone = [
-                any((text, place) not in said and _counts(texts[text][place]) for place in range(*span))
+                any((text, place) not in covered and _counts(texts[text][place]) for place in range(*span))
                 for token, text, span in zip(before.ids, before.sequence_ids, before.offsets, strict=True)
                 if text is not None and token != unknown_before
             ]
@@ -131,30 +133,30 @@ def lost_tokens(old: Tokenizer, new: Tokenizer, rows: Sequence[Any]) -> int:
 
 
 def _places(encoding: Any) -> Iterable[tuple[tuple[int, int], int]]:
-    """Yields every place in a text, or a pair of texts, that a token stands for, and that token."""
+    """Yields every character position that a token covers, as (text of the pair, position), with the token."""
     for token, text, span in zip(encoding.ids, encoding.sequence_ids, encoding.offsets, strict=True):
         if text is not None:
             yield from (((text, place), token) for place in range(*span))
 
 
 def _counts(character: str) -> bool:
-    """Whether a character is text: neither a space, nor a mark or control character, which a tokenizer may take off."""
+    """Returns whether a character counts as text: not a space, mark or control character, which a tokenizer may strip."""
     return not character.isspace() and unicodedata.category(character)[0] not in "MC"
 
 
 def ids_of(tokenizer: Tokenizer, rows: Sequence[Any]) -> list[list[int]]:
-    """Returns the tokens of some texts, or pairs of texts."""
+    """Returns the token ids of texts, or of pairs of texts."""
     return [row.ids for start in range(0, len(rows), BATCH) for row in tokenizer.encode_batch_fast(list(rows[start : start + BATCH]))]
 
 
 def token_ids(config: Any) -> set[int]:
-    """Returns the tokens that a config names: padding, start, end, ..."""
+    """Returns the token ids that a config names: padding, start, end, ..."""
     named = [value for name, value in config.to_dict().items() if name.endswith("_token_id")]
     return {token for value in named for token in (value if isinstance(value, list) else [value]) if isinstance(token, int)}
 
 
 def with_vocabulary(config: Any, kept: Sequence[int]) -> Any:
-    """Returns a copy of a config with that many tokens, and the ids that it names renumbered; those of no token stay."""
+    """Returns a copy of a config with the smaller vocabulary and the token ids that it names renumbered; ids of no token stay."""
     changed, new_id = copy.deepcopy(config), {token: number for number, token in enumerate(kept)}
     for name, value in config.to_dict().items():
         if name.endswith("_token_id") and isinstance(value, int | list):
@@ -166,11 +168,11 @@ def with_vocabulary(config: Any, kept: Sequence[int]) -> Any:
 
 
 def closure(document: Mapping[str, Any], used: Iterable[int]) -> set[int]:
-    """Returns what has to be kept so that some tokens stay what they are, and no text becomes unknown that was not.
+    """Returns the tokens to keep so that the used tokens remain reachable, and no text becomes unknown that could be spelled out before.
 
     Args:
-        document: The contents of tokenizer.json.
-        used: The tokens.
+        document: Contents of tokenizer.json.
+        used: Ids of the used tokens.
     """
     model, tokens = document["model"], vocabulary(document)
     ids = {token: number for number, token in tokens.items()}
@@ -196,10 +198,10 @@ def closure(document: Mapping[str, Any], used: Iterable[int]) -> set[int]:
 
 
 def cut_tokenizer(document: Mapping[str, Any], kept: Sequence[int]) -> dict[str, Any]:
-    """Returns the contents of the tokenizer.json of a smaller vocabulary.
+    """Returns the contents of tokenizer.json for the smaller vocabulary.
 
     Args:
-        document: Those of the large one.
+        document: Contents of tokenizer.json for the large vocabulary.
         kept: Ids that `closure` returned, ascending; ids of no token are skipped.
     """
     changed, new_id = copy.deepcopy(dict(document)), {token: number for number, token in enumerate(kept)}
@@ -223,13 +225,13 @@ def cut_tokenizer(document: Mapping[str, Any], kept: Sequence[int]) -> dict[str,
     return changed
 
 
-def write_tokenizer(source: Path, cut: Cut, out: Path) -> None:
-    """Writes the files of a tokenizer that was cut, and removes those that hold old ids.
+def write_tokenizer(source: Path, cut: CutVocabulary, out: Path) -> None:
+    """Writes the files of a cut tokenizer, and removes those that hold old ids.
 
     Args:
-        source: Checkpoint with the tokenizer that was cut.
-        cut: What came of it.
-        out: Checkpoint that gets the new one.
+        source: Checkpoint with the old tokenizer.
+        cut: The cut vocabulary.
+        out: Checkpoint to write the new tokenizer to.
     """
     for name in STALE:
         (out / name).unlink(missing_ok=True)
@@ -244,7 +246,7 @@ def write_tokenizer(source: Path, cut: Cut, out: Path) -> None:
 
 
 def vocabulary(document: Mapping[str, Any]) -> dict[int, str]:
-    """Returns the tokens of the model of a tokenizer by id."""
+    """Returns the tokens of a tokenizer's model by id."""
     entries = document["model"]["vocab"]
     if isinstance(entries, Mapping):
         return {number: token for token, number in entries.items()}
@@ -259,7 +261,7 @@ def _merges(model: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _special_ids(post_processor: Any) -> Iterable[int]:
-    """Yields the ids that a post-processor adds to a text."""
+    """Yields the token ids that a post-processor adds to a text."""
     for holder, place in _id_places(post_processor):
         yield from holder[place] if isinstance(holder[place], list) else [holder[place]]
 
@@ -271,7 +273,7 @@ def _renumber(post_processor: Any, new_id: Mapping[int, int]) -> None:
 
 
 def _id_places(post_processor: Any) -> Iterable[tuple[Any, Any]]:
-    """Yields where a post-processor holds ids: a list or map, and the place in it."""
+    """Yields the places where a post-processor holds ids, as (list or map, index or key)."""
     if not isinstance(post_processor, dict):
         return
     for part in post_processor.get("processors", []):
@@ -284,7 +286,7 @@ def _id_places(post_processor: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _unknown(tokenizer: Tokenizer) -> int | None:
-    """Returns the unknown token; None where there is none."""
+    """Returns the id of the unknown token, or None."""
     model = json.loads(tokenizer.to_str())["model"]
     unknown: int | None = model.get("unk_id") if model["type"] == "Unigram" else tokenizer.token_to_id(model.get("unk_token") or "")
     return unknown

@@ -1,1 +1,1 @@
-"""Quantization methods: int8, int4 and FP8, after training and with it, one algorithm a file."""
+"""Quantization to int8, int4 and FP8, post-training and quantization-aware, one algorithm per file."""

@@ -1,19 +1,19 @@
-"""AdaRound: whether each weight goes down or up is learned, by the error of the layer's outputs (Nagel et al. 2020,
-https://arxiv.org/abs/2004.10568, section 3).
+"""AdaRound: learns for each weight whether to round up or down, minimizing the output error.
+
+Nagel et al. 2020, https://arxiv.org/abs/2004.10568, section 3:
 
     q = clamp(floor(w / s) + h),     h = clamp(sigmoid(v) (zeta - gamma) + gamma, 0, 1),   zeta = 1.1, gamma = -0.1
     min over v   d H d^T + lambda sum (1 - |2 h - 1|^beta),       d = w - s q,   H = mean of x x^T
 
-v starts where q is w / s itself. beta falls from 20 to 2 (cosine), which lets most h move freely at first and pushes all of them to 0 or 1
-at the end; in the first fifth of the steps there is no push. Then h is rounded. Adam, with the gradient written out: that of the first
-term by q is -2 s (d H).
+v is initialized so that q = w / s exactly. beta decays from 20 to 2 (cosine): at first most h can move freely, at the end all are pushed to
+0 or 1. The regularizer is off in the first fifth of the steps. At the end h is rounded. The optimizer is Adam with an explicit gradient:
+the gradient of the first term w.r.t. q is -2 s (d H).
 
-The error of the outputs over all calibration rows is a function of H (`moments`), so that every step sees all of them and nothing is
-drawn. Errors are divided by the mean of diag H and by the mean square of the scales of an output, so that lambda means the same for
-every layer. An output that ends with a larger error than by rounding to nearest keeps the nearest (`rounding.better_rows`). A weight that
-is 0 stays 0.
+The output error over all calibration rows is a function of H (`moments`), so every step uses all rows and nothing is sampled. Errors are
+divided by the mean of diag H and by the mean square of an output's scales, so that lambda has the same effect in every layer. An output
+whose error ends up larger than with rounding to nearest keeps the nearest codes (`rounding.better_rows`). A weight of 0 stays 0.
 
-Left out: inputs from quantized layers before, and the activation after the layer in the loss (section 3.3).
+Not supported: inputs computed by the preceding quantized layers, and the activation function inside the loss (section 3.3).
 
 Tensor names carry their shapes: I inputs, O outputs.
 """
@@ -28,13 +28,13 @@ from torch import Tensor
 ZETA, GAMMA = 1.1, -0.1
 STEPS = 1000
 LEARNING_RATE = 1e-2
-PUSH = 1.0  # lambda: in these units 0.1 leaves a tenth of the weights undecided at the end, 1 none
+PUSH = 1.0  # lambda: with 0.1 a tenth of the weights are still undecided at the end, with 1 none
 WARM_UP = 0.2
 BETA_START, BETA_END = 20.0, 2.0
 
 
 def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, *, steps: int = STEPS) -> Tensor:
-    """Returns the codes of a weight, int8 [O, I]: each is the integer below or above w / s, within the range.
+    """Returns the codes of a weight, int8 [O, I]: each is w / s rounded down or up, within the range.
 
     Args:
         weight_OI: float32.
@@ -42,16 +42,16 @@ def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, 
         scale_OI: Scale of every weight, float32, positive.
         low: Smallest code.
         high: Largest code.
-        steps: Steps of Adam.
+        steps: Number of Adam steps.
     """
     exact_OI = weight_OI / scale_OI
     below_OI = exact_OI.floor()
-    # in units of the scales of an output, and of what a typical input does
+    # normalize errors by the RMS scale of an output, and by the mean square of the inputs
     unit_OI = scale_OI / scale_OI.square().mean(dim=1, keepdim=True).sqrt()
     hessian_II = hessian_II / hessian_II.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
     start_OI = ((exact_OI - below_OI - GAMMA) / (ZETA - GAMMA)).logit()
     choice_OI = start_OI.detach().clone().requires_grad_(True)
-    free_OI = weight_OI != 0  # what is not free has no gradient, and stays at its start, h = 0
+    free_OI = weight_OI != 0  # zero weights get no gradient and keep their initial h = 0
     optimizer = torch.optim.Adam([choice_OI], lr=LEARNING_RATE)
     for step in range(steps):
         up_OI = rectified_sigmoid(choice_OI) * free_OI
@@ -68,12 +68,12 @@ def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, 
 
 
 def rectified_sigmoid(choice_OI: Tensor) -> Tensor:
-    """Returns h, in [0, 1]; it reaches both ends, where its gradient is 0."""
+    """Returns h in [0, 1]; h reaches both ends, where its gradient is 0."""
     return (choice_OI.sigmoid() * (ZETA - GAMMA) + GAMMA).clamp(0, 1)
 
 
 def push(up_OI: Tensor, progress: float) -> Tensor:
-    """Returns the gradient by h of lambda sum (1 - |2 h - 1|^beta); `progress` goes from 0 to 1."""
+    """Returns the gradient of lambda sum (1 - |2 h - 1|^beta) w.r.t. h; `progress` goes from 0 to 1."""
     if progress < WARM_UP:
         return torch.zeros_like(up_OI)
     beta = BETA_END + 0.5 * (BETA_START - BETA_END) * (1 + math.cos(math.pi * (progress - WARM_UP) / (1 - WARM_UP)))

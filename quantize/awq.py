@@ -1,19 +1,19 @@
-"""AWQ: input channels that carry large activations get finer int4 weights (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
+"""AWQ: gives weights of salient input channels (large activations) finer int4 steps.
 
-For the linear layers that read one tensor X [N, I], with m_i = mean |X_i| and a factor s for each channel:
+Lin et al. 2023, https://arxiv.org/abs/2306.00978. For the linear layers that read a tensor X [N, I], with m_i = mean |X_i| and a factor s
+per channel:
 
     s_i = m_i^a / sqrt(max m^a * min m^a)           X_i / s_i,   W_i * s_i
     a   = argmin over 0, 0.05, ... 1 of  sum over W  || X W^T - (X / s) Q(W s)^T ||^2
 
-The product stays the same, and the error of a weight counts 1 / s of what it did. The division goes into what produces X, where `folding`
-finds that exact: a norm, the value layer before the attention output, the layer that a gate multiplies. Elsewhere s = 1. Then the scales
-of W s are clipped (`group_scales`, by the error of the outputs), and a group that ends with a larger error than by rounding to nearest
-without any of this keeps s = 1.
+The product stays the same, and the rounding error of a weight shrinks by 1 / s. The division is folded into the producer of X where
+`folding` finds that exact: a norm, the value layer before the attention output, the layer multiplied by a gate. Elsewhere s = 1. Then the
+scales of W s are clipped (`group_scales`, by output error). A group whose error ends up larger than with s = 1 keeps s = 1.
 
-The errors are those over all calibration rows (`moments`). The paper clips all but the query and key layers; here an output is clipped
-only where that lowers its error.
+Errors are taken over all calibration rows (`moments`). The paper clips all layers except query and key; here an output is clipped only if
+that lowers its error.
 
-Left out: a multiplication in the engine where nothing can absorb the division.
+Not supported: an extra multiplication in the engine where nothing can absorb the division.
 
 Tensor names carry their shapes: I inputs, O outputs, G groups.
 """
@@ -32,7 +32,7 @@ from quantize.group_scales import best_scale, clipped_scale
 from quantize.moments import Moments, observe, output_errors
 
 ALPHAS = tuple(step / 20 for step in range(21))
-SMALLEST = 1e-4  # of a factor
+SMALLEST = 1e-4  # smallest factor
 
 
 def awq(
@@ -46,17 +46,17 @@ def awq(
     """Folds factors into a float model, in place, and chooses the scales of its weights.
 
     Args:
-        model: The float model; it computes the same afterwards, up to rounding.
-        layers: The layers that will be quantized.
-        groups: Those layers by the tensor that they read.
+        model: The float model; it computes the same afterwards, up to float rounding.
+        layers: The layers to quantize.
+        groups: These layers, grouped by the tensor they read.
         batches: Starts a pass over the calibration rows.
-        forward: Sends a batch through the model.
+        forward: Runs the model on a batch.
         group_size: Inputs that share a scale.
 
     Returns:
-        The scales by layer, and for the report, of each group: `layers`, `into` (where the division went, or None), `reason` (why nothing
-        could take it, or None), `alpha` (None: s = 1), `error_before` (rounding to nearest) and `error` of the outputs, relative to their
-        squares.
+        The scales by layer, and figures for the report per group: `layers`, `into` (the module that absorbed the division, or None),
+        `reason` (why none could, or None), `alpha` (None: s = 1), `error_before` (rounding to nearest) and `error` of the outputs, relative
+        to their squares.
     """
     scales: dict[str, Int4Scales] = {}
     figures = []
@@ -68,7 +68,7 @@ def awq(
             alpha, factor_I, chosen, errors = choose(weights, moments, group_size, ALPHAS if group.fold else (0.0,))
             if group.fold and alpha:
                 rescale(model, group.fold, factor_I)
-                if group.fold.producer in scales:  # its outputs were divided, and with them its scales
+                if group.fold.producer in scales:  # dividing its outputs divides its weight scales too
                     earlier = scales[group.fold.producer]
                     scales[group.fold.producer] = Int4Scales(earlier.weight_scale / factor_I[:, None], group_size)
             scales |= {name: Int4Scales(scale_OG, group_size) for name, scale_OG in zip(group.layers, chosen, strict=True)}
@@ -87,36 +87,36 @@ def awq(
 def choose(
     weights: Sequence[Tensor], moments: Moments, group_size: int, alphas: Sequence[float] = ALPHAS
 ) -> tuple[float, Tensor, list[Tensor], dict[str, float]]:
-    """Chooses factor and scales for the weights that read one tensor.
+    """Chooses factor and scales for the weights that read a tensor.
 
     Args:
         weights: float32 [O, I] each.
-        moments: Of the tensor.
+        moments: Moments of the tensor.
         group_size: Inputs that share a scale.
         alphas: Exponents to try, 0 (no factor) among them.
 
     Returns:
-        The exponent, the factor float32 [I], the scales of each weight times the factor float32 [O, G], and `error_before` (rounding to
-        nearest, no factor) and `error`, relative to the squares of the float outputs.
+        The exponent; the factor, float32 [I]; the scales of each weight times the factor, float32 [O, G]; and `error_before` (rounding to
+        nearest without a factor) and `error`, relative to the squares of the float outputs.
     """
     hessian_II = moments.hessian_II
     factors = {alpha: activation_factor(moments.mean_I, alpha) for alpha in alphas}
 
-    def searched(alpha: float) -> float:
+    def search_error(alpha: float) -> float:
         return sum(
             _error(weight_OI, hessian_II, factors[alpha], group_scale(weight_OI * factors[alpha], group_size), group_size)
             for weight_OI in weights
         )
 
-    def finished(alpha: float) -> tuple[float, float, list[Tensor]]:
+    def with_clipping(alpha: float) -> tuple[float, float, list[Tensor]]:
         factor_I = factors[alpha]
         divided_II = moments.divided(factor_I).hessian_II
         scales = [best_scale(weight_OI * factor_I, group_size, divided_II) for weight_OI in weights]
         error = sum(_error(w_OI, hessian_II, factor_I, scale_OG, group_size) for w_OI, scale_OG in zip(weights, scales, strict=True))
         return error, alpha, scales
 
-    best = min(alphas, key=searched)
-    error, alpha, scales = min((finished(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
+    best = min(alphas, key=search_error)
+    error, alpha, scales = min((with_clipping(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
     nearest = sum(_error(w_OI, hessian_II, factors[0.0], clipped_scale(w_OI, group_size), group_size) for w_OI in weights)
     power = sum(float(output_errors(weight_OI, torch.zeros_like(weight_OI), hessian_II).sum()) for weight_OI in weights)
     relative = {"error_before": nearest / power if power else 0.0, "error": error / power if power else 0.0}
@@ -124,7 +124,7 @@ def choose(
 
 
 def activation_factor(mean_I: Tensor, alpha: float) -> Tensor:
-    """Returns s, float32 [I]; 1 where the exponent is 0.
+    """Returns s, float32 [I]; all 1 if the exponent is 0.
 
     Args:
         mean_I: Mean |x| of each channel, float32 [I].
@@ -137,14 +137,14 @@ def activation_factor(mean_I: Tensor, alpha: float) -> Tensor:
 
 
 def describe(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Returns in one line what `awq` did with how many groups, from its figures."""
+    """Returns a one-line summary of the figures of `awq`."""
     folded = [figure for figure in figures if figure["into"] is not None]
-    left = [figure["reason"] for figure in figures if figure["into"] is None and figure["reason"]]
-    blocked = f", {len(left)} that nothing can absorb ({left[0]})" if left else ""
-    return f"{len(folded)} groups folded, {len(figures) - len(folded)} with clipped scales alone{blocked}"
+    reasons = [figure["reason"] for figure in figures if figure["into"] is None and figure["reason"]]
+    blocked = f", {len(reasons)} of them cannot be folded ({reasons[0]})" if reasons else ""
+    return f"{len(folded)} groups folded, {len(figures) - len(folded)} with clipped scales only{blocked}"
 
 
 def _error(weight_OI: Tensor, hessian_II: Tensor, factor_I: Tensor, scale_OG: Tensor, group_size: int) -> float:
-    """Returns the error of the outputs with weights that were multiplied by the factor, rounded, and divided again."""
+    """Returns the output error of weights that are multiplied by the factor, rounded, and divided by it again."""
     rounded_OI = Int4Scales(scale_OG, group_size).on_grid(weight_OI * factor_I) / factor_I
     return float(output_errors(weight_OI, rounded_OI, hessian_II).sum())

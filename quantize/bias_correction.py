@@ -1,13 +1,14 @@
-"""Bias correction: what rounding shifts the outputs of a layer by, on average, is put into its bias (Nagel et al. 2019,
-https://arxiv.org/abs/1906.04721, section 4.2, from data as in its appendix D).
+"""Bias correction: adds the mean output error of quantization to a layer's bias.
+
+Nagel et al. 2019, https://arxiv.org/abs/1906.04721, section 4.2, data-based as in appendix D:
 
     b <- b + E[ W x - Q(W) Q(x) ]
 
-over the real positions of the calibration rows. x is the input that the layer has when all layers before it are quantized and corrected:
-the layers are corrected in order of execution, those that read one tensor together, with one pass over the rows up to there for each. Only
-sums of [O] values are kept.
+The mean runs over the calibration rows, padding excluded. x is the layer's input when all layers before it are quantized and corrected, so
+layers are corrected in execution order. Layers that read the same tensor are corrected together; each such group takes one pass over the
+rows, up to the group. Memory: sums of [O] values only.
 
-Left out: layers without a bias, which a stock checkpoint gives no place for one.
+Not supported: layers without a bias, as a stock checkpoint has no place for one.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from torch import Tensor, nn
 
 from compress.measure.closeness import place
 from compress.models.padding import real_rows
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]
 
 
-class _Reached(Exception):
-    """Ends a pass once the layers of interest have run."""
+class _PassComplete(Exception):
+    """Ends a pass once the observed layers have run."""
 
 
 def correct_biases(
@@ -40,27 +41,27 @@ def correct_biases(
     each: Callable[[Iterable[list[str]]], Iterable[list[str]]] = iter,
     rounded: Mapping[str, nn.Linear] | None = None,
 ) -> dict[str, float]:
-    """Corrects the biases of float layers in place, for the time when their weights and inputs are quantized.
+    """Corrects the biases of float layers in place, as needed once their weights and inputs are quantized.
 
     Args:
         model: The float model.
-        layers: The layers that will be quantized.
+        layers: The layers to quantize.
         scales: Their scales.
-        group: By layer, in order of execution: equal for layers that read one tensor.
+        group: For each layer, in execution order, the group of layers that read the same tensor.
         batches: Starts a new pass over the calibration rows.
-        forward: Sends a batch through the model.
-        each: Goes through the groups of layers, showing progress.
-        rounded: The layers with their weights rounded, where that is not to the nearest; their biases are those of `layers`.
+        forward: Runs the model on a batch.
+        each: Iterates over the groups of layers, showing progress.
+        rounded: The layers with rounded weights, if not rounded to nearest; their biases are those of `layers`.
 
     Returns:
-        By layer that has a bias, the root mean square of its correction relative to that of its outputs.
+        For each layer with a bias, the RMS of its correction relative to the RMS of its outputs.
     """
-    together: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     for name in (name for name in group if name in layers):
-        together.setdefault(group[name], []).append(name)
-    moved: dict[str, float] = {}
+        groups.setdefault(group[name], []).append(name)
+    corrections: dict[str, float] = {}
     try:
-        for names in each(list(together.values())):
+        for names in each(list(groups.values())):
             integer = {name: scales[name].module(name, (rounded or layers)[name]) for name in names}
             shifts = _shifts(model, {name: layers[name] for name in names}, integer, batches, forward)
             for name in names:
@@ -68,49 +69,49 @@ def correct_biases(
                 if layer.bias is not None:
                     shift_O, power_O = shifts[name]
                     layer.bias.data = layer.bias.data + shift_O.float()
-                    moved[name] = float((shift_O.square().mean() / power_O.mean().clamp(min=1e-30)).sqrt())
+                    corrections[name] = float((shift_O.square().mean() / power_O.mean().clamp(min=1e-30)).sqrt())
                 place(model, name, scales[name].module(name, (rounded or layers)[name]))
     finally:
         for name, layer in layers.items():
             place(model, name, layer)
-    return moved
+    return corrections
 
 
 def _shifts(
     model: nn.Module, layers: Mapping[str, nn.Linear], integer: Mapping[str, nn.Module], batches: Batches, forward: Forward
 ) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns for each layer the means of (float - quantized output) and of (float output)^2, float64 [O], over all real positions."""
-    watch = _Watch(layers, integer)
-    handles = [layer.register_forward_hook(watch.hook(name)) for name, layer in layers.items()]
+    """Returns for each layer the means of (float - quantized output) and (float output)^2, float64 [O], padding excluded."""
+    comparison = _OutputComparison(layers, integer)
+    handles = [layer.register_forward_hook(comparison.hook(name)) for name, layer in layers.items()]
     try:
         with torch.inference_mode():
             for features in batches():
-                watch.start_batch(features)
+                comparison.start_batch(features)
                 try:
                     forward(model, features)
-                except _Reached:
+                except _PassComplete:
                     continue
-                watch.runs = watch.ran  # of a whole pass: from the next batch on it may end with the last run
+                comparison.expected_runs = comparison.runs  # after one full pass: later batches stop once all layers have run
     finally:
         for handle in handles:
             handle.remove()
-    return watch.means()
+    return comparison.means()
 
 
-class _Watch:
-    """Compares the outputs of float layers with those of their quantized forms."""
+class _OutputComparison:
+    """Compares the outputs of float layers with those of their quantized versions."""
 
     def __init__(self, layers: Mapping[str, nn.Linear], integer: Mapping[str, nn.Module]) -> None:
         self.integer = integer
         self.shift = {name: torch.zeros(layer.out_features, dtype=torch.float64) for name, layer in layers.items()}
         self.power = {name: torch.zeros(layer.out_features, dtype=torch.float64) for name, layer in layers.items()}
         self.count: Counter[str] = Counter()
-        self.runs: Counter[str] | None = None
-        self.ran: Counter[str] = Counter()
+        self.expected_runs: Counter[str] | None = None
+        self.runs: Counter[str] = Counter()
         self._features: Mapping[str, Tensor] = {}
 
     def start_batch(self, features: Mapping[str, Tensor]) -> None:
-        self._features, self.ran = features, Counter()
+        self._features, self.runs = features, Counter()
 
     def hook(self, name: str) -> Callable[[nn.Module, Sequence[Tensor], Tensor], None]:
         def compare(module: nn.Module, inputs: Sequence[Tensor], output: Tensor) -> None:
@@ -118,9 +119,9 @@ class _Watch:
             self.shift[name] += shift_NO.sum(dim=0)
             self.power[name] += y_NO.square().sum(dim=0)
             self.count[name] += len(y_NO)
-            self.ran[name] += 1
-            if self.runs is not None and self.ran == self.runs:
-                raise _Reached
+            self.runs[name] += 1
+            if self.expected_runs is not None and self.runs == self.expected_runs:
+                raise _PassComplete
 
         return compare
 

@@ -1,13 +1,15 @@
-"""What quantization costs on the selection split, in the unit of `goals.max_drop`: what mixed precision and `mode: auto` decide by.
+"""The accuracy loss of quantization on the selection split, for mixed precision and `mode: auto`.
+
+It is in the unit of `goals.max_drop`:
 
     by labels       loss = metric(float logits, labels) - metric(int8 logits, labels)
-    by agreement    loss = share of rows answered differently; regression: 1 - Pearson(float, int8)
-    generation      loss = perplexity(int8) / perplexity(float) - 1, always by labels: text is its own label, and what is lost is relative
+    by agreement    loss = share of rows with another prediction; regression: 1 - Pearson(float, int8)
+    generation      loss = perplexity(int8) / perplexity(float) - 1, always by labels, as the text is its own label
 
-Labels are used only where this run trained the model itself and so kept the selection rows out of its training. A model from outside may
-have learned them by heart; the answers it gives there flatter it, but whether int8 gives the same answers can still be counted.
+Labels are used only if this run trained the model itself and so kept the selection rows out of training. An external model may have been
+trained on these rows, which would inflate its metric; agreement between int8 and float is meaningful even then.
 
-Left out: evaluation rows. The final figures are made on those, so no choice is.
+Evaluation rows are never used: the final figures are computed on them, so no choice may depend on them.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from compress.core.next_token import labels_of
-from compress.core.tasks import TASKS, Task, drop
+from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
-from compress.measure.metrics import PRIMARY, metrics, pearson
+from compress.measure.metrics import pearson, primary
 from compress.measure.predictions import compared
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
@@ -36,19 +38,19 @@ BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class Budget:
-    """The answers of the float model that a quantized one is held against."""
+    """The float model's predictions, as the reference for quantized models."""
 
     checkpoint: Path
     rows: Sequence[Row]
     labels: Array | None
-    """Of the rows, where they may be used."""
+    """Labels of the rows; None if they may not be used."""
     context: Context
     logits: Array
-    """Of the float model, float32 [n, C], or the answers [n, T, 2] of `compress.core.next_token`."""
+    """Logits of the float model, float32 [n, C]; for text generation the arrays [n, T, 2] of `compress.core.next_token`."""
 
     @classmethod
     def prepare(cls, model: nn.Module, checkpoint: Path, calibration: Sequence[Row], context: Context) -> Budget:
-        """Asks the float model for the selection rows; calibration rows, without their labels, where there are none."""
+        """Runs the float model on the selection rows, or on calibration rows without their labels if there is no selection split."""
         split = context.data.selection
         rows, labels = (split.rows, split.labels if trained_here(context) else None) if len(split) else (list(calibration), None)
         if TASKS[context.task].answer == "tokens":
@@ -58,30 +60,30 @@ class Budget:
 
     @property
     def measure(self) -> str:
-        """What a loss is, in words."""
-        if TASKS[self.context.task].relative:
-            return f"relative increase of {PRIMARY[self.context.task]} on {len(self.rows)} selection blocks"
+        """A description of the loss, for the report."""
+        if primary(self.context.task).relative:
+            return f"relative increase of {TASKS[self.context.task].metric} on {len(self.rows)} selection blocks"
         if self.labels is not None:
-            return f"{PRIMARY[self.context.task]} lost on {len(self.rows)} selection rows"
-        if self.context.task == "text-regression":
+            return f"{TASKS[self.context.task].metric} lost on {len(self.rows)} selection rows"
+        if TASKS[self.context.task].answer == "value":
             return f"1 - Pearson to the float answers on {len(self.rows)} selection rows"
         return f"share of {len(self.rows)} selection rows answered differently"
 
     def loss(self, model: nn.Module) -> float:
-        """Returns what the model as it is now loses against the float one."""
+        """Returns the loss of the model in its current state against the float model."""
         return loss(self.context.task, self.logits, _predict(model, self.checkpoint, self.rows, self.context), self.labels)
 
 
 def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> float:
-    """Returns the loss of logits `[n, C]` against reference logits `[n, C]`, by labels `[n]` or, without, by agreement."""
+    """Returns the loss of logits `[n, C]` against reference logits `[n, C]`, by labels `[n]` if given, else by agreement."""
     if labels is not None:
-        return drop(task, metrics(task, reference, labels)[PRIMARY[task]], metrics(task, logits, labels)[PRIMARY[task]])
-    if task == "text-regression":
+        metric = primary(task)
+        return metric.drop(metric.of(reference, labels), metric.of(logits, labels))
+    if TASKS[task].answer == "value":
         return 1.0 - pearson(reference[:, 0], logits[:, 0])
     return float(np.mean(reference.argmax(axis=1) != logits.argmax(axis=1)))
 
 
 def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:
-    from compress.models.preprocessor import preprocessor
 
-    return compared(model, preprocessor(checkpoint, context.task, context.max_length, context.target), rows, BATCH_SIZE)
+    return compared(model, context.preprocessor(checkpoint), rows, BATCH_SIZE)

@@ -1,34 +1,34 @@
-"""Calibration: from streams of activations to one scale each, in memory that does not depend on the number of rows.
+"""Calibration: computes one scale per activation tensor, in memory that does not depend on the number of rows.
 
-Every observed tensor has a histogram of |x|: a fixed number of equal bins over [0, range), where range is a power of two. A larger value
-doubles the range, which merges neighbouring bins in pairs, until it fits. Edges of bins stay edges, so the same values give the same
-histogram in whatever order and batches they come. From the histogram comes the clipping threshold t; the scale is s = t / 127.
+Each observed tensor has a histogram of |x| with a fixed number of equal bins over [0, range), where range is a power of two. A larger value
+doubles the range until it fits, merging neighbouring bins in pairs. Bin edges stay bin edges, so the same values give the same histogram in
+any order and any batching. A calibration method derives the clipping threshold t from the histogram; the scale is s = t / 127.
 
     minmax          t = max |x|
     moving_average  t = a of the last batch;   a <- 0.9 a + 0.1 max |x| over the batch, a of the first batch being its max |x|
-    percentile      t = smallest edge with at least p percent of all |x| at or below it
+    percentile      t = smallest bin edge with at least p percent of all |x| at or below it
     mse             t = argmin  sum_k n_k * mean of (x - Q_s(x))^2 over bin k,   Q_s(x) = min(rint(x / s), 127) * s
     entropy         t = argmin  KL(P_t || Q_t),   P_t: |x| with everything beyond t moved into the last bin below t,
                     Q_t: the |x| below t, averaged over the non-empty bins of each of 128 equal levels
 
-mse is the noise that quantization adds, rounding and clipping together (Banner et al. 2019, https://arxiv.org/abs/1810.05723, here
-by search instead of a fitted distribution). The n_k values of a bin count as spread evenly over it, so that bins may be wider than s.
-With u = x / s the integral has a closed form:
+mse minimizes the total quantization noise, rounding plus clipping (Banner et al. 2019, https://arxiv.org/abs/1810.05723, here by search
+instead of a fitted distribution). The n_k values of a bin are taken as spread evenly over it, so bins may be wider than s. With u = x / s
+the integral has a closed form:
 
     G(u) = integral from 0 to u of (v - min(rint(v), 127))^2 dv = k / 12 + (u - k)^3 / 3,   k = min(rint(u), 127)
 
-entropy is the method of TensorRT (Migacz, "8-bit inference with TensorRT", GTC 2017) on 2048 bins, the first of which counts as many values
-as the second, because a pile of zeros says nothing of the range. With c_k values in bin k, S_l values in the n_l non-empty bins of level l,
-r values beyond t and m the last bin below it, the divergence has a closed form over prefix sums (T all values, A = T - r):
+entropy is the method of TensorRT (Migacz, "8-bit inference with TensorRT", GTC 2017) on 2048 bins. The count of the first bin is replaced
+by that of the second, because many zeros carry no information about the range. With c_k values in bin k, S_l values in the n_l non-empty
+bins of level l, r values beyond t and m the last bin below t, the divergence has a closed form over prefix sums (T all values, A = T - r):
 
     KL = [sum_(k<m) c_k log c_k + (c_m + r) log(c_m + r) - sum_l S_l log(S_l / n_l) - r log(S_m / n_m)] / T - log T + log A
 
-and is infinite where r > 0 and c_m = 0. Of equal thresholds the largest is taken.
+and is infinite if r > 0 and c_m = 0. Ties go to the largest threshold.
 
-The moving average follows the order of the batches (Krishnamoorthi 2018, https://arxiv.org/abs/1806.08342, section 3.1.2, which averages
-over a training); a tenth a batch suits the 16 batches of 512 rows. The other methods do not depend on the order.
+The moving average depends on the order of the batches (Krishnamoorthi 2018, https://arxiv.org/abs/1806.08342, section 3.1.2, which averages
+over training steps); a momentum of 0.9 suits the 16 batches of 512 rows. The other methods do not depend on the order.
 
-Left out: the sign (codes are symmetric; the code -128 as one of its own gains nothing).
+Limitation: the sign is ignored, as codes are symmetric; using the extra code -128 gains nothing.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
 
 BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128
-MSE_CANDIDATES = 1000  # thresholds in equal ratios of 0.6 %
-MSE_SMALLEST = 1 / 256  # of the largest |x|
-MOMENTUM = 0.9  # of the moving average: the share of the old value
+MSE_CANDIDATES = 1000  # thresholds in a geometric sequence, 0.6 % apart
+MSE_SMALLEST = 1 / 256  # smallest candidate, relative to the largest |x|
+MOMENTUM = 0.9  # weight of the previous value in the moving average
 ENTROPY_BINS = 2048
 ENTROPY_LEVELS = 128
 Method = Literal["minmax", "moving_average", "percentile", "mse", "entropy"]
@@ -58,20 +58,20 @@ METHODS: tuple[Method, ...] = get_args(Method)
 
 @dataclass
 class Histogram:
-    """Counts of |x| in equal bins over [0, range); the range doubles when a value does not fit."""
+    """Counts of |x| in equal bins over [0, range); the range doubles if a value does not fit."""
 
     counts: Tensor = field(default_factory=lambda: torch.zeros(BINS, dtype=torch.int64))
     """int64 [BINS]."""
     range: float = 0.0
     """Upper edge of the last bin, a power of two; 0 before the first value."""
     largest: float = 0.0
-    """Largest |x| seen, exactly."""
+    """The exact largest |x|."""
     average: float = 0.0
-    """Moving average of the largest |x| of each tensor added."""
+    """Moving average of the largest |x| of each added tensor."""
 
     @property
     def total(self) -> int:
-        """Number of values seen."""
+        """Number of values."""
         return int(self.counts.sum())
 
     @property
@@ -90,11 +90,11 @@ class Histogram:
         magnitude = x.detach().abs().reshape(-1).float()
         largest = float(magnitude.max())
         if not math.isfinite(largest):
-            raise ValueError("a value is NaN or infinite")
+            raise ValueError("NaN or infinite value")
         self.average = MOMENTUM * self.average + (1 - MOMENTUM) * largest if self.range else largest
         self.largest = max(self.largest, largest)
         self._widen(largest)
-        # Exact: a product by a power of two. bincount counts in int64, where histc would stop at 2^24.
+        # Exact, as the factor is a power of two. bincount counts in int64; histc counts in float32 and stops at 2^24.
         self.counts += torch.bincount((magnitude * (BINS / self.range)).int(), minlength=BINS).cpu()
 
     def _widen(self, largest: float) -> None:
@@ -106,30 +106,30 @@ class Histogram:
             self.range *= 2
 
     def edges(self) -> Tensor:
-        """Returns the edges of the bins, from 0 to the range, float64 [BINS + 1]."""
+        """Returns the bin edges from 0 to the range, float64 [BINS + 1]."""
         return torch.arange(BINS + 1, dtype=torch.float64) * self.width
 
 
 def minmax_threshold(histogram: Histogram) -> float:
-    """Returns the largest |x|: nothing is clipped."""
+    """Returns the largest |x|, so that nothing is clipped."""
     return histogram.largest
 
 
 def moving_average_threshold(histogram: Histogram) -> float:
-    """Returns the moving average of the largest |x| of a batch: a single far value moves it by a tenth."""
+    """Returns the moving average of the largest |x| per batch; a single outlier batch has a weight of 0.1."""
     return histogram.average
 
 
 def percentile_threshold(histogram: Histogram, percentile: float) -> float:
-    """Returns the smallest edge with at least `percentile` (0 to 100) percent of the values at or below it; the largest |x| at most."""
-    # 99.99 / 100 * 10000 is a little above 9999 in float64, which must not ask for the next value.
+    """Returns the smallest bin edge with at least `percentile` (0 to 100) percent of the values at or below it, at most the largest |x|."""
+    # In float64, 99.99 / 100 * 10000 is slightly above 9999; without the tolerance one more value would be required.
     needed = max(1, math.ceil(percentile / 100 * histogram.total - 1e-6))
     position = int(torch.searchsorted(histogram.counts.cumsum(0), needed))
     return min((position + 1) * histogram.width, histogram.largest)
 
 
 def mse_threshold(histogram: Histogram) -> float:
-    """Returns the threshold of least noise among `MSE_CANDIDATES` in equal ratios, the largest |x| being the last."""
+    """Returns the threshold with the least noise among `MSE_CANDIDATES` in a geometric sequence up to the largest |x|."""
     if histogram.largest == 0:
         return 0.0
     candidates = [histogram.largest * math.pow(MSE_SMALLEST, 1 - i / (MSE_CANDIDATES - 1)) for i in range(MSE_CANDIDATES)]
@@ -138,10 +138,10 @@ def mse_threshold(histogram: Histogram) -> float:
 
 
 def entropy_threshold(histogram: Histogram) -> float:
-    """Returns the threshold of least divergence between the values and their 128 levels, an edge of one of `ENTROPY_BINS` bins."""
+    """Returns the threshold with the least divergence between the values and their 128 levels: an edge of the `ENTROPY_BINS` bins."""
     width = histogram.range / ENTROPY_BINS
     used = min(ENTROPY_BINS, int(histogram.largest / width) + 1) if width else 0
-    if used < ENTROPY_LEVELS:  # values near the smallest range: fewer bins than levels, and nothing to gain by clipping
+    if used < ENTROPY_LEVELS:  # values near the smallest range: fewer bins than levels, so clipping gains nothing
         return histogram.largest
     counts_B = histogram.counts.view(ENTROPY_BINS, -1).sum(dim=1)[:used].double()
     counts_B[0] = counts_B[1]
@@ -151,16 +151,16 @@ def entropy_threshold(histogram: Histogram) -> float:
 
 
 def divergences(counts_B: Tensor) -> Tensor:
-    """Returns the divergence of each threshold: the upper edges of bins 127, 128, ... B - 1, that is of 128, 129, ... B bins.
+    """Returns the divergence for each threshold: the upper edges of bins 127, 128, ... B - 1, so the first 128, 129, ... B bins.
 
     Args:
-        counts_B: float64 [B], values in each bin; B >= 128.
+        counts_B: Number of values per bin, float64 [B]; B >= 128.
 
     Returns:
         float64 [B - 127].
     """
     bins_C = torch.arange(ENTROPY_LEVELS, len(counts_B) + 1)
-    first_CL = -(-torch.arange(ENTROPY_LEVELS + 1) * bins_C[:, None] // ENTROPY_LEVELS)  # first bin of each level, and the end: rounded up
+    first_CL = -(-torch.arange(ENTROPY_LEVELS + 1) * bins_C[:, None] // ENTROPY_LEVELS)  # first bin of each level and the end, rounded up
     sum_CL = _prefix(counts_B)[first_CL].diff(dim=1)
     level_CL = sum_CL / _prefix(counts_B > 0)[first_CL].diff(dim=1).clamp(min=1)
     inside_C, last_C = sum_CL.sum(dim=1), counts_B[bins_C - 1]
@@ -178,7 +178,7 @@ def _prefix(values_B: Tensor) -> Tensor:
 
 
 def noise(histogram: Histogram, scale: float) -> float:
-    """Returns the sum of squared errors of quantizing the values of a histogram by `scale`, each bin spread evenly."""
+    """Returns the sum of squared quantization errors of a histogram's values for `scale`, with values spread evenly over each bin."""
     u = histogram.edges() / scale
     k = torch.round(u).clamp(max=ACTIVATION_HIGH)
     integral = (k / 12 + (u - k) ** 3 / 3).diff() * scale**3
@@ -186,18 +186,18 @@ def noise(histogram: Histogram, scale: float) -> float:
 
 
 def signal(histogram: Histogram) -> float:
-    """Returns the sum of squares of the values of a histogram, each bin spread evenly."""
+    """Returns the sum of squares of a histogram's values, with values spread evenly over each bin."""
     return float((histogram.edges() ** 3 / 3).diff() @ histogram.counts.double()) / histogram.width
 
 
 def clipped_share(histogram: Histogram, scale: float, highest: int = ACTIVATION_HIGH) -> float:
-    """Returns the share of values beyond the code `highest` of `scale`, to within one bin."""
+    """Returns the share of values clipped at the code `highest` of `scale`, accurate to one bin."""
     first = math.ceil((highest + 0.5) * scale / histogram.width) if histogram.total else BINS
     return int(histogram.counts[min(first, BINS) :].sum()) / max(1, histogram.total)
 
 
 def threshold(histogram: Histogram, method: Method, percentile: float) -> float:
-    """Returns the clipping threshold of a histogram by the named method; `percentile` is for that method alone."""
+    """Returns the clipping threshold of a histogram by the named method; `percentile` is used only by the method of that name."""
     match method:
         case "minmax":
             return minmax_threshold(histogram)
@@ -212,19 +212,19 @@ def threshold(histogram: Histogram, method: Method, percentile: float) -> float:
 
 
 def input_scale(limit: float, highest: int = ACTIVATION_HIGH) -> Tensor:
-    """Returns the scale that maps `limit` to the code `highest`, float32 []; 1 for a tensor that was always zero."""
+    """Returns the scale that maps `limit` to the code `highest`, float32 []; 1 if the tensor was always zero."""
     return torch.tensor(1.0 if limit == 0 else max(limit / highest, SMALLEST_SCALE), dtype=torch.float32)
 
 
 class Statistic(Protocol):
-    """What is kept of a stream of tensors, in memory that does not depend on their number."""
+    """A running statistic over a stream of tensors, in memory that does not depend on their number."""
 
     @property
     def total(self) -> int:
-        """Values or rows seen; 0 before the first."""
+        """Number of values or rows so far."""
 
     def add(self, x: Tensor) -> None:
-        """Takes one tensor, float [N, I]; raises ValueError where it holds NaN or infinity."""
+        """Adds a tensor, float [N, I]; raises ValueError if it holds NaN or infinity."""
 
 
 S = TypeVar("S", bound=Statistic)
@@ -232,15 +232,15 @@ S = TypeVar("S", bound=Statistic)
 
 @dataclass(frozen=True)
 class Observed(Generic[S]):
-    """What was seen at the inputs of the observed layers."""
+    """Statistics of the inputs of the observed layers."""
 
     statistics: Mapping[str, S]
-    """By group: the name of the first layer that reads the tensor."""
+    """By group; a group is named after the first layer that reads the tensor."""
     group: Mapping[str, str]
-    """Group of each layer that was reached, in order of execution; layers that read the same tensor share one, and so one scale."""
+    """Group of each layer that ran, in execution order; layers that read the same tensor share a group, and so a scale."""
 
     def of(self, layer: str) -> S:
-        """Returns what was kept of a layer's input."""
+        """Returns the statistic of a layer's input."""
         return self.statistics[self.group[layer]]
 
 
@@ -252,20 +252,20 @@ def collect(
     make: Callable[[], S],
     smooth: Mapping[str, Tensor] | None = None,
 ) -> Observed[S]:
-    """Observes the inputs of linear layers while batches go through the model.
+    """Observes the inputs of linear layers while the model runs on batches.
 
-    Positions that `attention_mask` calls padding are left out: the engine quantizes them too, but no answer depends on them.
+    Positions that `attention_mask` marks as padding are excluded: the engine quantizes them too, but no prediction depends on them.
 
     Args:
         model: The float model.
         layers: The layers to observe, by name.
-        batches: Features of each batch; `attention_mask`, where there is one, is [n, L].
-        forward: Sends the features of a batch through the model.
-        make: Makes the statistic of a group, such as `Histogram`.
-        smooth: By layer, what its input is divided by first, float32 [I]; the same for all that read one tensor.
+        batches: Features of each batch; `attention_mask`, if present, is [n, L].
+        forward: Runs the model on the features of a batch.
+        make: Creates the statistic of a group, such as `Histogram`.
+        smooth: Smoothing factors by layer, float32 [I], by which inputs are divided first; equal for layers that read the same tensor.
 
     Returns:
-        A statistic for each group; a layer that no batch reached has none.
+        A statistic for each group; a layer that never ran has none.
 
     Raises:
         InputError: An input holds NaN or infinity; names the layer.
@@ -298,7 +298,7 @@ class _Observer(Generic[S]):
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0]
-            # Query, key and value read the same tensor one after the other: the object itself tells.
+            # Query, key and value read the same tensor object one after the other.
             group = self.group.setdefault(name, self._name if x is self._tensor else name)
             if x is self._tensor and group == self._name:
                 return
@@ -314,4 +314,4 @@ class _Observer(Generic[S]):
         try:
             self.statistics[group].add(x_NI)
         except ValueError as error:
-            raise InputError(f"{name}: the calibration rows give this layer an input of which {error}; check the model") from error
+            raise InputError(f"{name}: {error} in the input of this layer on the calibration rows; check the model") from error

@@ -1,17 +1,17 @@
-"""Cross-layer equalization: two linear layers share the burden of a channel between them (Nagel et al. 2019,
-https://arxiv.org/abs/1906.04721, section 4.1).
+"""Cross-layer equalization: balances the weight ranges of two consecutive linear layers.
 
-Where the output channel j of one layer is the input channel j of another, with nothing in between or a ReLU, for any s_j > 0
+Nagel et al. 2019, https://arxiv.org/abs/1906.04721, section 4.1. If output channel j of one layer is input channel j of another, with
+nothing or a ReLU in between, then for any s_j > 0
 
     W2 relu(W1 x + b1) = (W2 S) relu(S^-1 W1 x + S^-1 b1),     s_j = sqrt(r1_j / r2_j)
 
-with r1_j = max |W1[j, :]| and r2_j = max |W2[:, j]| makes both ranges sqrt(r1_j r2_j). It needs no data. Several readers count as one
-matrix. A layer that is first in one pair and second in another is changed by both, so that the pairs are gone through until nothing
-moves. Which pairs there are, `folding` finds; GELU lets no factor through, so that in most encoders value and attention output are left.
+with r1_j = max |W1[j, :]| and r2_j = max |W2[:, j]|, which makes both ranges sqrt(r1_j r2_j). No data is needed. Several consumers count as
+one matrix. A layer may be first in one pair and second in another, so the pairs are iterated until the factors converge. `folding` finds
+the pairs; GELU does not commute with a factor, so in most encoders only the pair of value and attention output remains.
 
-With one weight scale per output channel the rows of W1 gain nothing; the columns of W2, and the tensor between the two, do.
+With a weight scale per output channel the rows of W1 do not benefit; the columns of W2 and the tensor between the two layers do.
 
-Left out: the absorption of large biases (section 4.1.3), which is for normalised convolutions.
+Not supported: absorbing large biases (section 4.1.3), which is for normalized convolutions.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from torch import Tensor, nn
 from quantize.folding import Fold, rescale
 
 ROUNDS = 50
-SETTLED = 1e-3  # largest |log s| of a round after which nothing moves
-SMALLEST, LARGEST = 1e-5, 1e5  # of a factor: weights stay far inside the range of float32
+CONVERGED = 1e-3  # largest |log s| in a round that counts as converged
+SMALLEST, LARGEST = 1e-5, 1e5  # limits of a factor: keep weights well inside the range of float32
 
 
 def equalize(model: nn.Module, layers: Mapping[str, nn.Linear], folds: Sequence[Fold]) -> list[dict[str, Any]]:
-    """Equalizes the ranges of pairs of linear layers in place; the model computes the same afterwards, up to rounding.
+    """Equalizes the weight ranges of pairs of linear layers in place; the model computes the same afterwards, up to float rounding.
 
     Args:
         model: The float model.
-        layers: The layers that will be quantized: pairs that have none of them are left alone.
-        folds: What `folding.find_folds` found.
+        layers: The layers to quantize; pairs without any of them are skipped.
+        folds: The result of `folding.find_folds`.
 
     Returns:
         For each pair `first`, `second` (one or more layers) and `spread_before`, `spread`: the largest range of a column of W2 over the
@@ -60,7 +60,7 @@ def equalize(model: nn.Module, layers: Mapping[str, nn.Linear], folds: Sequence[
 
 
 def equalization_factor(first_C: Tensor, second_C: Tensor) -> Tensor:
-    """Returns s, float32 [C]: 1 where a range is 0.
+    """Returns s, float32 [C]; 1 where a range is 0.
 
     Args:
         first_C: Range of each row of the first weight, float32 [C].
@@ -71,11 +71,11 @@ def equalization_factor(first_C: Tensor, second_C: Tensor) -> Tensor:
 
 
 def _equalize(model: nn.Module, fold: Fold) -> bool:
-    """Equalizes one pair; returns whether it moved."""
+    """Equalizes one pair; returns whether its factors were still above the convergence threshold."""
     first_C = model.get_submodule(fold.producer).get_parameter("weight").detach().abs().amax(dim=1)
     factor_C = equalization_factor(first_C, _columns(model, fold))
     rescale(model, fold, factor_C)
-    return float(factor_C.log().abs().max()) > SETTLED
+    return float(factor_C.log().abs().max()) > CONVERGED
 
 
 def _columns(model: nn.Module, fold: Fold) -> Tensor:

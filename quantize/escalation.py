@@ -1,13 +1,13 @@
-"""Escalation: the cheapest way of quantizing that keeps within the goal.
+"""Escalation (`mode: auto`): tries quantization methods, cheapest first, until one meets the accuracy goal.
 
     ptq  ->  smoothing and bias correction  ->  mixed precision  ->  qat  ->  qat with distillation
 
-Every step starts from the float model again and is judged by the same loss on selection rows (`quantize.budget`). The first that loses
-no more than `goals.max_drop` is taken; where none does, the one that loses least. What was tried, its loss and its price in seconds are
-kept for the report.
+Every step starts from the float model again and is measured by the same loss on selection rows (`quantize.budget`). The first that loses at
+most `goals.max_drop` is taken; if none does, the one with the smallest loss. All attempts are reported with their loss and their time in
+seconds.
 
-Left out: carrying on from the step before. A smoothed model is no better start for training than the float one, and mixed precision
-would hide from QAT the layers that it can mend.
+Not supported: continuing from the previous step. A smoothed model is no better start for training than the float one, and mixed precision
+would keep QAT from recovering the layers that it leaves in float.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ DEFAULT_MAX_DROP = 0.01
 
 
 def budget_of(context: Context) -> float:
-    """Returns what may be lost: the goal `max_drop`, 1 point where there is none."""
+    """Returns the largest allowed loss: the goal `max_drop`, or 1 percentage point without that goal."""
     return DEFAULT_MAX_DROP if context.max_drop is None else context.max_drop
 
 
 def ladder(stage: QuantizeSettings, max_drop: float) -> dict[str, QuantizeSettings]:
-    """Returns the settings of every step by name, the cheapest first."""
+    """Returns the settings of every step by name, cheapest first."""
     ptq = stage.model_copy(update={"mode": "ptq"})
-    shifted = ptq.model_copy(update={"smoothquant": stage.smoothing or True, "bias_correction": True})
+    smoothed = ptq.model_copy(update={"smoothquant": stage.smoothing or True, "bias_correction": True})
     mixed = stage.mixed_precision or MixedPrecision(max_drop=max_drop)
-    learning = {"mode": "qat", "rounding": "nearest", "mixed_precision": None}
+    training = {"mode": "qat", "rounding": "nearest", "mixed_precision": None}
     trained = {
-        name: stage.model_copy(update={**learning, "qat": stage.qat.model_copy(update={"distill": distill})})
+        name: stage.model_copy(update={**training, "qat": stage.qat.model_copy(update={"distill": distill})})
         for name, distill in (("qat", False), ("qat with distillation", True))
     }
     return {
         "ptq": ptq.model_copy(update={"mixed_precision": None}),
-        "smoothing and bias correction": shifted.model_copy(update={"mixed_precision": None}),
-        "mixed precision": shifted.model_copy(update={"mixed_precision": mixed}),
+        "smoothing and bias correction": smoothed.model_copy(update={"mixed_precision": None}),
+        "mixed precision": smoothed.model_copy(update={"mixed_precision": mixed}),
         **trained,
     }
 
 
 def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantized:
-    """Takes the steps of the ladder until one keeps within the goal; returns it, or the one that loses least."""
+    """Runs the steps of the ladder until one meets the goal; returns it, or the one with the smallest loss."""
     limit = budget_of(context)
     rows = context.data.calibration(stage.calibration.rows, context.seed).rows
     budget = Budget.prepare(load(source), source, rows, context)
@@ -64,7 +64,7 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
         made = quantize_in_memory(step, source, replace(context, scratch=_own_folder(context.scratch, name)))
         lost = _loss(made, budget)
         attempts.append({"name": name, "value": lost, "seconds": time.monotonic() - started, "kept": False})
-        context.progress.log(f"  {name}: {lost:.4f}, at most {limit:g} ({budget.measure})")
+        context.progress.log(f"  {name}: loss {lost:.4f}, allowed {limit:g} ({budget.measure})")
         tried.append((lost, made))
         if lost <= limit:
             break
@@ -73,7 +73,7 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
     lost, made = tried[best]
     warnings = list(made.warnings)
     if lost > limit:
-        warnings.append(f"no way of quantizing keeps within max_drop {limit:g}; {attempts[best]['name']} loses least, {lost:.4f}")
+        warnings.append(f"no quantization method meets max_drop {limit:g}; {attempts[best]['name']} has the smallest loss, {lost:.4f}")
     figures = {**made.figures, "attempts": attempts, "attempts_measure": budget.measure}
     return replace(made, figures=figures, warnings=warnings)
 
@@ -85,5 +85,5 @@ def _loss(made: Quantized, budget: Budget) -> float:
 
 
 def _own_folder(scratch: Path, name: str) -> Path:
-    """Returns the folder for checkpoints inside one step: two trainings in one stage must not take each other's."""
+    """Returns a separate folder for the training checkpoints of a step, so that two trainings do not resume from each other's."""
     return scratch / name.replace(" ", "-")

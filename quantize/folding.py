@@ -1,26 +1,27 @@
-"""Folding: where a factor for each channel of a tensor can be taken out on one side and put in on the other without changing the model.
+"""Folding: finds where a per-channel factor can move from one layer to the next without changing the model.
 
 A producer (a norm, or a linear layer) divides its output channel j by s_j; the linear layers that read the output multiply their weights:
 
     norm, linear    w_j / s_j, b_j / s_j    or    W[j, :] / s_j, b_j / s_j
     consumers       W[:, j] * s_j
 
-That is exact where nothing else reads the output, and where what lies between lets the factors through channel by channel. So the flow of
-data is traced on a small batch: every function that torch calls, with the tensors that go in and come out. From the output of a producer
-channel numbers are sent along the same way:
+This is exact if nothing else reads the output, and if every operation in between lets the factors through channel by channel. So the data
+flow is traced on a small batch: every function that torch calls, with its input and output tensors. A tensor of channel numbers follows the
+producer's output through the same operations:
 
-    reshaping (view, transpose, indexing, ...)    is done to the channel numbers as it was done to the tensor
-    ReLU, dropout of a model that does not train   s > 0 passes through
-    a product with another tensor or a number      the gate of an FFN; not with something made of the same output
-    attention and P @ V, entered as V              mixes positions, not channels; V must have the same channel at every position
-    a linear layer                                 is a consumer, where its input channel j is channel j of the producer
-    anything else                                  blocks: a residual sum, GELU, tanh, another norm
+    reshaping (view, transpose, indexing, ...)    applied to the channel numbers as to the tensor
+    ReLU, dropout in evaluation mode              passes s > 0 through
+    a product with another tensor or a number     passes s through (the gate of an FFN), unless both factors come from the same output
+    attention and P @ V, for V                    mixes positions, not channels; V must have the same channel at every position
+    a linear layer                                is a consumer if its input channel j is channel j of the producer
+    anything else                                 blocks: a residual sum, GELU, tanh, another norm
 
-A norm is a module without children that has one weight for each channel, perhaps a bias, and whose output scales with both (tried, not
-known by name: a norm that multiplies by 1 + w does not). A layer that runs more than once has to be read in the same way each time.
+A norm is a module without children that has one weight per channel, optionally a bias, and whose output scales with both. This is tested
+numerically, not by name: a norm that multiplies by 1 + w fails the test. A layer that runs more than once must be read in the same way each
+time.
 
-A norm after the residual sum (BERT) is read by the next sum as well: the sum blocks it, rightly, since it would add channels of different
-units. Left out: sums all of whose terms could be scaled alike, and grouped-query attention, where one channel of V becomes several.
+A norm after the residual sum (BERT) is also read by the next residual sum, which blocks it: the sum would add channels of different scales.
+Not supported: sums whose terms could all be scaled alike, and grouped-query attention, where one channel of V becomes several.
 """
 
 from __future__ import annotations
@@ -50,35 +51,35 @@ UNFOLDED = "no norm or linear layer gives it channel by channel"
 
 @dataclass(frozen=True)
 class Fold:
-    """A producer and the linear layers whose input channels are the channels of its output."""
+    """A producer and its consumers: linear layers whose input channels are the producer's output channels."""
 
     producer: str
     """Module path of a norm or a linear layer."""
     consumers: tuple[str, ...]
-    """Module paths, in order of execution; of a blocked fold, the linear layers that it reaches."""
+    """Module paths, in execution order; for a blocked fold, the linear layers that the output reaches."""
     blocked: str | None
-    """Why no factor can be folded; None where it can."""
+    """Why no factor can be folded; None if one can."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Linear layers whose inputs are divided by one vector."""
+    """Linear layers whose inputs are divided by the same vector."""
 
     layers: tuple[str, ...]
-    """Module paths, in order of execution."""
+    """Module paths, in execution order."""
     fold: Fold | None
-    """Where the division goes; None where nothing can absorb it."""
+    """The fold that absorbs the division; None if none can."""
     reason: str | None
-    """Why nothing can."""
+    """Why none can."""
 
 
 def groups(layers: Collection[str], folds: Sequence[Fold], observed: Observed[Any]) -> list[Group]:
-    """Divides the layers that were reached into groups: by the fold that they are consumers of, else by the tensor that they read.
+    """Groups the layers that ran: by the fold whose consumers they are, else by the tensor they read.
 
     Args:
-        layers: The layers that will be quantized.
-        folds: What `find_folds` found.
-        observed: Which layers were reached, and which read one tensor.
+        layers: The layers to quantize.
+        folds: The result of `find_folds`.
+        observed: Which layers ran, and which of them read the same tensor.
     """
     reached = [name for name in observed.group if name in layers and observed.of(name).total]
     fold_of = {name: fold for fold in folds if fold.blocked is None for name in fold.consumers}
@@ -93,7 +94,7 @@ def groups(layers: Collection[str], folds: Sequence[Fold], observed: Observed[An
 
 
 def rescale(model: nn.Module, fold: Fold, factor_C: Tensor) -> None:
-    """Divides the channels of the producer by a factor and multiplies the input channels of the consumers by it, in place.
+    """Divides the producer's output channels by a factor and multiplies the consumers' input channels by it, in place.
 
     Args:
         model: The model.
@@ -119,12 +120,12 @@ def rescale(model: nn.Module, fold: Fold, factor_C: Tensor) -> None:
 def find_folds(
     model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[nn.Module, Mapping[str, Tensor]], object]
 ) -> list[Fold]:
-    """Traces a model and returns the fold of every norm and linear layer whose output reaches a linear layer, in order of execution.
+    """Traces a model and returns the fold of every norm and linear layer whose output reaches a linear layer, in execution order.
 
     Args:
-        model: The model, in evaluation mode; left as it is.
-        features: A small batch, of two rows and two positions at least.
-        forward: Sends it through the model.
+        model: The model, in evaluation mode; not changed.
+        features: A small batch of at least two rows and two positions.
+        forward: Runs the model on the batch.
     """
     flow = _trace(model, features, forward)
     folds = [_follow(name, outputs, flow) for name, outputs in flow.produced.items()]
@@ -133,7 +134,7 @@ def find_folds(
 
 @dataclass(frozen=True)
 class _Call:
-    """One function that torch called."""
+    """One traced function call."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -150,18 +151,18 @@ class _Call:
 
 @dataclass
 class _Flow:
-    """The traced calls. They keep every tensor alive, so that an id is one tensor."""
+    """The traced calls. They keep every tensor alive, so that ids are unique."""
 
     linears: Mapping[int, str]
     """Module path of a linear layer by the id of its weight."""
     readers: dict[int, list[_Call]] = field(default_factory=dict)
-    """By id of a tensor: the calls that take it."""
+    """The calls that read a tensor, by tensor id."""
     produced: dict[str, list[Tensor]] = field(default_factory=dict)
-    """By module path of a norm or linear layer: its output at each execution."""
+    """The outputs of each norm or linear layer, one per execution, by module path."""
     runs: Counter[str] = field(default_factory=Counter)
-    """How often each linear layer runs."""
-    answers: list[Tensor] = field(default_factory=list)
-    """What the model returns."""
+    """Number of executions of each linear layer."""
+    outputs: list[Tensor] = field(default_factory=list)
+    """The tensors that the model returns."""
 
     def add(self, call: _Call) -> None:
         for tensor in {id(tensor): tensor for tensor in tensors_in((call.args, tuple(call.kwargs.values())))}:
@@ -172,7 +173,7 @@ class _Flow:
             self.runs[name] += 1
 
     def linear(self, call: _Call) -> str | None:
-        """Returns the path of the linear layer that a call is, None for any other call."""
+        """Returns the module path if the call is a linear layer, else None."""
         return self.linears.get(id(call.argument(1, "weight"))) if call.name == LINEAR else None
 
 
@@ -185,7 +186,7 @@ class _Recorder(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        # Questions about shape and type read no value; a call that returns nothing may have written into its argument.
+        # Calls that return only shapes or dtypes read no values; a call that returns None may have written into its argument.
         if result is None or any(True for _ in tensors_in(result)):
             self.flow.add(_Call(func, args, kwargs or {}, result))
         return result
@@ -201,7 +202,7 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
     flow = _Flow({id(module.weight): name for name, module in own.items() if isinstance(module, nn.Linear)})
     runs: dict[str, tuple[Any, Any, Tensor]] = {}
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
+    def record_output(name: str) -> Callable[[nn.Module, Any, Any, Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             if isinstance(output, Tensor):
                 flow.produced.setdefault(name, []).append(output)
@@ -210,10 +211,10 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
         return hook
 
     norms = [name for name, module in own.items() if _looks_like_a_norm(module)]
-    handles = [own[name].register_forward_hook(keep(name), with_kwargs=True) for name in norms]
+    handles = [own[name].register_forward_hook(record_output(name), with_kwargs=True) for name in norms]
     try:
         with torch.inference_mode(), _Recorder(flow):
-            flow.answers = list(tensors_in(forward(model, features)))
+            flow.outputs = list(tensors_in(forward(model, features)))
     finally:
         for handle in handles:
             handle.remove()
@@ -230,7 +231,7 @@ def _looks_like_a_norm(module: nn.Module) -> bool:
 
 
 def _scales(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> bool:
-    """Whether the output of a norm is divided by a factor where its weight and bias are."""
+    """Whether dividing a norm's weight and bias by a factor divides its output by the same factor."""
     weights = dict(module.named_parameters(recurse=False))
     if any(weight.shape != output.shape[-1:] for weight in weights.values()):
         return False
@@ -242,23 +243,23 @@ def _scales(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> bool:
 
 
 def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
-    """Follows the output of a producer to the linear layers that read it, and to whatever else does."""
+    """Follows the output of a producer to all its readers, linear layers and others."""
     reached: Counter[str] = Counter()
     multiplied: set[int] = set()
     blocks = []
-    answers = {id(tensor) for tensor in flow.answers}
+    returned = {id(tensor) for tensor in flow.outputs}
     for output in outputs:
-        waiting, seen = [(output, _laid_out_as(output, torch.arange(output.shape[-1])))], set()
+        waiting, visited = [(output, _laid_out_as(output, torch.arange(output.shape[-1])))], set()
         while waiting:
             tensor, channel = waiting.pop(0)
-            if id(tensor) in answers:
+            if id(tensor) in returned:
                 blocks.append("it is what the model answers")
-            readers = [] if id(tensor) in seen else flow.readers.get(id(tensor), [])
-            seen.add(id(tensor))
+            readers = [] if id(tensor) in visited else flow.readers.get(id(tensor), [])
+            visited.add(id(tensor))
             for call in readers:
                 consumer = flow.linear(call)
                 if consumer is None or call.argument(0, "input") is not tensor:
-                    again = call.name in PRODUCT and id(call.result) in multiplied  # both factors come from the producer: s squared
+                    again = call.name in PRODUCT and id(call.result) in multiplied  # both factors contain s: s squared
                     multiplied.add(id(call.result))
                     passed = None if again else _pass(call, tensor, channel)
                     blocks += [] if passed is not None else [f"{call.name} reads it"]
@@ -272,12 +273,12 @@ def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
 
 
 def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Tensor]] | None:
-    """Returns what a call makes of a tensor, with the channel number of each element; None where it lets no factor through.
+    """Returns the outputs of a call with the channel number of each element; None if the call does not let a factor through.
 
     Args:
-        call: A call that takes the tensor.
+        call: A call that reads the tensor.
         tensor: The tensor.
-        channel: int64, of its shape.
+        channel: The channel number of each element of the tensor, int64.
     """
     inputs = [id(given) for given in tensors_in((call.args, tuple(call.kwargs.values())))]
     if inputs.count(id(tensor)) != 1:
@@ -298,5 +299,5 @@ def _pass(call: _Call, tensor: Tensor, channel: Tensor) -> list[tuple[Tensor, Te
 
 
 def _laid_out_as(tensor: Tensor, channel: Tensor) -> Tensor:
-    """Returns channel numbers with shape and strides of a tensor, so that a view of the one is a view of the other."""
+    """Returns channel numbers with the shape and strides of a tensor, so that the same views apply to both."""
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=torch.int64).copy_(channel.expand(tensor.shape))

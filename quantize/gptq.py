@@ -1,19 +1,18 @@
-"""GPTQ: weights are rounded one input at a time, and those not rounded yet make up for the error (Frantar et al. 2022,
-https://arxiv.org/abs/2210.17323, algorithm 1).
+"""GPTQ: rounds weights one input at a time; the weights not rounded yet compensate the error.
 
-Every output o has its own problem min_q (w - s q) H (w - s q)^T with one H = mean of x x^T. With U the upper Cholesky factor of the
-inverse, H^-1 = U^T U, the inputs j = 1, 2, ... are rounded in turn:
+Frantar et al. 2022, https://arxiv.org/abs/2210.17323, algorithm 1. Every output o has its own problem min_q (w - s q) H (w - s q)^T with a
+common H = mean of x x^T. With U the upper Cholesky factor of the inverse, H^-1 = U^T U, the inputs j = 1, 2, ... are rounded in turn:
 
     q_j = clamp(rint(w_j / s_j)),    e = (w_j - s_j q_j) / U_jj,    w_k <- w_k - e U_jk   for k > j
 
-Row j of U is what the inverse of H without the inputs before j gives for input j, so that this is Optimal Brain Surgeon with one
-factorization for all outputs. The update goes on at once inside a block of 128 inputs, and for all later inputs together at its end.
+Row j of U equals, up to scaling, row j of the inverse of H without the inputs before j, so this is Optimal Brain Surgeon with a single
+factorization for all outputs. Within a block of 128 inputs weights are updated at once; later inputs are updated at the end of the block.
 
-    H <- H + 0.01 mean(diag H) I      so that the inverse exists; an input that was always 0 gets H_jj = 1 first, and so rounds to nearest
-    act_order                         the inputs of largest H_jj first: they leave most to make up with
-    w_j = 0 at the start              stays 0, so that a sparse weight is as sparse in codes; the others make up for it as for any rounding
+    H <- H + 0.01 mean(diag H) I      so that the inverse exists; an input that is always 0 gets H_jj = 1 first, so it rounds to nearest
+    act_order                         inputs with the largest H_jj first, while most weights are left to compensate
+    w_j = 0 at the start              stays 0, which preserves sparsity; the others compensate for it as for any rounding error
 
-Scales are given (static groups): those of a channel, or of groups of inputs, and act_order does not change which group an input is in.
+Scales are given (static groups), per channel or per group of inputs; act_order does not change the group of an input.
 The factor 2 of the paper's H changes nothing. Zeros that stay are its joint form with pruning (SparseGPT, https://arxiv.org/abs/2301.00774,
 section 3.5). An output that ends with a larger error than by rounding to nearest keeps the nearest (`rounding.better_rows`), which the
 paper has not.
@@ -38,12 +37,12 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class Elimination:
-    """What is the same for all outputs."""
+    """The part of the computation that all outputs share."""
 
     order_I: Tensor
-    """int64: the inputs in the order in which they are rounded."""
+    """The inputs in rounding order, int64."""
     factor_II: Tensor
-    """float64: U, its inputs in that order."""
+    """U with its inputs in that order, float64."""
 
 
 def gptq(
@@ -53,18 +52,18 @@ def gptq(
 
     Args:
         weight_OI: float32.
-        hessian_II: Mean of x x^T over the inputs, float32; any positive multiple of it gives the same codes.
+        hessian_II: Mean of x x^T over the inputs, float32; a positive multiple gives the same codes.
         scale_OI: Scale of every weight, float32, positive.
         low: Smallest code.
         high: Largest code.
-        act_order: Whether the inputs of largest H_jj come first.
-        damping: What is added to the diagonal, as a fraction of its mean.
+        act_order: Whether inputs with the largest H_jj come first.
+        damping: Added to the diagonal, as a fraction of its mean.
     """
     return eliminate(weight_OI, elimination(hessian_II, act_order=act_order, damping=damping), scale_OI, low, high)
 
 
 def elimination(hessian_II: Tensor, *, act_order: bool = True, damping: float = DAMPING) -> Elimination:
-    """Returns order and factor for a H, see `gptq`; takes the memory of one float64 matrix beside it."""
+    """Returns order and factor for H, see `gptq`; needs the memory of one more float64 matrix."""
     inputs = len(hessian_II)
     diagonal_I = hessian_II.diagonal()
     order_I = diagonal_I.argsort(descending=True, stable=True) if act_order else torch.arange(inputs, device=hessian_II.device)
@@ -75,7 +74,7 @@ def elimination(hessian_II: Tensor, *, act_order: bool = True, damping: float = 
 
 
 def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: int, high: int) -> Tensor:
-    """Returns the codes of some outputs of a weight, int8 [O, I]; outputs do not depend on each other. See `gptq`."""
+    """Returns the codes of some outputs of a weight, int8 [O, I]; outputs are independent. See `gptq`."""
     inputs, order_I = weight_OI.shape[1], given.order_I
     left_OI, scale_OI = weight_OI[:, order_I], scale_OI[:, order_I]  # copies
     zero_OI = left_OI == 0

@@ -1,12 +1,12 @@
-"""Scales of int4 weights: one for each group of inputs of an output, clipped where that lowers the error.
+"""Scales of int4 weights: one per output and group of inputs, clipped if that lowers the error.
 
     s = argmin over c in (0.5 ... 1.0) of  d H_gg d^T,    d = W_g - Q(W_g; c * max |W_g| / 7)
 
-where H_gg is the part of H = mean of x x^T that belongs to the inputs of the group; without H it is the identity, which makes this the
-squared error of the weights. 7/8 is among the c: there the largest weight, if it is negative, gets the code -8 exactly.
+where H_gg is the block of H = mean of x x^T for the inputs of the group; without H it is the identity, which gives the squared error of the
+weights. One of the c is 7/8: with it the largest weight, if negative, gets exactly the code -8.
 
-That H couples the groups of an output is left out of the search, so that an output may come out worse by it: `best_scale` compares whole
-outputs and keeps for each the better of the two.
+The search ignores that H couples the groups of an output, so it may make an output worse: `best_scale` compares the error of whole outputs
+and keeps the better scales for each.
 
 Tensor names carry their shapes: I inputs, O outputs, G groups, g inputs of a group.
 """
@@ -24,7 +24,7 @@ CLIPS = tuple(step / 40 for step in range(20, 40))
 
 
 def clipped_scale(weight_OI: Tensor, group_size: int, hessian_II: Tensor | None = None) -> Tensor:
-    """Returns the scale of each group with the least error, float32 [O, G].
+    """Returns the scale with the least error for each group, float32 [O, G].
 
     Args:
         weight_OI: float32.
@@ -44,7 +44,7 @@ def clipped_scale(weight_OI: Tensor, group_size: int, hessian_II: Tensor | None 
 
 
 def best_scale(weight_OI: Tensor, group_size: int, hessian_II: Tensor) -> Tensor:
-    """Returns for each output the scales of the search with H or without it, whichever give it the smaller error, float32 [O, G]."""
+    """Returns for each output the scales found with or without H, whichever have the smaller output error, float32 [O, G]."""
     with_OG, without_OG = clipped_scale(weight_OI, group_size, hessian_II), clipped_scale(weight_OI, group_size)
     error_O, plain_O = (
         output_errors(weight_OI, Int4Scales(scale_OG, group_size).on_grid(weight_OI), hessian_II) for scale_OG in (with_OG, without_OG)
@@ -53,7 +53,7 @@ def best_scale(weight_OI: Tensor, group_size: int, hessian_II: Tensor) -> Tensor
 
 
 def diagonal_blocks(hessian_II: Tensor, group_size: int) -> Tensor:
-    """Returns the part of H of each group, float32 [G, g, g]; zeros past the end."""
+    """Returns the diagonal block of H for each group, float32 [G, g, g]; padded with zeros."""
     groups = num_groups(len(hessian_II), group_size)
     missing = groups * group_size - len(hessian_II)
     padded_II = nn.functional.pad(hessian_II, (0, missing, 0, missing))
@@ -61,7 +61,7 @@ def diagonal_blocks(hessian_II: Tensor, group_size: int) -> Tensor:
 
 
 def _grouped(weight_OI: Tensor, group_size: int) -> Tensor:
-    """Returns the weights by group, float32 [G, O, g]; zeros past the end."""
+    """Returns the weights by group, float32 [G, O, g]; padded with zeros."""
     outputs, inputs = weight_OI.shape
     groups = num_groups(inputs, group_size)
     return nn.functional.pad(weight_OI, (0, groups * group_size - inputs)).reshape(outputs, groups, group_size).transpose(0, 1)

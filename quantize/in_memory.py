@@ -1,4 +1,4 @@
-"""Quantizing a model in memory: the order of the steps, each of which is a method in a file of its own (`steps`)."""
+"""Quantizes a model in memory: calls the steps of `steps` in order."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from typing import Any
 
 from torch import nn
 
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.ptq import UNREACHED, divide, range_warnings
-from quantize.schemes import NUMBERS, choose_scales, layer_figures, round_weights
+from quantize.schemes import choose_scales, layer_figures, round_weights
 from quantize.settings import QuantizeSettings
 from quantize.steps import Steps
 
@@ -25,21 +26,21 @@ class Quantized:
     """A quantized model in memory."""
 
     model: nn.Module
-    """Float modules, their weights on the grids of `scales`."""
+    """Float modules with weights on the grids of `scales`."""
     scales: Mapping[str, Scales]
     kept: Mapping[str, str]
-    """The linear layers that stay float, with the reason."""
+    """The linear layers that stay float, each with the reason."""
     figures: Mapping[str, Any]
     warnings: list[str]
     sites: Sites = field(default_factory=Sites)
-    """What is int8 beside the layers."""
+    """Attention products and residuals in int8."""
 
 
 def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Context) -> Quantized:
-    """Quantizes a float checkpoint in memory, by the mode ptq or qat.
+    """Quantizes a float checkpoint in memory, with mode ptq or qat.
 
     Args:
-        settings: How to quantize; its mode is not `auto`.
+        settings: The settings; the mode is not `auto`.
         source: The float checkpoint.
         context: Data, target, teacher, progress.
 
@@ -50,7 +51,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     steps = Steps.prepare(settings, source, context)
     layers, kept = steps.choose_layers()
 
-    smoothed, shifted = steps.shift(layers)
+    smoothed, smoothing = steps.equalize_and_smooth(layers)
     observed = steps.observe(layers, smoothed)
     layers, unreached = divide(layers, observed, f"stages.{settings.title}.exclude")
     kept |= dict.fromkeys(unreached, UNREACHED)
@@ -64,15 +65,15 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
 
     rounded, rounding = steps.rounded(layers, scales, observed)
     figures = [layer_figures(layer, layers[layer], rounded[layer], scales[layer], observed) for layer in layers]
-    # Corrected biases fit integers: a model that is to teach keeps those of the float one.
+    # Corrected biases suit the quantized model; as a teacher the float model keeps its own.
     uncorrected = copy.deepcopy(steps.model) if settings.mode == "qat" and settings.bias_correction else None
     corrected = steps.correct(layers, rounded, scales, observed)
     scan = steps.scan(layers, rounded, scales)
-    layers, floating, mixed = steps.mix(layers, rounded, scales, scan)
+    layers, floating, mixed = steps.choose_float_layers(layers, rounded, scales, scan)
     kept |= floating
     scales = {layer: scales[layer] for layer in layers}
     warnings = [*range_warnings(steps.rows, unreached), *steps.compare_ranges(figures, layers, smoothed)]
-    numbers = f"{len(layers)} layers in {NUMBERS[settings.scheme]}, weights of {steps.bits} bits"
+    numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
 
     trained: dict[str, Any] = {}
@@ -82,5 +83,5 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
         round_weights(layers, rounded, scales)
     sites, added = steps.sites(scales, calibrator, scan)
     chosen = {"calibrator": calibrator, "rows": len(steps.rows)}
-    found = {**tried, **shifted, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
+    found = {**tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
     return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)

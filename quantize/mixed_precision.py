@@ -1,13 +1,12 @@
-"""Mixed precision: the fewest layers in float with which a quantized model keeps within a budget.
+"""Mixed precision: finds the fewest float layers with which a quantized model meets an accuracy budget.
 
-    minimize |F|   subject to   loss(A without F) <= max_drop,  |F| <= most        A: all layers, F: those that stay float
+    minimize |F|   subject to   loss(A without F) <= max_drop,  |F| <= most        A: all layers, F: layers that stay float
 
-Layers leave int8 in the order of their sensitivity (`quantize.sensitivity`), the costliest first, so that F is a prefix of the ranking
-and its length is found by bisection; then every layer of F, the least costly first, is tried in int8 again, which mends a ranking that
-was wrong about one. The loss is that of `quantize.budget`. Where `most` layers in float do not meet the budget, those stay float and the
-choice says that it was not met.
+Layers return to float in order of sensitivity (`quantize.sensitivity`), most sensitive first, so F is a prefix of the ranking and bisection
+finds its length. Then each layer of F, least sensitive first, is tried in int8 again, which corrects single errors in the ranking. The loss
+is that of `quantize.budget`. If `most` float layers do not meet the budget, these stay float and the result says that it was not met.
 
-Left out: weighing layers by their cost in time. Every layer in float costs a GEMM in float and a pair of conversions; fewest is the aim.
+Not supported: weighting layers by their latency. Each float layer costs a float GEMM and two conversions; the aim is the fewest layers.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Choice:
-    """Which layers stay float, and what that costs."""
+    """The layers that stay float, and the loss."""
 
     floating: tuple[str, ...]
-    """In the order of the ranking."""
+    """The layers that stay float, in the order of the ranking."""
     loss: float
-    """With those in float."""
+    """The loss with these layers in float."""
     before: float
-    """With every layer in int8."""
+    """The loss with every layer in int8."""
     met: bool
     """Whether the budget was met."""
     passes: int
@@ -36,10 +35,10 @@ def choose(ranking: Sequence[str], loss: Callable[[Collection[str]], float], max
     """Returns the layers to keep in float.
 
     Args:
-        ranking: All layers that could be int8, the costliest first.
-        loss: What is lost with these layers in int8 and the others in float.
+        ranking: All layers that could be int8, most sensitive first.
+        loss: Returns the loss with the given layers in int8 and the others in float.
         max_drop: The budget, in the unit of the loss.
-        most: Most layers that may stay float.
+        most: Largest number of layers that may stay float.
     """
     measured: dict[tuple[str, ...], float] = {}
 

@@ -1,16 +1,15 @@
-"""Moments: what rounding needs to know of the inputs of a layer, in memory that does not depend on the number of rows.
+"""Moments: second moments and mean magnitudes of a layer's inputs, in memory independent of the number of rows.
 
     H = 1/N sum_n x_n x_n^T  [I, I]        m = 1/N sum_n |x_n|  [I]
 
-With d = W - Q(W) the squared error of the outputs over the calibration rows is exact in H, and the rows o of W are independent in it:
+With d = W - Q(W), H gives the exact squared output error over the calibration rows, independently for each row o of W:
 
     1/N sum_n ||x_n W^T - x_n Q(W)^T||^2 = sum_o d_o H d_o^T
 
-so that `gptq`, `adaround` and `awq` all work on H alone. Both sums are kept in float32 and grow as the rows run through the model. All
-layers share one pass where their moments fit into `MOST_BYTES`; otherwise there is a pass for each group of layers that does, and the
-moments of one group are dropped before the next one starts.
+so `gptq`, `adaround` and `awq` need only H (and m). Both sums are accumulated in float32 while the model runs. All layers share one pass if
+their moments fit into `MOST_BYTES`; otherwise each group of layers that fits takes a pass, and its moments are freed before the next one.
 
-Left out: inputs as the quantized layers before would give them. They need a pass for every layer (`bias_correction` does that for means).
+Not supported: inputs computed by the preceding quantized layers, which need a pass per layer (`bias_correction` does that for means).
 
 Tensor names carry their shapes: N rows, I inputs, O outputs.
 """
@@ -30,23 +29,23 @@ MOST_BYTES = 4 * 2**30
 
 @dataclass
 class Moments:
-    """The sums over the rows seen so far."""
+    """The sums over all rows so far."""
 
     product_II: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     """Sum of x x^T, float32 [I, I]; empty before the first row."""
     magnitude_I: Tensor = field(default_factory=lambda: torch.zeros(0))
     """Sum of |x|, float32 [I]."""
     total: int = 0
-    """Rows seen."""
+    """Number of rows so far."""
 
     def add(self, x_NI: Tensor) -> None:
-        """Takes rows, float [N, I]; raises ValueError where a value is NaN or infinite."""
+        """Adds rows, float [N, I]; raises ValueError if a value is NaN or infinite."""
         if not len(x_NI):
             return
         x_NI = x_NI.detach().float()
         magnitude_I = x_NI.abs().sum(dim=0)
         if not bool(magnitude_I.isfinite().all()):
-            raise ValueError("a value is NaN or infinite")
+            raise ValueError("NaN or infinite value")
         if not self.total:
             self.product_II, self.magnitude_I = torch.zeros(x_NI.shape[1], x_NI.shape[1]), torch.zeros(x_NI.shape[1])
         self.product_II += (x_NI.T @ x_NI).cpu()
@@ -81,15 +80,15 @@ def output_errors(weight_OI: Tensor, rounded_OI: Tensor, hessian_II: Tensor) -> 
 
 
 def in_groups(units: Sequence[Sequence[str]], layers: Mapping[str, nn.Linear], most_bytes: int) -> list[list[str]]:
-    """Divides layers, in order, into groups whose moments fit into memory together.
+    """Splits layers, in order, into groups whose moments fit into memory together.
 
     Args:
-        units: Layers that have to be looked at together; they count as one tensor.
+        units: Layers that read the same tensor; they stay in one group.
         layers: The layers by name.
-        most_bytes: Limit; a unit that exceeds it alone is a group of its own.
+        most_bytes: Memory limit; a unit that exceeds it alone forms its own group.
 
     Returns:
-        Names of layers.
+        The names of each group's layers.
     """
     groups: list[list[str]] = []
     used = most_bytes
@@ -111,15 +110,15 @@ def observe(
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
     smooth: Mapping[str, Tensor] | None = None,
 ) -> Iterator[tuple[list[str], Observed[Moments]]]:
-    """Yields the layers group by group with the moments of their inputs; a pass over the rows for each group.
+    """Yields the layers group by group with the moments of their inputs; each group takes one pass over the rows.
 
     Args:
-        model: The float model; may be changed between two groups as long as it computes the same.
+        model: The float model; may be changed between groups as long as it computes the same.
         layers: The layers by name.
-        units: Layers that have to be looked at together; every layer is in one.
+        units: Layers that read the same tensor; every layer is in one unit.
         batches: Starts a pass over the calibration rows.
-        forward: Sends a batch through the model.
-        smooth: By layer, what its input is divided by first, float32 [I].
+        forward: Runs the model on a batch.
+        smooth: Smoothing factors by layer, float32 [I], by which inputs are divided first.
     """
     for names in in_groups(units, layers, MOST_BYTES):
         yield names, collect(model, {name: layers[name] for name in names}, batches(), forward, Moments, smooth)

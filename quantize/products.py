@@ -1,12 +1,12 @@
-"""Products of attention and residual additions in int8: their scales, and which of them are worth it.
+"""Int8 attention products and residual additions ("sites"): calibrates and chooses them.
 
-Queries, keys, values and residuals are observed in histograms on the calibration rows, in the float model, and get the scale of the
-calibrator that the linear layers have; padding is left out. The scale of the probabilities is a constant
+Queries, keys, values and residuals are observed in histograms on the calibration rows in the float model, padding excluded. They use the
+same calibration method as the linear layers. The scale of the attention probabilities is a constant
 (`compress.schemes.attention_products`).
 
-Whether a site is int8 is a setting, or under `auto` the choice of `quantize.site_choice`.
+The recipe switches sites on or off; with `auto`, `quantize.site_choice` chooses.
 
-Left out: smoothing of queries and keys; equalizing the scale of a residual with that of a layer that reads the same tensor.
+Not supported: smoothing of queries and keys; sharing the scale of a residual with a layer that reads the same tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from compress.core.progress import Progress
 from compress.measure.closeness import floor_of
 from compress.models.padding import real_rows
 from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, placed
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity
@@ -34,76 +34,84 @@ from quantize.trial import Trial
 Switch = bool | Literal["auto"]
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 Feed = Callable[[str], Iterator[dict[str, Tensor]]]
-"""Starts a pass over the calibration rows and shows a bar of that label; none for an empty one."""
+"""Starts a pass over the calibration rows with a progress bar of that label; no bar if it is empty."""
 TRACED_ROWS = 4
 SAME = 1e-3
-"""Largest difference, relative to the largest logit, of two ways to compute the same attention in float."""
+"""Largest difference, relative to the largest logit, between two float implementations of the same attention."""
 
 
 @dataclass(frozen=True)
 class Ranges:
-    """What was observed at the sites."""
+    """The histograms of all sites."""
 
     products: Mapping[str, tuple[Histogram, Histogram]]
-    """By site: of the left and the right tensor."""
+    """Histograms of the left and right factor, by site."""
     residuals: Mapping[str, Histogram]
     """By site."""
 
     def of(self, site: str) -> tuple[Histogram, ...]:
-        """Returns the histograms of the tensors of a site."""
+        """Returns the histograms of a site's tensors."""
         return self.products[site] if site in self.products else (self.residuals[site],)
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """What the recipe and the calibration say about sites."""
+
+    attention: Switch
+    """Whether attention products become int8."""
+    residual: Switch
+    """Whether residuals become int8; at least one of both switches is not False."""
+    limit: Callable[[Histogram], float]
+    """The calibration method: returns the clipping threshold of a histogram."""
+    scan: bool
+    """Whether to measure the sensitivity of every site."""
+    stage: str
+    """Id of the stage, for messages and progress bars."""
 
 
 def add_sites(
     model: nn.Module,
     scales: Mapping[str, Scales],
-    *,
-    attention: Switch,
-    residual: Switch,
-    limit: Callable[[Histogram], float],
+    settings: SiteSettings,
     feed: Feed,
     forward: Forward,
     trial: Trial | None,
-    scan: bool,
     progress: Progress,
-    name: str,
 ) -> tuple[Sites, dict[str, Any], list[Sensitivity]]:
-    """Finds the sites of a model whose linear layers have their scales, and chooses which of them are int8.
+    """Finds the sites of a model whose linear layers have scales already, and chooses which of them are int8.
 
     Args:
-        model: The float model; left as it is.
-        scales: Of its int8 layers, by module path.
-        attention: Whether products become int8.
-        residual: Whether residuals do; one of both is not False.
-        limit: Returns the clipping threshold of a histogram: the calibrator.
+        model: The float model; not changed.
+        scales: Scales of its int8 layers, by module path.
+        settings: Which sites to look for, and how to calibrate them.
         feed: Starts a pass over the calibration rows.
-        forward: Sends a batch through the model.
-        trial: The float model's answers; needed for `auto` and for a scan.
-        scan: Whether to measure what every site costs by itself.
-        progress: Where to tell.
-        name: Of the stage, for messages.
+        forward: Runs the model on a batch.
+        trial: The float model's logits; needed for `auto` and for a scan.
+        progress: Log and progress bars.
 
     Returns:
-        The sites that are on, the figures of all, and rows for the sensitivity scan.
+        The chosen sites, the figures of all sites, and rows for the sensitivity scan.
 
     Raises:
         InputError: The model has no such sites, its attention cannot be int8, or a tensor holds NaN or infinity.
     """
+    attention, residual, name = settings.attention, settings.residual, settings.stage
     if attention:
         check_attention(model, {key: value[:TRACED_ROWS] for key, value in next(feed("")).items()}, forward, f"stages.{name}.attention")
     ranges = observe(model, list(scales), feed(f"{name}: observing attention"), forward, attention=bool(attention), residual=bool(residual))
     if residual and not ranges.residuals:
         raise InputError(f"stages.{name}.residual: no addition follows an int8 layer of this {type(model).__name__}; give false")
-    sites = sites_of(ranges, limit)
+    sites = sites_of(ranges, settings.limit)
     always = [site for found, switch in ((sites.products, attention), (sites.residuals, residual)) if switch is True for site in found]
     choice, rows = None, list[Sensitivity]()
-    if scan or "auto" in (attention, residual):
+    if settings.scan or "auto" in (attention, residual):
         assert trial is not None
         few, floats = trial.fewer(SCAN_ROWS), {layer: cast(nn.Linear, model.get_submodule(layer)) for layer in scales}
         with progress.bar(f"{name}: attention and residuals", passes(sites.names, always)) as advance:
             distance, floor = distance_with(few, floats, scales, sites, advance), floor_of(few.context.task, few.logits)
             choice = switch_on(sites.names, always, distance, floor)
-        rows = sensitivities(choice, distance_with(few, {}, {}, sites, lambda _: None)) if scan else rows
+        rows = sensitivities(choice, distance_with(few, {}, {}, sites, lambda _: None)) if settings.scan else rows
     chosen = sites if choice is None else sites.only(choice.on)
     figures: dict[str, Any] = {
         "int8_products": f"{len(chosen.products)} of {len(sites.products)}",
@@ -113,25 +121,25 @@ def add_sites(
     if choice is not None:
         costs = {"layers": choice.layers, "before": choice.before, "after": choice.after, "bound": choice.bound}
         figures["sites_choice"] = {"measure": few.measure, "rows": len(few.rows), **costs}
-    progress.log(f"  in int8 too: {figures['int8_products']} products of attention, {figures['int8_residuals']} residuals")
+    progress.log(f"  also in int8: {figures['int8_products']} attention products, {figures['int8_residuals']} residuals")
     return chosen, figures, rows
 
 
 def observe(
     model: nn.Module, layers: Sequence[str], batches: Iterable[Mapping[str, Tensor]], forward: Forward, *, attention: bool, residual: bool
 ) -> Ranges:
-    """Observes what the sites would round while batches go through the model.
+    """Observes the tensors that sites would quantize while the model runs on batches.
 
     Args:
         model: The float model.
-        layers: The layers that are int8: residuals are looked for behind these.
-        batches: Features of each batch; `attention_mask`, where there is one, is [n, L].
-        forward: Sends the features of a batch through the model.
+        layers: The int8 layers; a residual is an addition to the output of one of them.
+        batches: Features of each batch; `attention_mask`, if present, is [n, L].
+        forward: Runs the model on the features of a batch.
         attention: Whether to observe products.
         residual: Whether to observe residuals.
 
     Returns:
-        Histograms of the sites that a batch reached.
+        Histograms of the sites that ran.
 
     Raises:
         InputError: A tensor holds NaN or infinity; names the site.
@@ -152,7 +160,7 @@ def observe(
 
 
 class _AttentionObserver(nn.Module):
-    """Attention in float that counts what its products multiply."""
+    """Float attention that adds the factors of its products to histograms."""
 
     def __init__(self, name: str, batch: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -171,7 +179,7 @@ class _AttentionObserver(nn.Module):
 
 
 class _ResidualObserver(nn.Module):
-    """Counts residuals and leaves them as they are."""
+    """Adds residuals to a histogram and passes them through."""
 
     def __init__(self, name: str, batch: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -187,25 +195,25 @@ def _add(site: str, histogram: Histogram, x: Tensor, features: Mapping[str, Tens
     try:
         histogram.add(real_rows(x, features))
     except ValueError as error:
-        raise InputError(f"{site}: the calibration rows give this site a tensor of which {error}; check the model") from error
+        raise InputError(f"{site}: {error} in a tensor of this site on the calibration rows; check the model") from error
 
 
 def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: Forward, key: str) -> None:
-    """Finds out whether the attention of a model is what its products in int8 are part of.
+    """Checks that our attention implementation, in float, computes the same as the model's own.
 
     Args:
         model: The float model.
         features: A few rows.
-        forward: Sends them through the model.
-        key: Key path of the setting, for messages.
+        forward: Runs the model on them.
+        key: Key path of the setting, for error messages.
 
     Raises:
-        InputError: The model does not call attention through Transformers' registry, or answers otherwise when that calls ours, in float.
+        InputError: The model does not call attention through Transformers' registry, or its logits differ with our attention in float.
     """
     kind, modules = type(model).__name__, attention_modules(model)
     if not modules:
         raise InputError(
-            f"{key}: {kind} does not call attention through Transformers' registry, where its products could be int8; give false"
+            f"{key}: {kind} does not call attention through Transformers' registry, so its products cannot be int8; give false"
         )
     with torch.inference_mode():
         expected = real_rows(forward(model, features), features)
@@ -213,16 +221,16 @@ def check_attention(model: nn.Module, features: Mapping[str, Tensor], forward: F
             found = real_rows(forward(model, features), features)
     if not torch.allclose(found, expected, atol=SAME * float(expected.abs().max()), rtol=0):
         raise InputError(
-            f"{key}: the attention of {kind} is more than softmax(Q K^T * scaling + mask) V, which is what int8 has; give false"
+            f"{key}: the attention of {kind} is more than softmax(Q K^T * scaling + mask) V, the form that int8 supports; give false"
         )
 
 
 def sites_of(ranges: Ranges, limit: Callable[[Histogram], float]) -> Sites:
-    """Returns the scales of all sites that were reached.
+    """Returns the scales of all observed sites.
 
     Args:
-        ranges: What `observe` returned.
-        limit: Returns the clipping threshold of a histogram: the calibrator.
+        ranges: The result of `observe`.
+        limit: The calibration method: returns the clipping threshold of a histogram.
     """
     products = {
         site: ProductScales(
@@ -234,7 +242,7 @@ def sites_of(ranges: Ranges, limit: Callable[[Histogram], float]) -> Sites:
 
 
 def site_figures(sites: Sites, ranges: Ranges, choice: Choice | None, on: Collection[str]) -> list[dict[str, Any]]:
-    """Returns what int8 does to every site, for the report: whether it is on, what it adds, and its tensors."""
+    """Returns the figures of every site for the report: whether it is int8, the distance it adds, and its tensors."""
     scales: dict[str, tuple[Tensor, ...]] = {site: (found.left, found.right) for site, found in sites.products.items()}
     scales |= {site: (scale,) for site, scale in sites.residuals.items()}
     return [

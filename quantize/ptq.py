@@ -1,12 +1,12 @@
-"""Post-training quantization: which layers, on which rows, and the checkpoint that comes of it; for w8a8 the scales of the weights.
+"""Post-training quantization: choice of layers, calibration batches, range checks, int8 weight scales.
 
-Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`); embeddings, pooler and head stay float,
-as do LayerNorm, softmax, GELU and the residual stream. Here are the steps; `quantize.quantize` puts them in order. The scale of an output
-channel in int8 is the one of least squared error among a few clipped ones:
+Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`). Embeddings, pooler and head stay float,
+as do LayerNorm, softmax, GELU and the residual stream. `quantize.in_memory` calls these functions in order. The scale of an int8 output
+channel minimizes the squared error over a few clipping factors:
 
     s_o = argmin over c in (0.8 ... 1.0) of  sum_i (W_oi - Q(W_oi; c * max_i |W_oi| / L))^2
 
-Left out: everything that is no linear layer.
+Not supported: quantizing anything but linear layers.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError, nearest
-from compress.schemes.checkpoint import Scales, save_quantization
+from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import SMALLEST_SCALE, on_grid, weight_scale
+from compress.schemes.scales import Scales
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.calibration import Histogram, Observed, clipped_share
@@ -30,9 +31,9 @@ from quantize.calibration import Histogram, Observed, clipped_share
 BATCH_SIZE = 32
 FEW_ROWS = 64
 SELECTION_ROWS = 256
-BEYOND = 1.5  # the largest of a few hundred rows varies by less, unless smoothing made all channels alike: then single values go further
-BEYOND_SHARE = 1e-3  # of the inputs; ten times what the default calibrator clips
-HEAD = "head"  # pooler and classifier: outside the repeated blocks, computed for one token, and what they round nothing evens out
+BEYOND = 1.5  # the maximum over a few hundred rows varies by less, except after smoothing, which makes single outliers likelier
+BEYOND_SHARE = 1e-3  # share of clipped inputs; ten times what the default calibrator clips
+HEAD = "head"  # pooler and classifier: outside the blocks, computed for a single token, and no later layer averages out their error
 UNREACHED = "not reached by the calibration rows"
 CLIPS = 21
 
@@ -40,16 +41,16 @@ CLIPS = 21
 def choose_layers(
     model: nn.Module, linears: Mapping[str, nn.Linear], exclude: tuple[str, ...], key: str
 ) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Divides the linear layers into those that become int8 and those that stay float.
+    """Splits the linear layers into those to quantize and those that stay float.
 
     Args:
-        model: The model; its repeated blocks are found as the entries of `nn.ModuleList`s.
+        model: The model; its repeated blocks are the entries of `nn.ModuleList`s.
         linears: Its linear layers by name.
-        exclude: Patterns of names that stay float.
-        key: Key path of `exclude`, for messages.
+        exclude: Name patterns of layers that stay float.
+        key: Key path of `exclude`, for error messages.
 
     Returns:
-        The layers to quantize, and for each other one the reason.
+        The layers to quantize, and the reason for every other layer.
 
     Raises:
         InputError: A pattern matches nothing, or nothing is left.
@@ -68,10 +69,10 @@ def choose_layers(
 
 
 def divide(layers: Mapping[str, nn.Linear], observed: Observed[Histogram], key: str) -> tuple[dict[str, nn.Linear], list[str]]:
-    """Returns the layers that calibration reached, and the names of the others.
+    """Returns the layers that ran during calibration, and the names of the others.
 
     Raises:
-        InputError: It reached none; `key` is the key path for the message.
+        InputError: None of them ran; `key` is the key path for the message.
     """
     reached = {name: layer for name, layer in layers.items() if name in observed.group and observed.of(name).total}
     unreached = [name for name in layers if name not in reached]
@@ -81,10 +82,9 @@ def divide(layers: Mapping[str, nn.Linear], observed: Observed[Histogram], key: 
 
 
 def feature_batches(checkpoint: Path, rows: Sequence[Row], context: Context, label: str) -> Iterator[dict[str, Tensor]]:
-    """Yields rows batch by batch as the model takes them, and shows a bar of that label; none for an empty one."""
-    from compress.models.preprocessor import preprocessor
+    """Yields the features of rows batch by batch, with a progress bar of that label; no bar if it is empty."""
 
-    processor = preprocessor(checkpoint, context.task, context.max_length, context.target)
+    processor = context.preprocessor(checkpoint)
     with context.progress.bar(label, len(rows)) if label else nullcontext(lambda steps: None) as advance:
         for indices, features in processor.batches(rows, BATCH_SIZE):
             yield {name: torch.from_numpy(value) for name, value in features.items()}
@@ -110,33 +110,36 @@ def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
 
 
 def range_warnings(rows: Sequence[Row], unreached: Sequence[str]) -> list[str]:
-    """Returns in one line each what makes the observed ranges doubtful."""
+    """Returns one-line warnings about observed ranges that may not be reliable."""
     warnings = []
     if len(rows) < FEW_ROWS:
-        warnings.append(f"{len(rows)} calibration rows; {FEW_ROWS} or more are needed to trust the ranges")
+        warnings.append(f"only {len(rows)} calibration rows; use at least {FEW_ROWS} for reliable ranges")
     if unreached:
-        warnings.append(f"{len(unreached)} layers are reached by no calibration row and stay float: {_some(unreached)}")
+        warnings.append(f"{len(unreached)} layers never run on the calibration rows and stay float: {_some(unreached)}")
     return warnings
 
 
 def compare_ranges(figures: Sequence[dict[str, Any]], selection: Observed[Histogram], highest: int) -> list[str]:
-    """Adds largest input and share clipped on selection rows to the figures of each layer; returns a warning where they do not fit.
+    """Adds the largest input and the clipped share on selection rows to each layer's figures; warns if calibration does not cover them.
 
     Args:
-        figures: With `name`, `max_abs` and `input_scale`; changed in place.
+        figures: Figures with `name`, `max_abs` and `input_scale`; changed in place.
         selection: The inputs on selection rows.
         highest: Largest code of an input.
+
+    Returns:
+        No or one warning.
     """
     for figure in figures:
-        seen = selection.of(figure["name"]) if figure["name"] in selection.group else None
-        figure["selection_max_abs"] = seen.largest if seen else None
-        figure["selection_clipped"] = clipped_share(seen, figure["input_scale"], highest) if seen else None
+        histogram = selection.of(figure["name"]) if figure["name"] in selection.group else None
+        figure["selection_max_abs"] = histogram.largest if histogram else None
+        figure["selection_clipped"] = clipped_share(histogram, figure["input_scale"], highest) if histogram else None
     beyond = [figure["name"] for figure in figures if _is_beyond(figure)]
     if not beyond:
         return []
     return [
-        f"the calibration rows do not cover the data: on selection rows the inputs of {len(beyond)} layers reach more than {BEYOND} "
-        f"times as far, and more than {BEYOND_SHARE:.1%} of them are clipped, first {beyond[0]}; raise calibration.rows"
+        f"the calibration rows do not cover the data: on selection rows the inputs of {len(beyond)} layers are more than {BEYOND} "
+        f"times as large, and more than {BEYOND_SHARE:.1%} of them are clipped, first {beyond[0]}; raise calibration.rows"
     ]
 
 
@@ -149,7 +152,7 @@ def _is_beyond(figure: Mapping[str, Any]) -> bool:
 def write_checkpoint(
     model: nn.Module, source: Path, out: Path, scales: Mapping[str, Scales], kept: Mapping[str, str], what: str = "int8 (w8a8)"
 ) -> None:
-    """Writes a quantized checkpoint: grid weights in a stock Transformers folder, scales beside them."""
+    """Writes a quantized checkpoint: a stock Transformers folder with weights on their grids, plus their scales."""
     from compress.models.checkpoint import save
 
     save(

@@ -1,31 +1,33 @@
-"""Quantization-aware training with a true-int8 forward: the model learns with the integers it is going to be served with.
+"""Quantization-aware training with a true-int8 forward pass: training computes with the same integers as serving.
 
-Every chosen linear layer quantizes its input x and its weight W, multiplies the codes exactly and rescales once (`compress.schemes.int8`):
+Each selected linear layer quantizes its input x and weight W, multiplies the codes exactly and rescales once (`compress.schemes.int8`):
 
     v = x / s                      s: s_x of the tensor for x, s_w[o] of the output channel for W
     q = clamp(rint(v), -Q_N, Q_P)  Q_N, Q_P = 128, 127 for x; L, L with L = 127 (8 bits) or 63 (7 bits) for W
     y = float32(q_x @ q_w.T) * (s_x * s_w) + b
 
-Backward is straight-through (https://arxiv.org/abs/1308.3432): with x^ = s_x q_x, W^ = s_w q_w and g the gradient of y
+The backward pass uses the straight-through estimator (https://arxiv.org/abs/1308.3432): with x^ = s_x q_x, W^ = s_w q_w, g the gradient of
+y
 
-    dx = 1[-Q_N < v < Q_P] * (g @ W^),   dW = 1[-L < v < L] * (g.T @ x^)        both products in bfloat16 where autocast is on
+    dx = 1[-Q_N < v < Q_P] * (g @ W^),   dW = 1[-L < v < L] * (g.T @ x^)        both products in bfloat16 under autocast
     ds = 1 / sqrt(I * Q_P) * sum of dx^ * slope,   dx^ = g @ W^ for s_x, g.T @ x^ for s_w
     slope = q outside,  q - v inside     lsq:  Esser et al. 2020, https://arxiv.org/abs/1902.08153, eq. 3 and section 2.2
     slope = q outside,  0 inside         pact: Choi et al. 2018, https://arxiv.org/abs/1805.06085, section 3, for both signs, alpha = s Q_P
 
-A value that rounds to Q_P without reaching it is inside and gets its gradient; one at Q_P or beyond is outside, as in LSQ. Codes cannot
-tell the two apart, but slope does: it is at most 1/2 in size inside, and Q_P or -Q_N outside. Kept for backward: codes (int8) and slope,
-for lsq in the type of the products (together 3 bytes a value in bfloat16), else in int8 (2 bytes). No float copy of x or W is kept.
+A value that rounds to Q_P but is below it counts as inside and gets a gradient; a value at or beyond Q_P counts as outside, as in LSQ.
+Codes cannot distinguish the two, but the slope can: inside its magnitude is at most 1/2, outside it is Q_P or -Q_N. Only codes (int8) and
+slope are saved for the backward pass. The slope of lsq has the dtype of the products (3 bytes per value in total with bfloat16), that of
+pact is int8 (2 bytes in total). No float copy of x or W is saved.
 
-A scale is learned relative to where calibration put it, s = s_0 * (1 + k p) with p = 0 at first. AdamW moves p by about the learning
-rate a step whatever the size of its gradient, so s moves by k times that fraction of s_0, in every layer alike: k is how many times
-faster scales learn than weights. Layers that read one tensor share one s_x, as an exported graph quantizes that tensor once.
+A scale is learned relative to its calibrated value, s = s_0 * (1 + k p), starting at p = 0. AdamW changes p by about the learning rate per
+step, whatever the gradient's magnitude, so s changes by k times that fraction of s_0 in every layer: k is how much faster scales learn than
+weights. Layers that read the same tensor share one s_x, as an exported graph quantizes that tensor once.
 
     loss = (1 - a) * task loss + a * T^2 KL(softmax(t / T) || softmax(z / T))       t: logits of the model before quantization
 
-(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block), or what
-`loss` and `losses` name (`compress.training.distilled`). Left out: the L2 penalty of PACT on alpha, as it starts calibrated and moves
-little; PACT for weights, whose scales then stay; gradients of the rounding other than straight-through.
+(Hinton et al. 2015, https://arxiv.org/abs/1503.02531; regression: a * (z - t)^2; generation: means over the tokens of a block), or the
+losses named in `loss` or `losses` (`compress.training.distilled`). Not supported: PACT's L2 penalty on alpha (scales start calibrated and
+move little); PACT for weights (their scales then stay fixed); gradient estimators other than straight-through.
 
 Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 """
@@ -35,6 +37,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -44,6 +47,7 @@ from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
 from compress.measure.closeness import distance
+from compress.measure.metrics import primary
 from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
@@ -52,7 +56,7 @@ from compress.stage.distillation import Distillation, DistillationSettings, Sett
 from compress.training.distilled import attention_as_before, distillation_objective
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -62,40 +66,53 @@ Select = Callable[[nn.Module], float] | None
 
 
 class Qat(DistillationSettings):
-    """How a quantized model is trained."""
+    """Settings of quantization-aware training."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 1
     """Passes over the train split; 0.5 is half a pass."""
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 1e-6
-    """Peak learning rate: 1e-6 for an encoder that calibration brought close to float, up to that of its finetuning where much was lost."""
+    """Peak learning rate: 1e-6 for an encoder that is close to float after calibration, up to its finetuning rate if much accuracy was
+    lost."""
     scale_learning_rate: Annotated[float, Field(gt=0, le=10_000)] = 10
     """How many times faster scales learn than weights: a step changes a scale by about this times the learning rate, as a fraction."""
     batch_size: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rows per step."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
-    """Rows in memory at once, where a whole batch does not fit."""
+    """Rows in memory at once, if a whole batch does not fit."""
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Fraction of the steps over which the learning rate rises from 0."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How the learning rate falls to 0 after the warm-up; constant: not at all."""
+    """How the learning rate decays to 0 after the warm-up; constant: no decay."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Decoupled weight decay of matrices; biases, norms and scales have none."""
+    """Decoupled weight decay of weight matrices; biases, norms and scales are not decayed."""
     scales: Learned = "lsq"
-    """lsq: learn all scales by the error of rounding and clipping; pact: those of inputs, by clipping alone; fixed: learn none."""
+    """lsq: learn all scales from rounding and clipping errors; pact: learn input scales from clipping errors only; fixed: learn none."""
     soft_weight: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of the teacher's answers in the loss; the labels have the rest. 1: what is learned is to answer as before, and nothing else.
-    Unused with `loss` or `losses`."""
+    """Weight of the soft targets in the loss; the labels get the rest. 1 trains only to reproduce the model before quantization. Unused
+    with `loss` or `losses`."""
     dropout: bool = False
-    """Whether dropout is on: its noise is far larger than that of rounding, which is what is to be learned."""
+    """Whether to use dropout. Its noise is much larger than the rounding error that the training adapts to."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
-    """Steps between two looks at the selection split; absent: once an epoch."""
+    """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
-    """Weights and scales that are kept: the best on the selection split, or the last. Best is nearest to the answers of the teacher where
-    there is one, else by the metric; those before the training are among them."""
+    """Which weights and scales to keep: the best on the selection split, including those before training, or the last. Best is closest to
+    the teacher's logits if there is a teacher, else best by the metric."""
+
+
+@dataclass(frozen=True)
+class Int8Arithmetic:
+    """How a layer computes, apart from its tensors."""
+
+    largest: int
+    """Largest weight code."""
+    pact: bool
+    """Whether the input scale gets the gradient of PACT instead of LSQ."""
+    products: torch.dtype
+    """Dtype of the matrix products of the backward pass, bfloat16 or float32."""
 
 
 class Int8Function(torch.autograd.Function):
-    """y = x @ W.T + b in int8, with the gradients above."""
+    """y = x @ W.T + b in int8, with the straight-through gradients of the module docstring."""
 
     @staticmethod
     def forward(
@@ -105,23 +122,20 @@ class Int8Function(torch.autograd.Function):
         input_scale: Tensor,
         weight_scale_O: Tensor,
         bias_O: Tensor | None,
-        largest: int,
-        pact: bool,
-        products: torch.dtype,
+        fixed: Int8Arithmetic,
     ) -> Tensor:
-        """Returns the output `[..., O]`, in the type of `products`.
+        """Returns the output `[..., O]`, in the dtype of the backward products.
 
         Args:
-            ctx: What backward gets.
+            ctx: The autograd context.
             x: Float `[..., I]`, finite.
             weight_OI: float32 `[O, I]`.
             input_scale: float32 `[]`, positive.
             weight_scale_O: float32 `[O]`, positive.
             bias_O: float32 `[O]`, or None.
-            largest: Largest code of a weight.
-            pact: The gradient of the input scale is that of PACT.
-            products: Type of the matrix products of backward, bfloat16 or float32.
+            fixed: The arguments without a gradient.
         """
+        largest, pact, products = fixed.largest, fixed.pact, fixed.products
         outputs, inputs = weight_OI.shape
         learned_x, learned_w = ctx.needs_input_grad[2] and not pact, ctx.needs_input_grad[3]
         x_NI = x.reshape(-1, inputs)
@@ -139,7 +153,7 @@ class Int8Function(torch.autograd.Function):
         """Returns the gradients of the arguments of `forward`."""
         codes_NI, slope_NI, codes_OI, slope_OI, input_scale, weight_scale_O = ctx.saved_tensors
         (outputs, inputs), needs = codes_OI.shape, ctx.needs_input_grad
-        # torch adds up bfloat16 in float32 and rounds the sum once, so that no sum below needs a float32 copy of what it adds
+        # torch accumulates bfloat16 sums in float32 and rounds once, so no sum below needs a float32 copy
         g_NO = gradient.reshape(-1, outputs).to(ctx.products)
         grad_x = grad_W = grad_input_scale = grad_weight_scale = None
         if needs[0] or needs[2]:
@@ -155,18 +169,18 @@ class Int8Function(torch.autograd.Function):
                 grad_weight_scale = (grad_OI * slope_OI).sum(dim=1) / math.sqrt(inputs * ctx.largest)
             grad_W = only_inside(grad_OI, slope_OI, -1, 1)
         grad_bias = g_NO.sum(dim=0).float() if needs[4] else None
-        return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None, None, None
+        return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None
 
 
 def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Returns the codes of `x`, those of `compress.schemes.int8.quantize` bit for bit, and the derivative of scale * codes by the scale.
+    """Returns the codes of `x`, bit-equal to `compress.schemes.int8.quantize`, and the derivative of scale * codes w.r.t. the scale.
 
     Args:
         x: Float, any shape.
         scale: float32, positive, of a shape that broadcasts with `x`.
         low: Smallest code.
         high: Largest code.
-        lsq: Type of the slope of LSQ; None for that of PACT, in int8. Either tells inside from outside.
+        lsq: Dtype of the LSQ slope; None for the PACT slope in int8. Both distinguish values inside the range from values outside.
     """
     v = x.float() / scale
     rounded = v.round().clamp_(low, high)
@@ -176,7 +190,7 @@ def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dt
 
 
 def only_inside(values: Tensor, where: Tensor, low: float, high: float) -> Tensor:
-    """Returns `values` where low < `where` < high, else 0, in one pass: the limits themselves are outside."""
+    """Returns `values` where low < `where` < high, else 0, in one pass; the limits count as outside."""
     result: Tensor = torch.ops.aten.hardtanh_backward(values, where, low, high)
     return result
 
@@ -186,8 +200,8 @@ class Scale(nn.Module):
 
     Args:
         start: float32, positive, `[]` or `[O]`.
-        rate: How many times faster than weights it learns.
-        learned: Whether it learns at all.
+        rate: How many times faster it learns than weights.
+        learned: Whether it is trained.
     """
 
     start: Tensor
@@ -204,15 +218,15 @@ class Scale(nn.Module):
 
 
 class QatLinear(nn.Linear):
-    """A linear layer that multiplies integers and can be trained; in evaluation mode exactly `Int8Linear`.
+    """A trainable linear layer with int8 arithmetic; in evaluation mode exactly `Int8Linear`.
 
     Args:
-        name: Module path, for messages.
+        name: Module path, for error messages.
         linear: The layer whose parameters it takes over.
-        start: Scales to start from.
-        input_scale: Scale of the input; layers that read one tensor share it.
+        start: The initial scales.
+        input_scale: Scale of the input; shared by layers that read the same tensor.
         weight_scale: Scale of each output channel.
-        pact: The gradient of the input scale is that of PACT.
+        pact: Whether the input scale gets the gradient of PACT.
     """
 
     smooth: Tensor | None
@@ -225,17 +239,17 @@ class QatLinear(nn.Linear):
         self.register_buffer("smooth", start.input_smooth)
 
     def scales(self) -> LayerScales:
-        """Returns the scales as they are now."""
+        """Returns the current scales."""
         return LayerScales(self.weight_scale().detach(), self.input_scale().detach(), self.bits, self.smooth)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output `[..., O]` for an input `[..., I]`, in the type of autocast if that is on and the layer in training mode,
-        else in that of the input; without a gradient in evaluation mode.
+        """Returns the output `[..., O]` for an input `[..., I]`, in the autocast dtype if autocast is on and the layer is in training mode,
+        else in the dtype of the input; without a gradient in evaluation mode.
 
         Raises:
             InputError: The input holds NaN or infinity; names the layer.
         """
-        # Int8Linear raises where a value is not finite. A sum is cheap and tells, but that of large finite values may be infinite too.
+        # Int8Linear raises if a value is not finite. The sum is a cheap first check: it may also overflow for large finite values.
         if not self.training or not torch.isfinite(x.detach().sum()):
             with torch.no_grad():
                 evaluated: Tensor = int8_linear(self.name, self, self.scales())(x)
@@ -245,7 +259,7 @@ class QatLinear(nn.Linear):
         products = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
         smoothed, weight_OI = (x, self.weight) if self.smooth is None else (x.float() * self.smooth.reciprocal(), self.weight * self.smooth)
         y: Tensor = Int8Function.apply(  # type: ignore[no-untyped-call]
-            smoothed, weight_OI, self.input_scale(), self.weight_scale(), self.bias, levels(self.bits), self.pact, products
+            smoothed, weight_OI, self.input_scale(), self.weight_scale(), self.bias, Int8Arithmetic(levels(self.bits), self.pact, products)
         )
         return y if torch.is_autocast_enabled(kind) else y.to(x.dtype)
 
@@ -253,13 +267,13 @@ class QatLinear(nn.Linear):
 def insert(model: nn.Module, scales: Mapping[str, LayerScales], learned: Learned = "lsq", rate: float = 1.0) -> None:
     """Replaces linear layers by `QatLinear`, in place.
 
-    Layers of one parent module with equal input scales read one tensor (query, key and value): they share what they learn.
+    Layers of one parent module with equal input scales read the same tensor (query, key and value): they share one learned input scale.
 
     Args:
         model: A float model.
-        scales: Scales to start from, by module path.
-        learned: Which scales learn, and how.
-        rate: How many times faster than weights they learn.
+        scales: Initial scales, by module path.
+        learned: Which scales are trained, and how.
+        rate: How many times faster scales learn than weights.
     """
     shared: dict[tuple[str, int, float], Scale] = {}
     for name, start in scales.items():
@@ -274,10 +288,10 @@ def insert(model: nn.Module, scales: Mapping[str, LayerScales], learned: Learned
 
 
 def extract(model: nn.Module) -> dict[str, LayerScales]:
-    """Replaces every `QatLinear` by a linear layer with its weights rounded on their grid, in place.
+    """Replaces every `QatLinear` by a linear layer with weights rounded to their grid, in place.
 
     Returns:
-        The learned scales by module path: with the weights, a quantized checkpoint.
+        The learned scales by module path; together with the weights they make a quantized checkpoint.
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
     scales = {name: layer.scales() for name, layer in layers.items()}
@@ -291,7 +305,7 @@ def extract(model: nn.Module) -> dict[str, LayerScales]:
 
 
 def setting_keys(stage: str) -> SettingKeys:
-    """Returns the key paths of the settings of a stage, for messages."""
+    """Returns the recipe keys of the training settings and the teacher, given the id of the stage."""
     return SettingKeys(stage, f"stages.{stage}.qat", f"stages.{stage}.teacher")
 
 
@@ -308,25 +322,24 @@ def learn(
 
     Args:
         model: A loaded float checkpoint.
-        scales: Scales to start from, by module path: those of calibration.
-        settings: How to train.
-        context: Data, seed, progress, folder for checkpoints inside the stage.
+        scales: Initial scales by module path, from calibration.
+        settings: The training settings.
+        context: Data, seed, progress, folder for training checkpoints.
         checkpoint: Folder of the model, for its tokenizer or image processor.
-        label: Name of the bar and of messages.
-        teacher: Checkpoint of the teacher, or one of the same rows; None for the model itself as it comes in.
+        label: Id of the stage, for progress bars and messages.
+        teacher: Checkpoint of the teacher, or a loaded model with the same preprocessing; None for the incoming model itself.
 
     Returns:
         The learned scales by module path, and the history of the training.
 
     Raises:
-        InputError: There are no rows, the input of a layer holds NaN or infinity, or loss or gradient became NaN or infinite.
+        InputError: There are no rows, the input of a layer holds NaN or infinity, or the loss or a gradient became NaN or infinite.
     """
     from compress.models.checkpoint import load
-    from compress.models.preprocessor import preprocessor
 
     model.to(training_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint
-    prepared, theirs = (preprocessor(of, context.task, context.max_length, context.target) for of in (checkpoint, folder))
+    prepared, theirs = (context.preprocessor(of) for of in (checkpoint, folder))
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
@@ -339,42 +352,37 @@ def learn(
             distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part)
             objective = distillation_objective(distillation, context).to(training_device())
         insert(model, scales, settings.scales, settings.scale_learning_rate)
-        history = train(
-            model,
-            objective if settings.dropout else WithoutDropout(objective),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             TrainConfig.of(settings, look_first=True),
-            context.seed,
-            context.scratch,
-            context.progress,
-            select,
             label,
-            depends=settings.model_dump(mode="json"),
+            select=select,
             higher_is_better=higher_is_better,
+            depends=settings.model_dump(mode="json"),
         )
+        history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
     return extract(model.cpu()), history
 
 
 def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocessor, theirs: Preprocessor) -> tuple[Select, bool]:
-    """Returns what weights are chosen by on selection rows, and whether more of it is better.
+    """Returns the function that scores weights on selection rows, and whether higher is better.
 
-    A model that learns from a teacher is judged by its distance from the answers of that (`compress.measure.closeness`), which tells apart
-    on some hundred rows what their labels cannot; one that learns from labels alone, and one that generates, by the primary metric.
+    With a teacher the score is the distance to its logits (`compress.measure.closeness`), which separates candidates on a few hundred rows
+    where labels cannot. Without a teacher, and for text generation, it is the primary metric.
     """
     rows = context.data.selection.rows
     if teacher is None or TASKS[context.task].answer == "tokens" or not rows:
-        return selection_metric(context, prepared), TASKS[context.task].higher_is_better
+        return selection_metric(context, prepared), primary(context.task).higher_is_better
     before = compared(teacher, theirs, rows, EVALUATION_BATCH)
     return lambda now: distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH)), False
 
 
 class WithoutDropout(nn.Module):
-    """An objective of a model that is in evaluation mode but for its `QatLinear` layers.
+    """An objective that keeps the model in evaluation mode, except its `QatLinear` layers.
 
     Args:
-        objective: The objective.
+        objective: The wrapped objective.
     """
 
     def __init__(self, objective: Objective) -> None:
@@ -382,7 +390,7 @@ class WithoutDropout(nn.Module):
         self.objective = objective
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each."""
+        """Returns the loss terms by name, float32 `[b]` each."""
         for module in model.modules():
             module.training = isinstance(module, QatLinear)
         return self.objective(model, batch)

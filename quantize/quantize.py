@@ -1,11 +1,11 @@
-"""The stage `quantize`: from a float checkpoint to one whose linear layers multiply integers, or read int4 or FP8 weights.
+"""The stage `quantize`: quantizes the linear layers of a float checkpoint to int8, int4 or FP8.
 
-    in memory        `in_memory`: choose layers, shift, observe, choose scales, round, correct, add attention and residuals
-    mode: auto       `escalation`: that with one setting after another, until one keeps within the goal
-    block by block   `streaming`: for models too large for memory
+    in memory        `in_memory`: choose layers, smooth, calibrate, round, correct biases, add attention products and residuals
+    mode: auto       `escalation`: tries methods from cheap to expensive until one meets the accuracy goal
+    layer by layer   `streaming`: for models too large for memory
 
-All of them write weights on their grids with the scales beside them (`compress.schemes.checkpoint`). Every choice is made on calibration
-and selection rows. Left out: quantizing a quantized checkpoint.
+All write weights on their grids together with the scales (`compress.schemes.checkpoint`). Every choice is made on calibration and selection
+rows. Not supported: quantizing a quantized checkpoint.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from compress.data.splits import Data
 from compress.measure.closeness import TRIAL_ROWS
 from compress.models.origin import same_shape
 from compress.schemes.sites import save_sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.training.distilled import check_distillation
 from quantize.calibration import METHODS
@@ -25,7 +26,6 @@ from quantize.escalation import budget_of, escalate
 from quantize.in_memory import quantize_in_memory
 from quantize.ptq import SELECTION_ROWS, write_checkpoint
 from quantize.qat import setting_keys
-from quantize.schemes import NUMBERS
 from quantize.sensitivity import SCAN_ROWS
 from quantize.settings import QuantizeSettings
 from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
@@ -35,18 +35,18 @@ PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
 
 
 class Quantize(QuantizeSettings):
-    """Makes the linear layers of the blocks true int8, or int4 or FP8."""
+    """Quantizes the linear layers of the blocks to true int8, int4 or FP8."""
 
     VERSION: ClassVar[int] = 3
 
     def depends(self, context: Context) -> Any:
-        """The bits that `auto` stands for depend on the processor, and the mode `auto` on the goal."""
+        """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
         goal = {"max_drop": budget_of(context)} if self.mode == "auto" else {}
         return {"weight_bits": self.bits(context), **goal}
 
     def work(self, macs: int, data: Data) -> float:
-        """A forward pass over calibration rows for ranges, one for smoothing, a dozen for biases; over selection rows for each trial;
-        a forward and twice as much backward for each row of training."""
+        """Forward passes over calibration rows (one for ranges, one for smoothing, a dozen for biases) and over selection rows (one per
+        trial), plus forward and backward passes (1 : 2) for training."""
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
         learned = {"nearest": 0, "gptq": 3, "adaround": 30}[self.rounding] + 3 * self.awq
         passes = 1 + (self.smoothing is not None) + learned + 12 * self.bias_correction + bool(self.attention or self.residual)
@@ -57,21 +57,22 @@ class Quantize(QuantizeSettings):
         return float(macs) * (rows * passes + min(selection, SELECTION_ROWS) + min(selection, TRIAL_ROWS) * trials + scanned + trained)
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Finds out whether a model that is to be streamed can be, and whether losses that train it fit."""
+        """Checks that the model can be streamed if asked to, and that the losses fit the models."""
         if self.stream is True:
             check_streamed(self, config, context)
         if self.mode != "ptq" and teacher is not None:
             check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
-        """Writes the quantized checkpoint.
+        """Quantizes the model and writes the checkpoint.
 
         Returns:
-            `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each its input scale, the largest
-            input of calibration and of selection, the share of inputs clipped and the signal-to-noise ratios of its codes (dB). Where
-            asked for: `calibrators` (every attempt of auto and its distance), `equalization`, `smoothquant`, `bias_correction`,
-            `sensitivity`, `mixed_precision`, `qat`, `sites` (products and residuals, whether they are int8, what each adds, its tensors),
-            `sites_choice`, `awq`, `rounding` (the method and the errors of each layer's outputs), and `attempts` of the mode auto.
+            `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each layer its input scale, the
+            largest input on calibration and selection rows, the clipped share of inputs and the signal-to-noise ratios of its codes (dB).
+            Depending on the settings: `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`,
+            `bias_correction`, `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8,
+            the distance each adds, its tensors), `sites_choice`, `awq`, `rounding` (the method and the output error of each layer), and
+            `attempts` of the mode auto.
 
         Raises:
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
@@ -82,11 +83,11 @@ class Quantize(QuantizeSettings):
         else:
             made = escalate(self, parent.path, context) if self.mode == "auto" else quantize_in_memory(self, parent.path, context)
             figures, kept, warnings = made.figures, made.kept, made.warnings
-            write_checkpoint(made.model, parent.path, out, made.scales, kept, f"{NUMBERS[self.scheme]} ({self.scheme})")
+            write_checkpoint(made.model, parent.path, out, made.scales, kept, f"{SCHEMES[self.scheme].numbers} ({self.scheme})")
             if made.sites.names:
                 save_sites(out, made.sites)
         for warning in warnings:
             context.progress.warn(f"{self.title}: {warning}")
         settings = {"mode": self.mode, "scheme": self.scheme, "weight_bits": self.bits(context)}
-        settings |= {"group_size": self.group_size} if self.scheme == "w4a16" else {}
+        settings |= {"group_size": self.group_size} if SCHEMES[self.scheme].grouped else {}
         return {**settings, **figures, "float_layers": kept, "warnings": warnings}

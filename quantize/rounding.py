@@ -1,13 +1,13 @@
-"""Rounding: which integer each weight becomes, once the scales are chosen.
+"""Rounding: turns weights into integers, given their scales.
 
     nearest     q = clamp(rint(w / s))
-    gptq        the weights of an output make up for each other (`gptq`)
-    adaround    down or up is learned for each weight (`adaround`)
+    gptq        later weights compensate the error of earlier ones (`gptq`)
+    adaround    learns to round each weight up or down (`adaround`)
 
-The last two keep the error of the outputs small instead of that of the weights, for the price of moments of the inputs (`moments`), which
-take a pass over the calibration rows. They give grid weights to float layers that stand beside the float model; that itself stays as it is.
+gptq and adaround minimize the error of the outputs instead of the weights. They need moments of the inputs (`moments`), which take a pass
+over the calibration rows. They return new float layers with weights on their grids; the float model does not change.
 
-Left out: E4M3, whose steps are not all alike.
+Not supported: E4M3 (fp8), whose steps are not uniform.
 
 Tensor names carry their shapes: I inputs, O outputs.
 """
@@ -40,21 +40,21 @@ def round_layers(
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
     each: Callable[[Iterable[str]], Iterable[str]] = iter,
 ) -> tuple[dict[str, nn.Linear], list[dict[str, Any]]]:
-    """Returns float layers with the weights of `layers` on their grids, and for the report the errors of each.
+    """Returns float layers with the weights of `layers` rounded to their grids, and their output errors for the report.
 
     Args:
         model: The float model.
-        layers: The layers that will be quantized; they stay as they are.
+        layers: The layers to quantize; not changed.
         scales: Their scales.
-        method: How to round.
-        units: The layers that read one tensor together.
+        method: The rounding method.
+        units: Groups of layers that read the same tensor.
         batches: Starts a pass over the calibration rows.
-        forward: Sends a batch through the model.
-        each: Goes through the layers, showing progress.
+        forward: Runs the model on a batch.
+        each: Iterates over the layers, showing progress.
 
     Returns:
-        By name, a layer with the bias (the same object) of the float one; and `name`, `error_nearest` and `error` of each, of the outputs
-        and relative to their squares.
+        By name, a layer that shares the bias object of the float layer; and `name`, `error_nearest` and `error` of each, relative to the
+        squares of its outputs.
     """
     rounded: dict[str, nn.Linear] = {}
     figures = []
@@ -74,12 +74,12 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
 
     Args:
         weight_OI: float32.
-        scales: Of the layer.
-        hessian_II: Mean of x x^T over its inputs, after any smoothing, float32.
-        method: How to round.
+        scales: Scales of the layer.
+        hessian_II: Mean of x x^T over its inputs, after smoothing, float32.
+        method: The rounding method.
 
     Returns:
-        The weight on its grid, float32 [O, I], any smoothing taken out again; and the errors of the outputs, relative to their squares:
+        The weight on its grid, float32 [O, I], with smoothing undone; and the output errors relative to the squares of the outputs:
         `error_nearest`, `error`.
     """
     smooth_I, scale_OI, low, high = grid_of(weight_OI, scales)
@@ -99,7 +99,7 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
 
 
 def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, int, int]:
-    """Returns what the weights are multiplied by first, the scale of every weight, the smallest and the largest code."""
+    """Returns the smoothing factors of the weights, the scale of every weight, the smallest and the largest code."""
     if isinstance(scales, Int4Scales):
         return torch.ones(()), scales.expanded(weight_OI.shape[1]), LOW, HIGH
     largest, smooth_I = levels(scales.weight_bits), scales.input_smooth
@@ -109,7 +109,7 @@ def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, i
 def better_rows(
     weight_OI: Tensor, nearest_OI: Tensor, codes_OI: Tensor, scale_OI: Tensor, hessian_II: Tensor
 ) -> tuple[Tensor, float, float]:
-    """Returns for each output whichever codes give the smaller error, and the errors of all outputs by the nearest codes and by those."""
+    """Returns for each output the codes with the smaller error, the total error of the nearest codes, and that of the returned codes."""
     nearest_O, error_O = (output_errors(weight_OI, codes.float() * scale_OI, hessian_II) for codes in (nearest_OI, codes_OI))
     better_O = error_O < nearest_O
     chosen_OI = torch.where(better_O[:, None], codes_OI, nearest_OI)
@@ -117,7 +117,7 @@ def better_rows(
 
 
 def with_weight(linear: nn.Linear, weight_OI: Tensor) -> nn.Linear:
-    """Returns a layer with another weight and the very bias of a layer."""
+    """Returns a copy of a layer with another weight; it shares the bias object."""
     layer = nn.Linear(linear.in_features, linear.out_features, linear.bias is not None, device="meta")
     layer.weight, layer.bias = nn.Parameter(weight_OI, requires_grad=False), linear.bias
     return layer

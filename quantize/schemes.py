@@ -15,31 +15,37 @@ Left out: two schemes in one checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
-from compress.schemes.checkpoint import Scales, Scheme
-from compress.schemes.fp8 import LARGEST, Fp8Scales
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, DynamicScales, LayerScales, levels, weight_scale
+from compress.schemes.int8 import levels, weight_scale
+from compress.schemes.scales import Scales
+from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.calibration import METHODS, Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
 from quantize.group_scales import clipped_scale
 from quantize.ptq import mse_weight_scale
 
-NUMBERS: Mapping[Scheme, str] = {"w8a8": "int8", "w8a8-dynamic": "int8", "w4a16": "int4", "fp8": "fp8"}
-"""What the weights are, in words."""
-HIGHEST: Mapping[Scheme, int] = {"w8a8": ACTIVATION_HIGH, "fp8": LARGEST}
-"""Largest code of an activation, of the schemes whose input scale comes from calibration."""
-CALIBRATORS: Mapping[Scheme, tuple[Method, ...]] = {"w8a8": METHODS, "fp8": ("minmax", "moving_average", "percentile")}
-"""What those can be calibrated by."""
-DEFAULT_CALIBRATOR: Mapping[Scheme, Method] = {"w8a8": "percentile", "fp8": "minmax"}
-"""Where the large channels of an activation were not made smaller; where they were, there is no tail left to clip: minmax."""
-SMOOTHED: tuple[Scheme, ...] = ("w8a8", "w8a8-dynamic")
-"""Schemes that gain by smaller channels of the activations."""
-INTEGER: tuple[Scheme, ...] = ("w8a8", "w8a8-dynamic", "w4a16")
-"""Schemes whose weights are integers."""
+SEARCHES: Mapping[str, Callable[[Tensor, int, int], Tensor]] = {
+    "int8": lambda weight_OI, bits, group_size: mse_weight_scale(weight_OI, levels(bits)),
+    "int4": lambda weight_OI, bits, group_size: clipped_scale(weight_OI, group_size),
+}
+"""By numbers of the weights: the scale of least squared error, from a weight float32 [O, I], its bits and its group size. Other numbers get
+max |w| / largest code."""
+UNEQUAL_STEPS: tuple[Method, ...] = ("minmax", "moving_average", "percentile")
+"""Calibrators that do not count equal steps."""
+
+
+def calibrators(scheme: Scheme) -> tuple[Method, ...]:
+    """Returns the calibrators that a scheme can use; none where activations have no scale from calibration."""
+    row = SCHEMES[scheme]
+    return () if row.largest_activation is None else METHODS if row.equal_steps else UNEQUAL_STEPS
+
+
+def default_calibrator(scheme: Scheme) -> Method:
+    """Returns the calibrator for activations with large channels; after smoothing there is no tail left to clip: minmax."""
+    return "percentile" if SCHEMES[scheme].equal_steps else "minmax"
 
 
 def weight_scales(
@@ -55,13 +61,11 @@ def weight_scales(
         smooth: What the inputs of some layers are divided by, float32 [I].
     """
     weights = {name: layer.weight.detach() * smooth.get(name, 1) for name, layer in layers.items()}
-    match scheme:
-        case "w8a8" | "w8a8-dynamic":
-            return {name: mse_weight_scale(weight_OI, levels(bits)) for name, weight_OI in weights.items()}
-        case "w4a16":
-            return {name: clipped_scale(weight_OI, group_size) for name, weight_OI in weights.items()}
-        case "fp8":
-            return {name: weight_scale(weight_OI, LARGEST) for name, weight_OI in weights.items()}
+    row = SCHEMES[scheme]
+    if row.numbers not in SEARCHES:
+        return {name: weight_scale(weight_OI, row.largest_weight) for name, weight_OI in weights.items()}
+    search = SEARCHES[row.numbers]
+    return {name: search(weight_OI, bits, group_size) for name, weight_OI in weights.items()}
 
 
 def choose_scales(
@@ -76,19 +80,15 @@ def choose_scales(
 ) -> dict[str, Scales]:
     """Returns the scales of every layer: those of its weights as given, that of its input, where it has one, by the named calibrator."""
 
-    def of_input(name: str) -> Tensor:
-        assert method is not None, scheme
-        return input_scale(threshold(observed.of(name), method, percentile), HIGHEST[scheme])
+    row, scales = SCHEMES[scheme], SCHEMES[scheme].scales()
 
-    match scheme:
-        case "w8a8":
-            return {name: LayerScales(scale_O, of_input(name), bits, smooth.get(name)) for name, scale_O in weights.items()}
-        case "w8a8-dynamic":
-            return {name: DynamicScales(scale_O, bits, smooth.get(name)) for name, scale_O in weights.items()}
-        case "w4a16":
-            return {name: Int4Scales(scale_OG, group_size) for name, scale_OG in weights.items()}
-        case "fp8":
-            return {name: Fp8Scales(scale_O, of_input(name)) for name, scale_O in weights.items()}
+    def of_input(name: str) -> Tensor | None:
+        if row.largest_activation is None:
+            return None
+        assert method is not None, scheme
+        return input_scale(threshold(observed.of(name), method, percentile), row.largest_activation)
+
+    return {name: scales.chosen(scale, of_input(name), bits, group_size, smooth.get(name)) for name, scale in weights.items()}
 
 
 def round_weights(layers: Mapping[str, nn.Linear], rounded: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> None:
@@ -119,7 +119,7 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
         grid_OI: The weights that a checkpoint keeps, float32.
         scales: Of the layer.
     """
-    smooth_I = scales.input_smooth if isinstance(scales, LayerScales | DynamicScales) else None
+    smooth_I: Tensor | None = getattr(scales, "input_smooth", None)
     error_OI = grid_OI - weight_OI
     if smooth_I is not None:
         weight_OI, error_OI = weight_OI * smooth_I, error_OI * smooth_I
@@ -128,12 +128,13 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
 
 def input_figures(scales: Scales, histogram: Histogram) -> dict[str, Any]:
     """Returns what quantization does to the inputs of a layer; nothing where it leaves them in float, or each token finds its scale."""
-    figures: dict[str, Any] = {}
-    if isinstance(scales, LayerScales | Fp8Scales):
-        scale, highest = float(scales.input_scale), ACTIVATION_HIGH if isinstance(scales, LayerScales) else LARGEST
-        figures |= {"input_scale": scale, "clipped": clipped_share(histogram, scale, highest)}
-    if isinstance(scales, LayerScales):
-        figures["input_sqnr_db"] = decibels(signal(histogram), noise(histogram, float(scales.input_scale)))
+    row = facts_of(scales)
+    if row.largest_activation is None:
+        return {}
+    scale = float(scales.tensors()["input_scale"])
+    figures: dict[str, Any] = {"input_scale": scale, "clipped": clipped_share(histogram, scale, row.largest_activation)}
+    if row.equal_steps:
+        figures["input_sqnr_db"] = decibels(signal(histogram), noise(histogram, scale))
     return figures
 
 

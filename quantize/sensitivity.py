@@ -1,16 +1,17 @@
-"""Sensitivity: how much of the damage of int8 each layer does, found by quantizing layers one at a time and by leaving one out.
+"""Sensitivity: measures each layer's share of the quantization error.
 
-With D(S) the distance between the float model and the model whose layers S are in int8 (`quantize.trial`: KL of the logits, or squared
-error for regression), and A the set of all layers chosen:
+It quantizes single layers, and it keeps single layers in float while all others are quantized. With D(S) the distance between the float
+model and the model whose layers S are in int8 (`quantize.trial`: KL of the logits, or squared error for regression), and A the set of all
+chosen layers:
 
-    alone(l)     D({l})                  what l costs when it is the only one
-    weights(l)   D({l}), its weights rounded and its input left in float
-    inputs(l)    D({l}), its input rounded and its weights left in float
-    gain(l)      D(A) - D(A without l)   what float in l wins back when all others are int8
+    alone(l)     D({l})                  the cost of quantizing only l
+    weights(l)   D({l}), with quantized weights and float inputs
+    inputs(l)    D({l}), with quantized inputs and float weights
+    gain(l)      D(A) - D(A without l)   the gain from keeping l in float while all others are int8
 
-Layers are ranked by `gain`, because that is the decision that mixed precision takes; `alone` breaks ties, then the order of the model.
-One-at-a-time scans are the usual estimate (Wu et al. 2020, https://arxiv.org/abs/2004.09602, section 5.2). Left out: interactions
-between pairs of layers, which would take a quadratic number of passes.
+Layers are ranked by `gain`, as this is the decision of mixed precision; ties are broken by `alone`, then by model order. One-at-a-time
+scans are the usual estimate (Wu et al. 2020, https://arxiv.org/abs/2004.09602, section 5.2). Not supported: interactions between pairs of
+layers, which would take a quadratic number of passes.
 """
 
 from __future__ import annotations
@@ -22,30 +23,30 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.checkpoint import Scales
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
+from compress.schemes.scales import Scales
 
 SCAN_ROWS = 128
 Part = Literal["both", "weights", "inputs"]
 Measure = Callable[[Collection[str], Part], float]
-"""Returns the distance from float with some layers quantized: wholly, or only their weights or their inputs."""
+"""Returns the distance from float with the given layers quantized: fully, or only their weights or inputs."""
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What int8 costs in one layer, in the unit of the distance (nats, or squared label units)."""
+    """The cost of int8 in one layer, in the unit of the distance (nats, or squared label units)."""
 
     name: str
     alone: float
     weights: float
     inputs: float
     gain: float
-    """May be negative: noise, or errors that cancel."""
+    """May be negative, from noise or errors that cancel."""
 
     def as_row(self) -> dict[str, Any]:
-        """Returns it as JSON types."""
+        """Returns the fields as JSON types."""
         return asdict(self)
 
 
@@ -53,27 +54,27 @@ def scan(layers: Sequence[str], measure: Measure, advance: Callable[[int], None]
     """Measures every layer; 4 n + 1 passes over the trial rows for n layers.
 
     Args:
-        layers: Names of the layers that are to become int8.
-        measure: The distance with some of them quantized.
-        advance: Is told of every pass.
+        layers: Names of the layers to quantize.
+        measure: Returns the distance with some of them quantized.
+        advance: Called after every pass.
 
     Returns:
-        The layers, the one that costs most first.
+        The layers, most sensitive first.
     """
 
-    def taken(names: Collection[str], part: Part = "both") -> float:
+    def measured(names: Collection[str], part: Part = "both") -> float:
         value = measure(names, part)
         advance(1)
         return value
 
-    whole = taken(layers)
+    whole = measured(layers)
     found = [
         Sensitivity(
             name,
-            alone=taken([name]),
-            weights=taken([name], "weights"),
-            inputs=taken([name], "inputs"),
-            gain=whole - taken([other for other in layers if other != name]),
+            alone=measured([name]),
+            weights=measured([name], "weights"),
+            inputs=measured([name], "inputs"),
+            gain=whole - measured([other for other in layers if other != name]),
         )
         for name in layers
     ]
@@ -81,16 +82,16 @@ def scan(layers: Sequence[str], measure: Measure, advance: Callable[[int], None]
 
 
 def passes(layers: Sequence[str]) -> int:
-    """Returns how many passes over the trial rows a scan takes."""
+    """Returns the number of passes over the trial rows of a scan."""
     return 4 * len(layers) + 1
 
 
 def quantized_part(name: str, linear: nn.Linear, scales: Scales, part: Part) -> nn.Module:
-    """Returns a quantized layer, or one of which only the weights or only the inputs are rounded, in float arithmetic.
+    """Returns a quantized layer, or a float layer of which only the weights or only the inputs are rounded.
 
     Args:
-        name: Module path, for messages.
-        linear: The float layer; stays as it is.
+        name: Module path, for error messages.
+        linear: The float layer; not changed.
         scales: Its scales.
         part: What to round.
     """
@@ -102,7 +103,7 @@ def quantized_part(name: str, linear: nn.Linear, scales: Scales, part: Part) -> 
 
 
 class _HalfQuantized(nn.Module):
-    """A linear layer in float whose input is rounded to its grid where scales are given."""
+    """A float linear layer whose input is rounded to its grid if scales are given."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, scales: Scales | None) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class _HalfQuantized(nn.Module):
 
 
 def rounded_input(x: Tensor, scales: Scales) -> Tensor:
-    """Returns an input [..., I] as the scheme of its layer rounds it, its smoothing taken out again, in float32."""
+    """Returns an input [..., I] rounded by its layer's scheme, with smoothing undone, in float32."""
     match scales:
         case LayerScales() | DynamicScales():
             smooth_I = torch.ones(()) if scales.input_smooth is None else scales.input_smooth

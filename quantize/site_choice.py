@@ -1,15 +1,15 @@
-"""Under `auto`: which products of attention and which residuals are int8, so that all of them together cost next to nothing.
+"""Chooses under `auto` which attention products and residuals ("sites") are int8, at negligible total cost.
 
 With D(S) the distance to the float model on selection rows (`quantize.trial`) when the chosen linear layers and the sites S are int8, and F
-the sites that are on in any case:
+the sites that are always on:
 
-    added(s) = D({s}) - D({})                                                       every site by itself, beside the int8 layers
-    S = F; then in the order of added(s), the cheapest first:   S = S + {s}  where  D(S + {s}) - D(F) <= bound
-    bound = max(D({}) / 4, floor)                                                   as `compress.measure.closeness` has it
+    added(s) = D({s}) - D({})                                                   each site alone, in addition to the int8 layers
+    S = F; then in ascending order of added(s):   S = S + {s}  if  D(S + {s}) - D(F) <= bound
+    bound = max(D({}) / 4, floor)                                               see `compress.measure.closeness`
 
-so that all of them together cost at most a quarter of what int8 linear layers cost, or what nobody could measure.
+So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or an amount too small to measure.
 
-Left out: pairs of sites that are cheap only together.
+Not supported: pairs of sites that are cheap only together.
 """
 
 from __future__ import annotations
@@ -21,41 +21,41 @@ from dataclasses import dataclass
 from torch import nn
 
 from compress.measure.closeness import bound_of
-from compress.schemes.checkpoint import Scales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, placed
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8
 
 Distance = Callable[[Collection[str]], float]
-"""Returns the distance to the float model with these sites in int8."""
+"""Returns the distance to the float model with the given sites in int8."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Which sites are on, and what that costs, in the unit of the distance."""
+    """The chosen sites and their cost, in the unit of the distance."""
 
     on: tuple[str, ...]
-    """In the order of the model."""
+    """The chosen sites, in model order."""
     added: Mapping[str, float]
-    """What every site adds by itself; may be negative: noise, or errors that cancel."""
+    """The distance that each site adds alone; may be negative, from noise or errors that cancel."""
     layers: float
-    """The distance with int8 layers alone."""
+    """The distance with only the int8 layers."""
     before: float
-    """With the sites that are on in any case."""
+    """The distance with the sites that are always on."""
     after: float
-    """With all that are on."""
+    """The distance with all chosen sites."""
     bound: float
-    """What may be added."""
+    """The largest distance that the chosen sites may add."""
 
 
 def switch_on(sites: Sequence[str], always: Collection[str], distance: Distance, floor: float) -> Choice:
-    """Chooses the sites that are on; at most 2 n + 2 measurements for n sites.
+    """Chooses which sites are int8; takes at most 2 n + 2 measurements for n sites.
 
     Args:
-        sites: All sites, in the order of the model.
-        always: Those that are on whatever they cost.
-        distance: The distance with some of them in int8.
-        floor: What may be added in any case.
+        sites: All sites, in model order.
+        always: Sites that are on whatever they cost.
+        distance: Returns the distance with some sites in int8.
+        floor: Lower limit of the bound.
 
     Returns:
         The choice; `added` is measured for all sites.
@@ -74,21 +74,21 @@ def switch_on(sites: Sequence[str], always: Collection[str], distance: Distance,
 
 
 def passes(sites: Sequence[str], always: Collection[str]) -> int:
-    """Returns how many passes over the trial rows `switch_on` takes."""
+    """Returns the number of passes over the trial rows of `switch_on`."""
     return 2 + 2 * len(sites) - len(always) if always else 1 + 2 * len(sites)
 
 
 def distance_with(
     trial: Trial, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales], sites: Sites, advance: Callable[[int], None]
 ) -> Distance:
-    """Returns the measure of `switch_on`: how far a model with these layers in int8, and some sites, is from what it was.
+    """Returns the distance function for `switch_on`: the distance to float with these layers, and some sites, in int8.
 
     Args:
-        trial: On the rows that decide.
-        layers: The float layers that are int8 in the measurement; none for a model in float.
-        scales: Theirs.
+        trial: The float logits on the trial rows.
+        layers: The float layers that are int8 in the measurement; empty for a float model.
+        scales: Scales of these layers.
         sites: All sites.
-        advance: Is told of every measurement.
+        advance: Called after every measurement.
     """
 
     def distance(names: Collection[str]) -> float:
@@ -101,11 +101,11 @@ def distance_with(
 
 
 def sensitivities(choice: Choice, alone: Distance) -> list[Sensitivity]:
-    """Returns the sites that are on as rows of a sensitivity scan; they have no weights, so that all they cost is their inputs.
+    """Returns the chosen sites as rows of a sensitivity scan; sites have no weights, so their cost is that of their inputs.
 
     Args:
         choice: The choice.
-        alone: The distance with a site in int8 and everything else in float.
+        alone: Returns the distance with one site in int8 and everything else in float.
     """
     cost = {site: alone([site]) for site in choice.on}
     return [Sensitivity(site, alone=cost[site], weights=0.0, inputs=cost[site], gain=choice.added[site]) for site in choice.on]

@@ -1,22 +1,23 @@
-"""SmoothQuant: large channels of an activation are made smaller, and the weights that read them larger (Xiao et al. 2022,
-https://arxiv.org/abs/2211.10438, section 4).
+"""SmoothQuant: scales down outlier channels of activations and scales up the weights that read them.
 
-For the linear layers that read one tensor X [N, I], with W_j the column j of all their weights:
+Xiao et al. 2022, https://arxiv.org/abs/2211.10438, section 4. For the linear layers that read a tensor X [N, I], with W_j column j of all
+their weights:
 
     s_j = max |X_j|^a / max |W_j|^(1 - a)            X_j / s_j,   W_j * s_j,   1 where either maximum is 0
 
-The product stays the same, and with one scale for the whole tensor fewer codes are lost to a few large channels. The division goes into
-what produces X, where `folding` finds that exact: the norm before attention and FFN of a pre-norm encoder, the value layer before the
-attention output, the layer before a ReLU. Elsewhere (the norm after the sum of BERT, GELU) nothing can absorb it: the group is left as it
-is and reported, or, if asked for, X is multiplied by 1 / s before it is quantized (`input_smooth` of `compress.schemes.int8`), where that
-at least halves the error: a multiplication costs time.
+The product stays the same, and a per-tensor scale wastes fewer codes on a few outlier channels. The division is folded into the producer of
+X where `folding` finds that exact: the norm before attention and FFN of a pre-norm encoder, the value layer before the attention output,
+the layer before a ReLU. Elsewhere (the norm after BERT's residual sum, GELU) nothing can absorb it. Then the group is not smoothed and is
+reported; or, with `prescale`, X is multiplied by 1 / s before it is quantized (`input_smooth` of `compress.schemes.int8`), if that at least
+halves the error: the multiplication costs time.
 
-The paper has one a for the whole model. Here a is chosen for each group among 0, 0.1, ... 1, as the one of least squared error of the
-group's outputs, with weights and activations quantized, on a sample of the calibration rows; so is whether to smooth at all:
+The paper uses one a for the whole model. Here a is chosen for each group among 0, 0.1, ... 1: the value with the least squared error of the
+group's outputs, with quantized weights and activations, on a sample of the calibration rows. The same error decides whether to smooth at
+all:
 
     a = argmin  sum over W  || X W^T - Q(X / s) Q(W s)^T ||^2
 
-Both have their largest value as range in the search, as in the paper: the tensor, or with a scale for each token the token.
+As in the paper, the search uses minmax ranges for both: per tensor, or per token for activations with a scale per token.
 """
 
 from __future__ import annotations
@@ -35,29 +36,29 @@ from quantize.folding import Fold, Group, groups, rescale
 
 ALPHAS = tuple(step / 10 for step in range(11))
 SAMPLE_ROWS = 512
-SMALLEST, LARGEST = 1e-5, 1e5  # of a factor: weights stay far inside the range of float32
-PRESCALE_GAIN = 2.0  # smallest ratio of errors, without and with, that is worth a multiplication in the engine
+SMALLEST, LARGEST = 1e-5, 1e5  # limits of a factor: keep weights well inside the range of float32
+PRESCALE_GAIN = 2.0  # smallest ratio of the errors without and with smoothing that justifies a multiplication in the engine
 
 
 @dataclass
 class Channels:
-    """The largest |x| of each channel, and a sample of rows at equal distances; memory does not depend on the number of rows."""
+    """The largest |x| of each channel and an evenly spaced sample of rows; memory does not depend on the number of rows."""
 
     largest_I: Tensor = field(default_factory=lambda: torch.zeros(0))
     """float32 [I]; empty before the first row."""
     sample_NI: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    """float32, between `SAMPLE_ROWS / 2` and `SAMPLE_ROWS` rows once there were that many."""
+    """float32 [N, I], between `SAMPLE_ROWS / 2` and `SAMPLE_ROWS` rows once that many were added."""
     _stride: int = 1
     total: int = 0
-    """Rows seen."""
+    """Number of rows so far."""
 
     def add(self, x_NI: Tensor) -> None:
-        """Takes rows, float [N, I]; raises ValueError where a value is NaN or infinite."""
+        """Adds rows, float [N, I]; raises ValueError if a value is NaN or infinite."""
         if not len(x_NI):
             return
         largest_I = x_NI.abs().amax(dim=0).float()
         if not bool(largest_I.isfinite().all()):
-            raise ValueError("a value is NaN or infinite")
+            raise ValueError("NaN or infinite value")
         rows_NI = x_NI[-self.total % self._stride :: self._stride].float()
         self.largest_I = torch.maximum(self.largest_I, largest_I) if self.total else largest_I
         self.sample_NI = torch.cat([self.sample_NI, rows_NI]) if self.total else rows_NI.clone()
@@ -77,21 +78,21 @@ def smooth(
     prescale: bool,
     per_token: bool = False,
 ) -> tuple[dict[str, Tensor], list[dict[str, Any]]]:
-    """Smooths a float model: folds what can be folded, in place, and returns the vectors that cannot.
+    """Smooths a float model: folds factors in place where possible, and returns those that cannot be folded.
 
     Args:
-        model: The float model; it computes the same afterwards, up to rounding.
-        layers: The layers that will be quantized.
-        folds: What `folding.find_folds` found.
-        observed: The inputs of the layers.
+        model: The float model; it computes the same afterwards, up to float rounding.
+        layers: The layers to quantize.
+        folds: The result of `folding.find_folds`.
+        observed: Statistics of the layers' inputs.
         bits: Bits of a weight.
         alpha: The exponent a, or auto for a search.
-        prescale: Whether groups that nothing can absorb get a vector of their own.
-        per_token: Whether every token of an input is going to have a scale of its own.
+        prescale: Whether the engine may multiply the inputs of groups that cannot be folded.
+        per_token: Whether activations have a scale per token.
 
     Returns:
-        By layer, what its input has to be divided by (with `prescale` alone), float32 [I]; and for the report, of each group: `layers`,
-        `into` (where the division went: the producer, "input", or None), `reason` (why no producer could take it, or None), `alpha`
+        By layer, the factors by which its input must be divided (only with `prescale`), float32 [I]; and figures for the report per group:
+        `layers`, `into` (what absorbed the division: the producer, "input", or None), `reason` (why no producer could, or None), `alpha`
         (None: not smoothed), `error_before` and `error` (squared, relative to the squares of the float outputs).
     """
     vectors: dict[str, Tensor] = {}
@@ -122,12 +123,13 @@ def smooth(
 
 
 def describe(figures: Sequence[Mapping[str, Any]]) -> str:
-    """Returns in one line what `smooth` did with how many groups, from its figures."""
+    """Returns a one-line summary of the figures of `smooth`."""
     smoothed = [figure for figure in figures if figure["alpha"] is not None]
     folded = sum(figure["into"] != "input" for figure in smoothed)
-    left = [figure["reason"] for figure in figures if figure["alpha"] is None and figure["reason"]]
-    parts = [f"{folded} groups folded", f"{len(smoothed) - folded} multiplied before they are quantized"]
-    parts += [f"{len(figures) - len(smoothed)} left"] + ([f"of them {len(left)} that nothing can absorb ({left[0]})"] if left else [])
+    reasons = [figure["reason"] for figure in figures if figure["alpha"] is None and figure["reason"]]
+    parts = [f"{folded} groups folded", f"{len(smoothed) - folded} multiplied at the input"]
+    parts += [f"{len(figures) - len(smoothed)} not smoothed"]
+    parts += [f"{len(reasons)} of them cannot be folded ({reasons[0]})"] if reasons else []
     return ", ".join(parts)
 
 
@@ -137,21 +139,21 @@ def smoothing_factor(input_I: Tensor, weight_I: Tensor, alpha: float) -> Tensor:
     Args:
         input_I: Largest |x| of each channel, float32 [I].
         weight_I: Largest |w| of each column over all weights, float32 [I].
-        alpha: How much of the difficulty goes from the activations to the weights, 0 to 1.
+        alpha: Migration strength: how much of the difficulty moves from activations to weights, 0 to 1.
     """
     factor_I = (input_I.pow(alpha) / weight_I.pow(1 - alpha)).clamp(SMALLEST, LARGEST)
     return torch.where((input_I == 0) | (weight_I == 0), torch.ones_like(factor_I), factor_I)
 
 
 def output_error(x_NI: Tensor, weights: Iterable[Tensor], factor_I: Tensor, bits: int, per_token: bool = False) -> float:
-    """Returns the squared error of the quantized products of smoothed inputs and weights, relative to the squares of the float products.
+    """Returns the squared output error with smoothed and quantized inputs and weights, relative to the squares of the float outputs.
 
     Args:
         x_NI: float32 [N, I].
-        weights: float32 [O, I] each, gone through once.
+        weights: float32 [O, I] each, iterated once.
         factor_I: s, float32 [I].
         bits: Bits of a weight.
-        per_token: Whether every token has a scale of its own.
+        per_token: Whether activations have a scale per token.
     """
     smoothed_NI = x_NI / factor_I
     scale = token_scale(smoothed_NI) if per_token else input_scale(float(smoothed_NI.abs().max()))
@@ -169,12 +171,12 @@ def output_error(x_NI: Tensor, weights: Iterable[Tensor], factor_I: Tensor, bits
 def _attempts(
     group: Group, layers: Mapping[str, nn.Linear], observed: Observed[Channels], bits: int, alphas: Sequence[float], per_token: bool
 ) -> tuple[float, list[tuple[float, float, Tensor]]]:
-    """Returns the error of a group as it is, and error, a and factor of each attempt."""
-    seen = [observed.statistics[name] for name in dict.fromkeys(observed.group[name] for name in group.layers)]
+    """Returns the error of a group without smoothing, and error, a and factor of each attempt."""
+    inputs = [observed.statistics[name] for name in dict.fromkeys(observed.group[name] for name in group.layers)]
     weights = WeightParts([layers[name] for name in group.layers])
-    input_I = torch.stack([channels.largest_I for channels in seen]).amax(dim=0)
+    input_I = torch.stack([channels.largest_I for channels in inputs]).amax(dim=0)
     weight_I = torch.stack([weight_OI.abs().amax(dim=0) for weight_OI in weights]).amax(dim=0)
-    x_NI = torch.cat([channels.sample_NI for channels in seen])
+    x_NI = torch.cat([channels.sample_NI for channels in inputs])
     factors = [(alpha, smoothing_factor(input_I, weight_I, alpha)) for alpha in alphas]
     before = output_error(x_NI, weights, torch.ones_like(input_I), bits, per_token)
     return before, [(output_error(x_NI, weights, factor_I, bits, per_token), alpha, factor_I) for alpha, factor_I in factors]

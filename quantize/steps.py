@@ -1,15 +1,16 @@
-"""The steps of quantizing a model in memory: each calls the file of its method, tells the log, and returns figures for the report.
+"""The steps of quantizing a model in memory: each calls a method's module and returns figures for the report.
 
-    shift       equalize and smooth the float model               `equalization`, `smoothquant`
-    weights     the scales of the weights                         `schemes`, `awq`
-    calibrator  how activations get theirs                        `calibration`, compared by `trial`
-    rounded     which integer each weight becomes                 `rounding`
-    correct     the mean error of the outputs into the biases     `bias_correction`
-    scan        what each layer costs                             `sensitivity`
-    mix         layers that go back to float                      `mixed_precision`
-    sites       attention and residuals in int8                   `products`
+    equalize_and_smooth   equalize and smooth the float model      `equalization`, `smoothquant`
+    weights               scales of the weights                    `schemes`, `awq`
+    calibrator            the calibration method for activations   `calibration`, compared by `trial`
+    rounded               round the weights                        `rounding`
+    correct               correct the biases                       `bias_correction`
+    scan                  sensitivity of each layer                `sensitivity`
+    choose_float_layers   layers that return to float              `mixed_precision`
+    train                 quantization-aware training              `qat`
+    sites                 attention and residuals in int8          `products`
 
-`quantize.in_memory` puts them in order.
+`quantize.in_memory` calls them in order.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
-from compress.schemes.checkpoint import Scales
 from compress.schemes.int8 import LayerScales
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.awq import awq
@@ -38,11 +40,11 @@ from quantize.calibration import Histogram, Method, Observed, collect, threshold
 from quantize.equalization import equalize
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
-from quantize.products import add_sites
+from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches
 from quantize.qat import learn
 from quantize.rounding import IntegerScales, round_layers
-from quantize.schemes import CALIBRATORS, DEFAULT_CALIBRATOR, HIGHEST, weight_scales
+from quantize.schemes import calibrators, default_calibrator, weight_scales
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
 from quantize.settings import QuantizeSettings
@@ -51,31 +53,31 @@ from quantize.trial import Trial, in_int8
 
 TRACED_ROWS = 4
 Feed = Callable[[str], Iterator[dict[str, Tensor]]]
-"""Starts a pass over the calibration rows and shows a bar of that label; none for an empty one."""
+"""Starts a pass over the calibration rows with a progress bar of that label; no bar if it is empty."""
 Layers = Mapping[str, nn.Linear]
 
 
 @dataclass(frozen=True)
 class Steps:
-    """What the steps share."""
+    """The state that all steps share."""
 
     settings: QuantizeSettings
     source: Path
     """The float checkpoint."""
     model: nn.Module
-    """The float model, changed in place."""
+    """The float model; steps change it in place."""
     rows: Sequence[Row]
     """Calibration rows."""
     feed: Feed
     context: Context
     trial: Trial | None
-    """Where a step compares quantized forms of the model with the float one."""
+    """The float logits; None if no step compares a quantized model with the float one."""
     budget: Budget | None
-    """Where layers may go back to float."""
+    """The float predictions for mixed precision; None without it."""
 
     @classmethod
     def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
-        """Loads the model, draws the calibration rows, and asks the float model what later steps compare with."""
+        """Loads the model, draws the calibration rows, and computes the float references that later steps need."""
         model, rows = load(source), context.data.calibration(settings.calibration.rows, context.seed).rows
         feed = partial(feature_batches, source, rows, context)
         trial = Trial.prepare(model, source, rows, context) if settings.compares else None
@@ -84,7 +86,7 @@ class Steps:
 
     @property
     def name(self) -> str:
-        """The id of the stage, for messages and bars."""
+        """The id of the stage, for messages and progress bars."""
         return self.settings.title
 
     @property
@@ -93,33 +95,34 @@ class Steps:
         return self.settings.bits(self.context)
 
     def choose_layers(self) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-        """Returns the linear layers to quantize, and for each other one the reason why it stays float."""
+        """Returns the linear layers to quantize, and for every other layer the reason why it stays float."""
         return choose_layers(self.model, linears(self.model), self.settings.exclude, f"stages.{self.name}.exclude")
 
     def observe(self, layers: Layers, smoothed: Mapping[str, Tensor]) -> Observed[Histogram]:
-        """Returns the histograms of the inputs of the layers over the calibration rows."""
+        """Returns histograms of the layers' inputs over the calibration rows."""
         return collect(self.model, layers, self.feed(f"{self.name}: observing"), forward, Histogram, smoothed)
 
     def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
-        """Adds the inputs on selection rows to the figures of each layer; returns a warning where calibration does not cover them."""
+        """Adds input ranges on selection rows to the figures of each layer; returns a warning if calibration does not cover them."""
         selection = self.context.data.selection.rows[:SELECTION_ROWS]
-        if not selection or self.settings.scheme not in HIGHEST:
+        highest = SCHEMES[self.settings.scheme].largest_activation
+        if not selection or highest is None:
             return []
         batches = feature_batches(self.source, selection, self.context, f"{self.name}: checking")
-        seen = collect(self.model, layers, batches, forward, Histogram, smoothed)
-        return compare_ranges(figures, seen, HIGHEST[self.settings.scheme])
+        observed = collect(self.model, layers, batches, forward, Histogram, smoothed)
+        return compare_ranges(figures, observed, highest)
 
     def train(self, scales: Mapping[str, Scales], uncorrected: nn.Module | None) -> tuple[dict[str, Scales], dict[str, Any]]:
         """Trains the model in int8, in place.
 
         Args:
-            scales: Scales to start from.
-            uncorrected: The float model with its own biases, where they were corrected.
+            scales: Initial scales.
+            uncorrected: The float model with its original biases; None if they were not corrected.
 
         Returns:
             The learned scales, and the figures of the training.
         """
-        # The model that came in teaches as it is now, by whatever name: smoothing scaled its values, which losses may look at.
+        # If the teacher is the incoming model, use it as it is now: smoothing rescaled its hidden states, which losses may compare.
         named = self.context.teacher
         teacher = named.path if named and named.path != self.source else uncorrected
         start = cast("Mapping[str, LayerScales]", scales)
@@ -127,8 +130,8 @@ class Steps:
         looks = {"selection": history.selection, "best_step": history.best_step}
         return dict(learned), {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
 
-    def shift(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Equalizes and smooths the float model; returns what inputs have to be divided by, and the figures of both."""
+    def equalize_and_smooth(self, layers: Layers) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Equalizes and smooths the float model; returns the factors that inputs must be divided by, and the figures of both."""
         smoothing = self.settings.smoothing
         if not self.settings.equalization and smoothing is None:
             return {}, {}
@@ -139,9 +142,9 @@ class Steps:
             figures["equalization"] = equalize(self.model, layers, folds)
             self.context.progress.log(f"  equalization: {len(figures['equalization'])} pairs of layers")
         if smoothing is not None:
-            seen = collect(self.model, layers, self.feed(f"{self.name}: smoothing"), forward, Channels)
-            how = smoothing.alpha, smoothing.prescale, self.settings.scheme == "w8a8-dynamic"
-            vectors, figures["smoothquant"] = smooth(self.model, layers, folds, seen, self.bits, *how)
+            channels = collect(self.model, layers, self.feed(f"{self.name}: smoothing"), forward, Channels)
+            how = smoothing.alpha, smoothing.prescale, SCHEMES[self.settings.scheme].activations == "dynamic"
+            vectors, figures["smoothquant"] = smooth(self.model, layers, folds, channels, self.bits, *how)
             self.context.progress.log(f"  smoothquant: {describe(figures['smoothquant'])}")
         return vectors, figures
 
@@ -157,8 +160,8 @@ class Steps:
         return {name: scales[name].weight_scale for name in layers}, {"awq": figures}
 
     def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
-        """Returns the calibrator to use, None for a scheme without, and what `auto` tried."""
-        methods, method = CALIBRATORS.get(self.settings.scheme, ()), self.settings.calibrator
+        """Returns the calibration method, None for a scheme without one, and the figures of `auto`."""
+        methods, method = calibrators(self.settings.scheme), self.settings.calibrator
         if method != "auto":
             return method, {}
         assert self.trial is not None
@@ -167,11 +170,11 @@ class Steps:
         }
         best = min(methods, key=distances.__getitem__)
         rows = len(self.trial.rows)
-        self.context.progress.log(f"  calibrator: {best}, with {self.trial.measure} {distances[best]:.2g} to float on {rows} rows")
+        self.context.progress.log(f"  calibrator: {best}, with {self.trial.measure} {distances[best]:.2g} from float on {rows} rows")
         return best, {"calibrators": {"measure": self.trial.measure, "rows": rows, "distances": distances}}
 
     def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
-        """Returns the layers with their weights rounded, or as they are where the nearest integer will do; and the figures."""
+        """Returns the layers with rounded weights, or unchanged for rounding to nearest, and the figures."""
         method = self.settings.rounding
         if method == "nearest":
             return layers, {}
@@ -180,11 +183,11 @@ class Steps:
         given = cast("Mapping[str, IntegerScales]", scales)
         rounded, figures = round_layers(self.model, layers, given, method, units, batches, forward, each)
         before, after = (sum(layer[key] for layer in figures) / len(figures) for key in ("error_nearest", "error"))
-        self.context.progress.log(f"  {method}: error of a layer's outputs {after:.2e}, {before:.2e} by rounding to nearest")
+        self.context.progress.log(f"  {method}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
         return rounded, {"rounding": {"method": method, "layers": figures}}
 
     def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, Any]:
-        """Corrects the biases where asked to, and undoes it where that was no good; returns the figures."""
+        """Corrects the biases if asked to, and undoes it if the model moved further from float; returns the figures."""
         if not self.settings.bias_correction:
             return {}
         assert self.trial is not None
@@ -195,33 +198,33 @@ class Steps:
         moved = correct_biases(self.model, layers, scales, observed.group, partial(self.feed, ""), forward, each, rounded)
         after = trial.distance(rounded, scales)
         if after > before:
-            told = f"bias correction takes {trial.measure} to float from {before:.2g} to {after:.2g}; undone"
-            self.context.progress.warn(f"{self.name}: {told}")
+            reason = f"bias correction increases {trial.measure} from float from {before:.2g} to {after:.2g}; undone"
+            self.context.progress.warn(f"{self.name}: {reason}")
             for layer, bias_O in biases.items():
                 layers[layer].bias.data = bias_O
         figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
         return {"bias_correction": {**figures, "shifts": moved}}
 
     def scan(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales]) -> dict[str, Any]:
-        """Returns what every layer costs when it is quantized, the costliest first."""
+        """Returns the sensitivity of every layer, most sensitive first."""
         if not (self.settings.sensitivity or self.settings.mixed_precision):
             return {}
         assert self.trial is not None
         few = self.trial.fewer(SCAN_ROWS)
 
         def measure(names: Collection[str], part: Part) -> float:
-            taken = layers if part == "inputs" else rounded
-            return few.distance_of({name: quantized_part(name, taken[name], scales[name], part) for name in names})
+            source = layers if part == "inputs" else rounded
+            return few.distance_of({name: quantized_part(name, source[name], scales[name], part) for name in names})
 
         with self.context.progress.bar(f"{self.name}: sensitivity", passes(list(layers))) as advance:
             found = scan_layers(list(layers), measure, advance)
         self.context.progress.log(f"  most sensitive: {', '.join(layer.name for layer in found[:3])}")
         return {"sensitivity": summary(found, few.measure, len(few.rows))}
 
-    def mix(
+    def choose_float_layers(
         self, layers: dict[str, nn.Linear], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]
     ) -> tuple[dict[str, nn.Linear], dict[str, str], dict[str, Any]]:
-        """Returns the layers that stay quantized, the others with the reason, and the figures of the choice."""
+        """Returns the layers that stay quantized, those that return to float with the reason, and the figures."""
         if self.settings.mixed_precision is None:
             return layers, {}, {}
         assert self.budget is not None
@@ -237,7 +240,7 @@ class Steps:
         if not kept:
             raise InputError(f"stages.{self.name}.mixed_precision: no layer is left in int8; raise max_drop ({limit:g} given)")
         self.context.progress.log(
-            f"  mixed precision: {len(choice.floating)} layers back in float; {choice.before:.4f} lost without, {choice.loss:.4f} with"
+            f"  mixed precision: {len(choice.floating)} layers return to float; loss {choice.before:.4f} before, {choice.loss:.4f} after"
         )
         reasons = dict.fromkeys(choice.floating, f"mixed precision: {budget.measure} has to stay within {limit:g}")
         figures = {
@@ -250,23 +253,25 @@ class Steps:
         return {name: layer for name, layer in layers.items() if name in kept}, reasons, {"mixed_precision": figures}
 
     def sites(self, scales: Mapping[str, Scales], calibrator: Method | None, scan: Mapping[str, Any]) -> tuple[Sites, dict[str, Any]]:
-        """Returns what is int8 beside the linear layers, and the figures; a scan of the layers gets the sites among its rows."""
+        """Returns the attention products and residuals in int8, and the figures; a sensitivity scan is extended by their rows."""
         if not (self.settings.attention or self.settings.residual):
             return Sites(), {}
         assert calibrator is not None, self.settings.scheme
-        unsmoothed = calibrator if self.settings.calibration.method else DEFAULT_CALIBRATOR[self.settings.scheme]
+        unsmoothed = calibrator if self.settings.calibration.method else default_calibrator(self.settings.scheme)
         sites, figures, found = add_sites(
             self.model,
             cast("Mapping[str, LayerScales]", scales),
-            attention=self.settings.attention,
-            residual=self.settings.residual,
-            limit=partial(threshold, method=unsmoothed, percentile=self.settings.calibration.percentile),
-            feed=self.feed,
-            forward=forward,
-            trial=self.trial,
-            scan=bool(scan),
-            progress=self.context.progress,
-            name=self.name,
+            SiteSettings(
+                attention=self.settings.attention,
+                residual=self.settings.residual,
+                limit=partial(threshold, method=unsmoothed, percentile=self.settings.calibration.percentile),
+                scan=bool(scan),
+                stage=self.name,
+            ),
+            self.feed,
+            forward,
+            self.trial,
+            self.context.progress,
         )
         if scan:
             rows = [*scan["sensitivity"]["layers"], *(site.as_row() for site in found)]

@@ -1,21 +1,22 @@
-"""One decoder layer of a language model: observed, shifted, rounded and written, without ever being loaded.
+"""Quantizes one decoder layer of a language model from file to file, without loading it.
 
-    observe      its inputs, in float: largest |x| (`smoothquant`), histograms (`calibration`), H and mean |x| (`moments`)
-    shift        norm -> q k v, norm -> gate up, up -> down, v -> o, where `folding` finds that exact
-    round        by the functions that quantize in memory, for a few outputs at a time
-    write        grid weights into model.safetensors shards, scales into quantization.safetensors
-    move on      hidden states of all rows go through it, for the next layer
+    observe      its float inputs: largest |x| (`smoothquant`), histograms (`calibration`), H and mean |x| (`moments`)
+    smooth       norm -> q k v, norm -> gate up, up -> down, v -> o, where `folding` finds that exact
+    round        with the same functions as in memory, a few outputs at a time
+    write        grid weights to model.safetensors shards, scales to quantization.safetensors
+    advance      run the hidden states of all rows through the layer, as inputs of the next one
 
-What is written lies in mapped files (`compress.artifacts.shards`). Memory holds what a batch takes on its way through the layer, about ten
-tensors of `ROUND_BYTES`, and where weights are rounded by the error of outputs three float32 matrices H of the widest input: the sums, and
-their float64 factor or copy. AWQ takes the layer in float32 besides.
+Output is written to memory-mapped files (`compress.artifacts.shards`). Memory holds the tensors of one batch inside the layer, about ten
+tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
+factor or copy. AWQ additionally loads the layer in float32.
 
-Which hidden states a layer passes on is the standard of each method: those of the float layer, as in memory, for ranges, SmoothQuant and
-AWQ; those of the layer with rounded weights for gptq and adaround, so that a layer makes up for what the layers before lost (Frantar et
-al. 2022, section 4). Inside of a layer all inputs are those of float weights.
+Which hidden states a layer passes on is the standard choice of each method. For ranges, SmoothQuant and AWQ: those of the float layer, as
+in memory. For gptq and adaround: those of the layer with rounded weights, so that a layer compensates the error of the layers before
+(Frantar et al. 2022, section 4). Within a layer all inputs are computed with float weights.
 
-Weights keep the type in which they are stored where the code comes back from it: bfloat16 moves a weight by 127 * 2^-8 < 1/2 of a step at
-most, so always; float16 where its range suffices (`grid_dtype`), else they become float32. What folding changed is written as float32.
+Weights keep their stored dtype if the codes can be recovered from it. bfloat16 always can: it moves a weight by at most 127 * 2^-8 < 1/2 of
+a step. float16 can if its range suffices (`grid_dtype`); otherwise weights are written as float32. Tensors changed by folding are written
+as float32.
 
 Tensor names carry their shapes: I inputs, O outputs.
 """
@@ -33,9 +34,9 @@ from compress.artifacts.shards import ShardWriter
 from compress.machine.process import trim_memory
 from compress.models.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
 from compress.models.streaming import HIDDEN, Batch, StreamedModel
-from compress.schemes.checkpoint import Scheme
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int8 import quantize
+from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.adaround import adaround
 from quantize.awq import awq
 from quantize.calibration import Histogram, Method, Observed, collect
@@ -44,53 +45,53 @@ from quantize.gptq import eliminate, elimination
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding import IntegerScales, better_rows, grid_of
 from quantize.rounding import Method as Rounding
-from quantize.schemes import HIGHEST, choose_scales, decibels, input_figures, powers, weight_scales
+from quantize.schemes import choose_scales, decibels, input_figures, powers, weight_scales
 from quantize.smoothquant import Channels, smooth
 
 TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
-GPTQ_BYTES = 4 * ROUND_BYTES  # a step in Python for each input, so that few parts are better
+GPTQ_BYTES = 4 * ROUND_BYTES  # GPTQ takes one Python step per input and part, so fewer and larger parts are faster
 SMALLEST_F16_STEP = 2.0**-16
 LARGEST_F16 = 65504.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to quantize; see the recipe's `quantize`."""
+    """The settings for one decoder layer, derived from the stage's settings."""
 
     scheme: Scheme
     bits: int
-    """Of an int8 weight."""
+    """Bits of an int8 weight."""
     group_size: int
-    """Of int4 weights."""
+    """Group size of int4 weights."""
     rounding: Rounding
     awq: bool
     calibrator: Method | None
-    """None for a scheme without ranges."""
+    """The calibration method; None for a scheme without calibrated ranges."""
     percentile: float
     alpha: float | Literal["auto"] | None
-    """Of smoothing; None for none."""
+    """Migration strength of SmoothQuant; None for no smoothing."""
     prescale: bool
     """Whether smoothing may multiply inputs in the engine."""
 
     @property
     def ranges(self) -> bool:
-        """Whether inputs have a scale from calibration."""
-        return self.scheme in HIGHEST
+        """Whether inputs have a calibrated scale."""
+        return SCHEMES[self.scheme].largest_activation is not None
 
     @property
     def learns(self) -> bool:
-        """Whether weights are rounded, or their scales chosen, by the error of outputs."""
+        """Whether weights are rounded, or their scales chosen, by output error."""
         return self.awq or self.rounding != "nearest"
 
     @property
     def observes(self) -> bool:
-        """Whether rows are needed."""
+        """Whether calibration rows are needed."""
         return self.ranges or self.learns or self.alpha is not None
 
 
 @dataclass
 class Written:
-    """What has been written, and the figures that come of it."""
+    """The output files and the figures collected so far."""
 
     weights: ShardWriter
     scales: ShardWriter
@@ -103,46 +104,46 @@ class Written:
 
 
 def grid_dtype(stored: torch.dtype, scales: AnyScales) -> torch.dtype:
-    """Returns the type to write the grid weights of a layer in: that in which the weights were stored, where codes come back from it.
+    """Returns the dtype for a layer's grid weights: the stored dtype if codes can be recovered from it, else float32.
 
     Args:
-        stored: Type of the float weights.
-        scales: Of the layer.
+        stored: Dtype of the float weights.
+        scales: Scales of the layer.
     """
     if stored != torch.float16:
         return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
     smooth_I = getattr(scales, "input_smooth", None)
     factors = torch.ones(1) if smooth_I is None else smooth_I
-    step, largest = {"w4a16": (1.0, 8), "fp8": (2.0**-9, 448)}.get(scales.SCHEME, (1.0, 127))
+    step, largest = facts_of(scales).smallest_step, facts_of(scales).largest_weight
     fits = float(scales.weight_scale.min() / factors.max()) * step >= SMALLEST_F16_STEP
     return torch.float16 if fits and float(scales.weight_scale.max() / factors.min()) * largest <= LARGEST_F16 else torch.float32
 
 
 class _Runs:
-    """Passes of all rows through one decoder layer."""
+    """Runs all rows through one decoder layer."""
 
     def __init__(self, model: StreamedModel, index: int, layer: nn.Module, batches: Sequence[Batch]) -> None:
         self._model, self._index, self._layer, self._batches = model, index, layer, batches
-        self.moved = not batches or index == len(model) - 1  # behind the last one nobody reads them
+        self.advanced = not batches or index == len(model) - 1  # nothing reads the output of the last layer
 
     def feed(self, count: int | None = None) -> Iterator[dict[str, Tensor]]:
-        """Yields what goes into the layer, batch by batch."""
+        """Yields the inputs of the layer, batch by batch."""
         return (batch.inputs for batch in self._batches[:count])
 
     def forward(self, _: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Returns what comes out of it."""
+        """Returns the output of the layer."""
         return self._model.run(self._index, self._layer, inputs)
 
-    def move(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Puts what comes out in the place of what went in, for the next layer; on the way of a pass over all batches."""
+    def advance(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
+        """Like `forward`, but also overwrites the inputs with the output, as inputs of the next layer; for a pass over all batches."""
         hidden = self.forward(model, inputs)
         if self._index < len(self._model) - 1:
             inputs[HIDDEN].copy_(hidden)
-            self.moved = True
+            self.advanced = True
         return hidden
 
     def folds(self) -> list[Fold]:
-        """Returns what can be folded inside the layer."""
+        """Returns the folds inside the layer."""
         batch = self._batches[0]
         rows = {name: value.expand(max(2, len(value)), *value.shape[1:])[TRACED] for name, value in batch.inputs.items()}
         with torch.inference_mode():
@@ -159,17 +160,18 @@ def quantize_layer(
     settings: Settings,
     written: Written,
 ) -> None:
-    """Quantizes one decoder layer, writes it, and sends the hidden states through it."""
+    """Quantizes one decoder layer, writes it, and runs the hidden states through it."""
     layers: dict[str, nn.Linear] = {name: _stored(model, name) for name in names}
     runs = _Runs(model, index, layer, batches)
-    on_the_way = runs.forward if settings.rounding != "nearest" else runs.move
+    # rounding to nearest passes on float hidden states: the last observing pass can advance them at no extra cost
+    last_forward = runs.forward if settings.rounding != "nearest" else runs.advance
     vectors: dict[str, Tensor] = {}
     observed: Observed[Histogram] = Observed({}, {})
     if layers and settings.alpha is not None:
-        vectors = _smooth(model, layers, runs, runs.forward if settings.ranges else on_the_way, settings, written)
+        vectors = _smooth(model, layers, runs, runs.forward if settings.ranges else last_forward, settings, written)
     if layers and settings.ranges:
-        observed = collect(model.shape, layers, runs.feed(), on_the_way, Histogram, vectors)
-    elif layers and settings.learns:  # of interest is only which layers read one tensor
+        observed = collect(model.shape, layers, runs.feed(), last_forward, Histogram, vectors)
+    elif layers and settings.learns:  # only to learn which layers read the same tensor
         observed = collect(model.shape, layers, runs.feed(1), runs.forward, Histogram, vectors)
     if settings.ranges or settings.learns:
         written.unreached += [name for name in layers if name not in observed.group or not observed.of(name).total]
@@ -201,10 +203,10 @@ def quantize_layer(
         for key, tensor in found.tensors().items():
             written.scales.copy(f"{name}.{key}", tensor)
     _write_rest(model, index, layer, layers, written)
-    if not runs.moved:
+    if not runs.advanced:
         with torch.inference_mode():
             for inputs in runs.feed():
-                runs.move(layer, inputs)
+                runs.advance(layer, inputs)
 
 
 def _smooth(
@@ -215,11 +217,11 @@ def _smooth(
     settings: Settings,
     written: Written,
 ) -> dict[str, Tensor]:
-    """Shifts what is hard to quantize from activations to weights; returns what inputs have to be divided by."""
+    """Applies SmoothQuant to the layer; returns the factors that inputs must be divided by."""
     assert settings.alpha is not None
     folds = runs.folds()
     channels = collect(model.shape, layers, runs.feed(), forward, Channels)
-    per_token = settings.scheme == "w8a8-dynamic"
+    per_token = SCHEMES[settings.scheme].activations == "dynamic"
     vectors, figures = smooth(model.shape, layers, folds, channels, settings.bits, settings.alpha, settings.prescale, per_token)
     written.smoothed += figures
     return vectors
@@ -234,7 +236,7 @@ def _awq(
     settings: Settings,
     written: Written,
 ) -> dict[str, Tensor]:
-    """Returns the scales of the weights, after AWQ has folded its factors into the layer."""
+    """Folds the factors of AWQ into the layer and returns the weight scales."""
     found = groups(layers, runs.folds(), observed)
     for module in layer.modules():
         if isinstance(module, StoredLinear):
@@ -273,14 +275,14 @@ def _write_learned(
     settings: Settings,
     written: Written,
 ) -> None:
-    """Rounds weights by the error of their outputs, for inputs that float weights give; then the layer has its grid weights."""
+    """Rounds weights by output error, with inputs computed by float weights, and stores the grid weights in the layer."""
     units = [group.layers for group in groups(layers, [], observed)]
     widest = max(linear.in_features for linear in layers.values())
     grids: dict[str, Tensor] = {}
     for names in in_groups(units, layers, 4 * widest**2):
-        seen = collect(model.shape, {name: layers[name] for name in names}, runs.feed(), runs.forward, Moments, vectors)
-        moments, group_of = dict(seen.statistics), seen.group
-        del seen  # every H goes as soon as its layers are done
+        collected = collect(model.shape, {name: layers[name] for name in names}, runs.feed(), runs.forward, Moments, vectors)
+        moments, group_of = dict(collected.statistics), collected.group
+        del collected  # so that each H is freed as soon as its layers are done
         for unit in (unit for unit in units if unit[0] in names):
             found = moments.pop(group_of[unit[0]])
             with torch.inference_mode():
@@ -298,7 +300,7 @@ def _write_learned(
 def _codes(
     model: StreamedModel, unit: Sequence[str], scales: Mapping[str, AnyScales], hessian_II: Tensor, method: Rounding
 ) -> dict[str, Tensor]:
-    """Returns the codes of layers that read one tensor, int8 [O, I] each."""
+    """Returns the codes of layers that read the same tensor, int8 [O, I] each."""
     given = elimination(hessian_II) if method == "gptq" else None
     codes = {}
     for name in unit:
@@ -318,15 +320,18 @@ def _codes(
 def _write_better(
     model: StreamedModel, name: str, scales: AnyScales, codes_OI: Tensor, hessian_II: Tensor, written: Written
 ) -> tuple[Tensor, float, float]:
-    """Writes for each output whichever is better, its codes or the nearest; returns what was written, and the powers of weights and error.
+    """Writes for each output the given or the nearest codes, whichever have the smaller error.
 
     Args:
         model: The model.
-        name: Of the layer.
-        scales: Of the layer.
-        codes_OI: int8.
-        hessian_II: Of its inputs, float64.
-        written: Takes weights and figures.
+        name: Name of the layer.
+        scales: Scales of the layer.
+        codes_OI: Codes of the rounding method, int8.
+        hessian_II: Mean of x x^T over the layer's inputs, float64.
+        written: Receives weights and figures.
+
+    Returns:
+        The written grid weights, and the sums of squares of the weights and of their error.
     """
     stored, grid_OI = _stored(model, name), _new_grid(model, name, scales, written)
     squares = (0.0, 0.0)
@@ -348,32 +353,32 @@ def _write_better(
 
 
 def _write_rest(model: StreamedModel, index: int, layer: nn.Module, quantized: Collection[str], written: Written) -> None:
-    """Writes what else belongs to a decoder layer: as it is stored, or as float32 where folding changed it."""
+    """Writes the other parameters of a decoder layer: as stored, or as float32 if folding changed them."""
     for path in model.parameters_of(index):
         owner, _, key = path.rpartition(".")
         if key == "weight" and owner in quantized:
             continue
         stored, module = model.weights[path], model.shape.get_submodule(owner)
         if key == "weight" and isinstance(module, StoredLinear):
-            given = stored.T if owner in model.turned else stored
+            given = stored.T if owner in model.transposed else stored
             parts = module.parts(ROUND_BYTES)
             if all(torch.equal(module.rows(start, stop), given[start:stop].float()) for start, stop in parts):
                 written.weights.copy(path, stored)
                 continue
             changed = written.weights.new(path, stored.shape, torch.float32)
             for start, stop in parts:
-                (changed.T if owner in model.turned else changed)[start:stop] = module.rows(start, stop)
+                (changed.T if owner in model.transposed else changed)[start:stop] = module.rows(start, stop)
         else:
             value = getattr(module, key).detach()
             written.weights.copy(path, stored if torch.equal(value, stored.to(value.dtype)) else value)
 
 
 def _new_grid(model: StreamedModel, name: str, scales: AnyScales, written: Written) -> Tensor:
-    """Returns the tensor to write grid weights to, [O, I], whichever way round it is stored."""
+    """Returns the tensor to write grid weights to, as [O, I] also if it is stored transposed."""
     path = f"{name}.weight"
     shape, dtype = model.weights.shape(path), grid_dtype(model.weights.dtype(path), scales)
     grid = written.weights.new(path, shape, dtype)
-    return grid.T if name in model.turned else grid
+    return grid.T if name in model.transposed else grid
 
 
 def _layer_figures(name: str, scales: AnyScales, observed: Observed[Histogram] | None, power: float, error: float) -> dict[str, Any]:
@@ -389,7 +394,7 @@ def _stored(model: StreamedModel, name: str) -> StoredLinear:
 
 
 def _integer(scales: AnyScales) -> IntegerScales:
-    assert not isinstance(scales, Fp8Scales), "fp8 is rounded to the nearest alone"
+    assert not isinstance(scales, Fp8Scales), "fp8 supports only rounding to nearest"
     return scales
 
 

@@ -1,15 +1,15 @@
-"""Post-training quantization of large language models, a decoder layer at a time, from file to file.
+"""Post-training quantization of large language models, one decoder layer at a time, from file to file.
 
-    embeddings, last norm, head       copied as they are stored
-    each decoder layer                `stored_layer`: observe, shift, round, write, move the hidden states on
+    embeddings, last norm, head       copied as stored
+    each decoder layer                `stored_layer`: observe, smooth, round, write, advance the hidden states
 
-Memory beside the hidden states of the calibration rows does not grow with the model (`compress.models.streaming`), so that a model may be
-larger than memory. What comes out has the form that quantizing in memory gives; to the nearest without ranges the bytes are the same, but
-for the type of the weights, which is that in which they were stored. Rounding to nearest without ranges or smoothing needs no rows at all,
-and then the figures have no largest inputs.
+Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`compress.models.streaming`), so a
+model may be larger than memory. The result has the same form as quantizing in memory. With rounding to nearest and no calibrated ranges the
+values are the same too; only the dtype of the weights is the stored one. Rounding to nearest without ranges or smoothing needs no rows, and
+then the figures have no largest inputs.
 
-Left out: training, equalization, bias correction, int8 attention and residuals, sensitivity and what is chosen by it, calibration by trial,
-ranges on selection rows: they go through the whole model many times.
+Not supported, as they run the whole model many times: training, equalization, bias correction, int8 attention and residuals, sensitivity
+and mixed precision, calibration method auto, and range checks on selection rows.
 """
 
 from __future__ import annotations
@@ -20,69 +20,73 @@ from typing import Any, cast
 
 from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
+from compress.core.tasks import TASKS, tasks_with
 from compress.machine.process import freed_memory_returned
 from compress.models.config import read_config
 from compress.models.files import TEXT_FILES, copy_files
 from compress.models.forward import linears
-from compress.models.preprocessor import preprocessor
 from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.calibration import Method
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
-from quantize.schemes import NUMBERS
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
 from quantize.stored_layer import Settings, Written, quantize_layer
 
 FILES = (*TEXT_FILES, "config.json", "generation_config.json")
 WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "attention", "residual")
-"""Keys of the stage whose values cannot be had from a model that is streamed."""
+"""Keys of the stage that need the whole model in memory."""
 
 
 def needs_whole(stage: QuantizeSettings) -> str | None:
-    """Returns in one line why a stage needs the whole model in memory; None where it does not."""
+    """Returns a one-line reason why a stage needs the whole model in memory, or None."""
     given = [f"mode: {stage.mode}"] * (stage.mode != "ptq") + [key for key in WHOLE if getattr(stage, key)]
     given += ["calibration.method: auto"] * (stage.calibration.method == "auto")
     return f"{', '.join(given)} needs the whole model in memory" if given else None
 
 
 def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> None:
-    """Raises an `InputError` where a stage cannot quantize a model a layer at a time, by the recipe and the model's config alone."""
+    """Checks by recipe and config alone that a stage can stream a model.
+
+    Raises:
+        InputError: It cannot.
+    """
     key = f"stages.{stage.title}.stream: true"
     if TASKS[context.task].answer != "tokens":
-        raise InputError(f"{key}: language models are streamed, task text-generation; {context.task} is quantized in memory")
+        streamed = tasks_with(lambda row: row.answer == "tokens")
+        raise InputError(f"{key}: only language models (task {streamed}) can be streamed; {context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
     if problem is not None:
         raise InputError(f"{key}: {problem}; give stream: false")
 
 
 def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context) -> bool:
-    """Whether a checkpoint is too large for memory and can be streamed; where it is and cannot, the log says why."""
+    """Returns whether a checkpoint is too large for memory and can be streamed; warns if it is too large but cannot."""
     if TASKS[context.task].answer != "tokens" or not is_large(checkpoint):
         return False
     reason = needs_whole(stage) or structure_problem(meta_model(read_config(checkpoint, "checkpoint"))[0])
     if reason is not None:
-        told = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
-        context.progress.warn(f"{stage.title}: {told}")
+        warning = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
+        context.progress.warn(f"{stage.title}: {warning}")
     return reason is None
 
 
 def quantize_streamed(
     stage: QuantizeSettings, source: Path, out: Path, context: Context
 ) -> tuple[Mapping[str, Any], Mapping[str, str], list[str]]:
-    """Writes the quantized form of a float checkpoint, whose weights are never in memory.
+    """Quantizes a float checkpoint from file to file, without loading all weights into memory.
 
     Args:
-        stage: How to quantize.
+        stage: The stage's settings.
         source: The float checkpoint of a causal language model.
         out: Existing empty folder.
         context: Data, task, target, scratch folder, progress.
 
     Returns:
-        The figures, as `Quantize.run` has them, with `streamed`: bytes of the largest unit and of all hidden states; the float layers with
+        The figures, as in `Quantize.run`, plus `streamed`: the bytes of the largest unit and of all hidden states; the float layers with
         their reasons; warnings.
 
     Raises:
@@ -96,7 +100,7 @@ def quantize_streamed(
         rows, hidden_bytes = [], 0
         if settings.observes:
             rows = context.data.calibration(stage.calibration.rows, context.seed).rows
-            processor = preprocessor(source, context.task, context.max_length, context.target)
+            processor = context.preprocessor(source)
             batches, hidden_bytes = model.batches(processor, rows, context.scratch)
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
         tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
@@ -111,7 +115,7 @@ def quantize_streamed(
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)
     save_settings(out, stage.scheme, written.entries, kept)
-    count, number = len(written.entries), NUMBERS[stage.scheme]
+    count, number = len(written.entries), SCHEMES[stage.scheme].numbers
     _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
     context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
     figures = _figures(written, settings, len(rows), context.progress.log)
@@ -120,7 +124,7 @@ def quantize_streamed(
 
 
 def settings_of(stage: QuantizeSettings, context: Context) -> Settings:
-    """Returns what a decoder layer has to know of the stage."""
+    """Returns the settings for one decoder layer."""
     smoothing = stage.smoothing
     return Settings(
         scheme=stage.scheme,
@@ -146,12 +150,12 @@ def _figures(written: Written, settings: Settings, rows: int, log: Callable[[str
     if written.rounding:
         figures["rounding"] = {"method": settings.rounding, "layers": written.rounding}
         before, after = (sum(layer[key] for layer in written.rounding) / len(written.rounding) for key in ("error_nearest", "error"))
-        log(f"  {settings.rounding}: error of a layer's outputs {after:.2e}, {before:.2e} by rounding to nearest")
+        log(f"  {settings.rounding}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
     return {**figures, "layers": written.layers}
 
 
 def _copy_rest(source: Path, out: Path, summary: str) -> None:
-    """Copies config and tokenizer, and writes the model card."""
+    """Copies config and tokenizer and writes the model card."""
     copy_files(source, out, FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
     (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}; load it with compress.models.checkpoint.load\n", encoding="utf-8")

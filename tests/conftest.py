@@ -1,6 +1,12 @@
 """Settings of all tests. Hypothesis measures no time: a loaded machine is no failure."""
 
-from hypothesis import settings
+import os
 
-settings.register_profile("timeless", deadline=None)
+os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
+
+import torch
+from hypothesis import HealthCheck, settings
+
+torch.set_num_threads(1)
+settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("timeless")

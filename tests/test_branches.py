@@ -11,7 +11,10 @@ from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, run
 from compress.recipe import check
 from compress.run.prepare import prepare
+from tests import without_clocks
 from tests.tiny_recipes import tiny_vit
+
+pytestmark = pytest.mark.whole
 
 QUIET = ConsoleProgress("quiet")
 RAW: dict[str, Any] = {
@@ -33,7 +36,10 @@ STAGES = [FINETUNE, quantize("whole"), HALF, quantize("small"), quantize("again"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    return run(check({**RAW, "stages": STAGES}), tmp_path_factory.mktemp("runs") / "run", progress=QUIET)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
+        patch.setattr("compress.measure.latency.measure", without_clocks.measure)
+        return run(check({**RAW, "stages": STAGES}), tmp_path_factory.mktemp("runs") / "run", progress=QUIET)
 
 
 def test_every_branch_is_a_row_with_the_stages_it_is_made_by(finished: Outcome) -> None:

@@ -4,12 +4,15 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors import SafetensorError
 from typer.testing import CliRunner
 
 from cli import app
+from compress.report.goals import judge
+from tests.compress.report.test_goals import make_report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,7 +70,7 @@ def test_serving_generated_text_is_refused_in_one_line(verb: str, tmp_path: Path
 
 
 def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) -> None:
-    from compress.commands.init import TASKS
+    from compress.core.tasks import TASKS
     from compress.recipe import read
 
     for task in TASKS:
@@ -76,6 +79,49 @@ def test_init_writes_a_recipe_that_reads_and_never_overwrites(tmp_path: Path) ->
         assert read(path).model.task == task
         status, _, err = compress("init", "--task", task, "-o", str(path))
         assert (status, "already exists" in err) == (2, True)
+
+
+def test_init_copies_a_shipped_recipe(tmp_path: Path) -> None:
+    from compress.recipe import read
+
+    path = tmp_path / "mine.yaml"
+    status, out, _ = compress("init", "--recipe", "quickstart", "-o", str(path))
+    assert (status, out) == (0, f"{path}: edit it, then run: compress plan {path}\n")
+    assert read(path) == read(ROOT / "recipes" / "quickstart.yaml")
+
+
+@pytest.mark.parametrize("arguments", [(), ("--task", "text-classification", "--recipe", "quickstart")])
+def test_init_takes_either_a_task_or_a_recipe(arguments: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    status, _, err = compress("init", *arguments)
+    assert status == 2
+    assert err.startswith("init: give either --task TASK or --recipe NAME")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("limit", "status", "goals"), [(0.01, 0, "all 2 goals met"), (0.001, 3, "1 of 2 goals missed, 1 met")])
+def test_a_run_ends_in_its_figures_its_missed_goals_and_the_path_of_the_report(
+    limit: float, status: int, goals: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from compress.pipeline import Outcome
+    from compress.recipe import Recipe
+
+    asked: list[Recipe] = []
+
+    def run(recipe: Recipe, *arguments: Any, **options: Any) -> Outcome:
+        asked.append(recipe)
+        report = make_report()
+        return Outcome(Path("runs/x"), {**report, "goals": judge({"max_drop": limit}, report)})
+
+    monkeypatch.setattr("compress.pipeline.run", run)
+    found, out, _ = compress("run", "quickstart", "--set", "seed=7")
+    lines = out.splitlines()
+    assert (asked[0].name, asked[0].seed) == ("quickstart", 7)
+    assert found == status
+    assert [line.split()[0] for line in lines[:4]] == ["accuracy", "speed", "size", "goals"]
+    assert lines[3].endswith(goals)
+    assert [line.split(";")[0].strip() for line in lines[4:-1]] == ["missed: Lose at most 0.10 points of accuracy"][: status // 3]
+    assert lines[-1] == "report      runs/x/report.html"
 
 
 def test_list_and_schema() -> None:

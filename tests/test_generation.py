@@ -19,6 +19,8 @@ from compress.recipe import Recipe, check
 from compress.run.prepare import prepare
 from tests.compress import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 QUIET = ConsoleProgress("quiet")
 
 

@@ -18,6 +18,8 @@ from compress.pipeline import Outcome, plan_steps, run
 from compress.recipe import Recipe, check
 from tests.tiny_recipes import tiny_vit
 
+pytestmark = pytest.mark.whole
+
 RAW: dict[str, Any] = {
     **tiny_vit("tiny"),
     "target": {"engines": ["openvino"], "batch_sizes": [1]},

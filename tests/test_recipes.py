@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from compress.commands.init import write_copy
+from compress.commands.recipes import about, find, shipped
+from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
+from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
+from tests import without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
+from tests.report_keys import undocumented
+
+pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
@@ -51,10 +59,15 @@ SHRUNK = {  # by stage: what it does in a test
 }
 
 
+TIMED = ("quickstart",)  # of the others no figure of time is asked for; `test_generation` times tokens
+
+
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
     monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)
+    if path.stem not in TIMED:
+        monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
@@ -71,7 +84,8 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else 40)
     assert cell["n"] >= 40
     assert cell["low"] <= cell["value"] <= cell["high"]
-    assert report["metric"] == {"name": facts.metric, "higher_is_better": facts.higher_is_better}
+    assert report["metric"] == {"name": facts.metric, "higher_is_better": METRICS[facts.metric].higher_is_better}
+    assert undocumented(report) == []
     assert (outcome.folder / "model_repository").exists() == ("triton_repo" in stages.values())
 
 
@@ -89,7 +103,9 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
                 values = {key: next(texts) for key in columns if key != "label"}
                 label = round(random.uniform(0, 5), 2) if regression else ("negative", "positive")[row % 2]
                 writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
-    return [f"model.path={sentiment.checkpoint()}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
+    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
+    model = sentiment.checkpoint(layers)
+    return [f"model.path={model}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:
@@ -123,3 +139,27 @@ def image_settings(recipe: Recipe, folder: Path) -> list[str]:
         "model.config.num_hidden_layers=1",
         "model.config.hidden_size=48",
     ]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in RECIPES))
+def test_a_copy_of_a_shipped_recipe_is_the_same_recipe(name: str, tmp_path: Path) -> None:
+    written = write_copy(name, tmp_path / "mine.yaml")
+    assert read(written) == read(ROOT / "recipes" / f"{name}.yaml")
+    first, command, *_ = written.read_text(encoding="utf-8").splitlines()
+    assert first == f"# {about(ROOT / 'recipes' / f'{name}.yaml')}"
+    assert command.startswith(f"# compress run {written}")
+
+
+def test_a_shipped_recipe_has_a_name_and_a_file_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert sorted(shipped().values()) == RECIPES
+    assert find("quickstart") == ROOT / "recipes" / "quickstart.yaml"
+    (tmp_path / "runs" / "quickstart").mkdir(parents=True)
+    assert find("runs/quickstart") == Path("runs/quickstart")  # a path is never taken for a name
+    (tmp_path / "quickstart").write_text("mine")
+    assert find("quickstart") == Path("quickstart")
+    assert find("absent.yaml") == Path("absent.yaml")  # whoever reads it says what is wrong
+    for wrong in (lambda: find("quickstrat"), lambda: write_copy("quickstrat", tmp_path / "mine.yaml")):
+        with pytest.raises(InputError, match=r"shipped: .*; did you mean 'quickstart'\?"):
+            wrong()
+    assert not (tmp_path / "mine.yaml").exists()

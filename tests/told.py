@@ -22,6 +22,9 @@ class Told:
     def warn(self, message: str) -> None:
         self.warnings.append(message)
 
+    def tick(self, label: str, message: str) -> None:
+        self.lines.append(message)
+
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
         yield from items
 

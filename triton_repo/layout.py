@@ -25,13 +25,14 @@ from typing import Any
 from PIL import Image
 
 from compress.artifacts.artifact import Artifact
+from compress.core.engines import served_on
 from compress.core.errors import InputError
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import IMAGE, MIN_BATCH, TEXT, TEXT_PAIR, ModelSettings, model_config, serialized, to_text
 
 EXPORTED = "export.json"
-ENGINE = "openvino"
+ENGINE = served_on("cpu")
 TEMPLATE = "cpu_model.py"
 VERSION = "1"
 WARM_UP = "warmup"

@@ -15,17 +15,21 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.core.engines import served_on
 from compress.core.errors import InputError
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+
+if TYPE_CHECKING:
+    from triton_repo.server import TritonServer
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 GPU_SPEC = "gpu.json"
@@ -84,7 +88,7 @@ class TritonRepo(Stage):
             results: dict[str, Any] = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if "tensorrt" in context.target.engines:  # an additional repository, for machines with a GPU
+            if served_on("cuda") in context.target.engines:  # an additional repository, for machines with a GPU
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
         write_json(out / RESULTS, results)
         return _summary(results)
@@ -109,7 +113,7 @@ class TritonRepo(Stage):
 
             results["versions"] = dict(environment.check().versions)
         for model in models:
-            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": "openvino"}
+            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": model.engine["engine"]}
             entry["mode"] = model.engine["mode"]
             results["models"].append(entry | (self._measure(model, context, out) if self.serve else _unmeasured("serve: false")))
         return results
@@ -140,7 +144,7 @@ class TritonRepo(Stage):
             name=name,
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
         )
-        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": "tensorrt", "mode": "static"}
+        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
 
     def _starts(self, context: Context) -> bool:
@@ -149,7 +153,7 @@ class TritonRepo(Stage):
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, evaluates and times it, and returns its entry of triton.json."""
         from compress.measure.answers import save_predictions
-        from compress.measure.metrics import PRIMARY, metrics
+        from compress.measure.metrics import metrics
         from triton_repo import client, environment
         from triton_repo.server import TritonServer
 
@@ -164,7 +168,7 @@ class TritonRepo(Stage):
         figures = metrics(context.task, answers.logits, split.labels)
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
-            f"  {model.name} in Triton: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={len(split.rows)}), "
+            f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={len(split.rows)}), "
             f"{_agreement(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
@@ -198,7 +202,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
     difference = np.abs(answers.logits.astype(np.float64) - expected)
-    if task == "text-regression":
+    if TASKS[task].answer == "value":
         difference /= float(np.std(labels.astype(np.float64))) or 1.0
     other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
     median, limit = float(np.median(difference)), max(1, len(expected) // 1000)
@@ -209,6 +213,31 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
             f"(at most {limit}), median |dlogit| {median:.4f} (at most {MEDIAN_LIMIT})"
         )
     return {"disagreements": len(other), "median_abs": median, "max_abs": float(difference.max())}
+
+
+def server_of(repository: Path, log: Path) -> TritonServer:
+    """Returns the server of a repository, which runs for as long as it is entered.
+
+    Args:
+        repository: The folder `model_repository`.
+        log: File for the output of the server.
+
+    Raises:
+        InputError: The repository cannot be served here, or the server environment is missing.
+    """
+    from triton_repo import environment
+    from triton_repo.server import TritonServer
+
+    if (repository / GPU_SPEC).exists():
+        raise InputError(f"{repository}: for GPUs; its plans are built and served in NVIDIA's container, see {repository / 'README.md'}")
+    if not model_names(repository):
+        raise InputError(f"{repository}: no model in it; a folder that the triton_repo stage wrote is needed")
+    return TritonServer(repository, environment.check(), log)
+
+
+def model_names(repository: Path) -> list[str]:
+    """Returns the models of a repository."""
+    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 
 def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
@@ -223,17 +252,9 @@ def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
         InputError: The repository cannot be served here, or the server environment is missing.
         ServerError: The server did not start, or exited.
     """
-    from triton_repo import environment
-    from triton_repo.server import TritonServer
-
-    if (repository / GPU_SPEC).exists():
-        raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
-    names = sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
-    if not names:
-        raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    found = environment.check()
-    say(f"starting Triton with {', '.join(names)}; log: {log}")
-    with TritonServer(repository, found, log) as server:
+    server = server_of(repository, log)
+    say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
+    with server:
         say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
         try:
             server.wait()

@@ -1,1 +1,1 @@
-"""What lies on disk: sealed artifacts, the run folder, and weights in safetensors files."""
+"""Files on disk: artifacts with a manifest, the run folder, and weights in safetensors files."""

@@ -1,8 +1,8 @@
-"""Artifacts: folders that are written whole or not at all, and that know what they hold.
+"""Artifacts: output folders of stages, written atomically and described by a manifest.
 
-An artifact is a folder with `manifest.json`: its kind, the sha256 of every file, the cache key it was made for, the digests of its
-parents, the resolved config, seed, versions, hardware, figures, wall time and peak memory. It is written into a temporary sibling,
-fsynced and renamed, so that a reader sees a finished artifact or none. There is no pickle in it.
+An artifact is a folder with a `manifest.json` that holds its kind, the sha256 of every file, its cache key, the digests of its parents,
+the resolved config, seed, versions, hardware, metrics, wall time and peak memory. It is written to a temporary folder next to its
+destination, fsynced and renamed, so a reader sees either the finished artifact or none. Artifacts contain no pickles.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repositor
 
 
 class DamagedArtifact(Exception):
-    """An artifact is not what its manifest says; the message names the file."""
+    """An artifact does not match its manifest; the message names the file."""
 
 
 @dataclass(frozen=True)
@@ -36,39 +36,39 @@ class Artifact:
 
     @property
     def id(self) -> str:
-        """Id of the stage that made it."""
+        """Id of the stage that produced the artifact."""
         return str(self.manifest["id"])
 
     @property
     def kind(self) -> Kind:
-        """What it holds."""
+        """What the artifact holds."""
         kind: Kind = self.manifest["kind"]
         return kind
 
     @property
     def key(self) -> str:
-        """Digest of everything that went in: the cache key."""
+        """Cache key: the digest of all inputs of the stage."""
         return str(self.manifest["key"])
 
     @property
     def digest(self) -> str:
-        """Digest of everything that came out: names and contents of all files."""
+        """Digest of all outputs of the stage: the names and contents of the files."""
         return str(self.manifest["digest"])
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """The figures its stage returned."""
+        """The metrics that the stage returned."""
         metrics: dict[str, Any] = self.manifest["metrics"]
         return metrics
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all files, the manifest excluded."""
+        """Total size of all files in bytes, without the manifest."""
         return sum(entry["size"] for entry in self.manifest["files"].values())
 
 
 def lineage(name: str, artifacts: Mapping[str, Artifact]) -> list[str]:
-    """Returns which of `artifacts` one of them was made of, in the order of the mapping, which has parents first; itself is the last."""
+    """Returns the names of an artifact's ancestors, oldest first, followed by its own; `artifacts` must list parents before children."""
     names = list(artifacts)
     line, parents = [name], artifacts[name].manifest["parents"]
     for earlier in reversed(names[: names.index(name)]):
@@ -79,18 +79,18 @@ def lineage(name: str, artifacts: Mapping[str, Artifact]) -> list[str]:
 
 
 def digest(value: Any) -> str:
-    """Returns the sha256 (hex) of a JSON value in canonical form: sorted keys, no spaces."""
+    """Returns the sha256 (hex) of a JSON value in canonical form (sorted keys, no spaces)."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()).hexdigest()
 
 
 def file_digest(path: Path) -> str:
-    """Returns the sha256 (hex) of the contents of a file."""
+    """Returns the sha256 (hex) of a file's contents."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """Returns every file below `folder` except the manifest, by its relative posix name, sorted."""
+    """Returns all files below `folder` except the manifest, keyed and sorted by relative POSIX path."""
     files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
     files.pop(MANIFEST, None)
     return dict(sorted(files.items()))
@@ -98,9 +98,9 @@ def files_below(folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def writing(destination: Path) -> Iterator[Path]:
-    """Gives an empty temporary sibling of `destination`; on a clean exit it is fsynced and renamed to `destination`.
+    """Yields an empty temporary folder next to `destination`; on a clean exit it is fsynced and renamed to `destination`.
 
-    Whatever stood at `destination` is replaced. On an exception the temporary folder is removed and `destination` is untouched.
+    An existing `destination` is replaced. On an exception the temporary folder is removed and `destination` stays unchanged.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     temporary = destination.parent / f".{destination.name}.{uuid.uuid4().hex[:8]}.tmp"
@@ -123,7 +123,7 @@ def writing(destination: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replaces the file at `path` in one atomic step."""
+    """Writes the file at `path` atomically, replacing an existing one."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as stream:
@@ -137,20 +137,20 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replaces the file at `path` by `value` as indented JSON, in one atomic step."""
+    """Writes `value` as indented JSON to `path` atomically, replacing an existing file."""
     write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fields: Mapping[str, Any]) -> None:
-    """Hashes every file in `folder` and writes its manifest; the last act before the folder is renamed.
+    """Hashes every file in `folder` and writes the manifest; the last step before `writing` renames the folder.
 
     Args:
-        folder: The temporary folder of `writing`.
+        folder: The temporary folder from `writing`.
         id: Id of the stage.
         kind: What the artifact holds.
         key: Cache key.
-        parents: Digests of the artifacts it was made from.
-        fields: `config`, `seed`, `versions`, `hardware`, `metrics`, `seconds`, `peak_memory_bytes`, ...
+        parents: Digests of the artifacts that the stage read.
+        fields: Further manifest entries: `config`, `seed`, `versions`, `hardware`, `metrics`, `seconds`, `peak_memory_bytes`, ...
     """
     files = {name: {"sha256": file_digest(path), "size": path.stat().st_size} for name, path in files_below(folder).items()}
     manifest = {"schema": SCHEMA, "id": id, "kind": kind, "key": key, "parents": parents, "digest": digest(files), "files": files, **fields}
@@ -158,10 +158,10 @@ def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fie
 
 
 def load(folder: Path) -> Artifact:
-    """Reads the manifest of the artifact in `folder`; hashes nothing.
+    """Reads the manifest of the artifact in `folder`, without hashing its files.
 
     Raises:
-        DamagedArtifact: There is no manifest that this version reads.
+        DamagedArtifact: The manifest is missing, unreadable, or of another schema version.
     """
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
@@ -173,10 +173,10 @@ def load(folder: Path) -> Artifact:
 
 
 def verify(artifact: Artifact) -> list[str]:
-    """Hashes every file of the artifact again.
+    """Hashes every file of the artifact again and compares with the manifest.
 
     Returns:
-        One line for each file that is missing, added or changed; empty where all is well.
+        One line for each file that is missing, added or changed; empty if the artifact is intact.
     """
     problems, present = [], files_below(artifact.path)
     for name, entry in artifact.manifest["files"].items():

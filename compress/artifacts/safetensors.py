@@ -1,8 +1,7 @@
-"""Weights in safetensors files, read by their headers: what a model folder holds, checked before anything is loaded.
+"""Checks on the safetensors files of a model folder, made before any weight is loaded.
 
-What lies in a folder may be anything: a half-copied download, a pickle, the model of another task. The checks here read names and headers
-alone (a safetensors header gives the name, shape and dtype of every tensor), except `check_finite`, which streams the weights once. Nothing
-is unpickled.
+A model folder may hold anything: a half-copied download, a pickle, a model for another task. These checks read only file names and
+safetensors headers (name, shape and dtype of every tensor), except `check_finite`, which streams the weights once. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 
 
 def read_json(file: Path, key: str) -> dict[str, Any]:
-    """Returns the JSON map in `file`.
+    """Returns the JSON object in `file`.
 
     Raises:
-        InputError: It is missing, unreadable, no JSON, or no map.
+        InputError: The file is missing, unreadable, not JSON, or not an object.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise InputError(f"{key}: {file.parent} has no {file.name}; a folder written by save_pretrained is allowed") from error
+        raise InputError(f"{key}: {file.parent} has no {file.name}; give a folder written by save_pretrained") from error
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{key}: {file} cannot be read as JSON ({error}); write the folder again with save_pretrained") from error
     if not isinstance(value, dict):
-        raise InputError(f"{key}: {file} holds a {type(value).__name__}; a JSON map is allowed")
+        raise InputError(f"{key}: {file} holds a JSON {type(value).__name__}; a JSON object is allowed")
     return value
 
 
 def weight_files(folder: Path, key: str) -> list[Path]:
-    """Returns the safetensors files of a model folder: `model.safetensors`, or the shards that its index names.
+    """Returns the safetensors files of a model folder: `model.safetensors`, or the shards listed in its index.
 
     Raises:
         InputError: There are none (only pickles, for example), or a shard is missing.
@@ -52,23 +51,23 @@ def weight_files(folder: Path, key: str) -> list[Path]:
         pickles = sorted(name for name in PICKLES if (folder / name).exists())
         if pickles:
             how = CONVERT.format(folder)
-            raise InputError(f"{key}: {folder} holds its weights as {pickles[0]}, which can run code when read; convert it first: {how}")
-        raise InputError(f"{key}: {folder} has no weights; model.safetensors is allowed (written by save_pretrained)")
+            raise InputError(f"{key}: {folder} has its weights in {pickles[0]}, which can run code when loaded; convert it first: {how}")
+        raise InputError(f"{key}: {folder} has no weights; model.safetensors is needed (save_pretrained writes it)")
     shards = read_json(index, key).get("weight_map")
     if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) and Path(name).name == name for name in shards.values()):
         raise InputError(f"{key}: {index} has no usable weight_map; write the folder again with save_pretrained")
     files = [folder / name for name in sorted(set(shards.values()))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
-        raise InputError(f"{key}: {folder} lacks {', '.join(missing)}, which {index.name} names; download it again")
+        raise InputError(f"{key}: {folder} lacks {', '.join(missing)}, listed in {index.name}; download it again")
     return files
 
 
 def headers(folder: Path, key: str) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Returns shape and dtype of every tensor in a model folder, from the headers alone.
+    """Returns the shape and dtype of every tensor in a model folder; reads only the headers.
 
     Raises:
-        InputError: A file is truncated or damaged, or holds weights that are no floats.
+        InputError: A file is truncated or damaged, or has weights that are not floating point.
     """
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for file, stream in _open(folder, key):
@@ -77,16 +76,16 @@ def headers(folder: Path, key: str) -> dict[str, tuple[tuple[int, ...], str]]:
             found[name] = (tuple(piece.get_shape()), piece.get_dtype())
             if name.endswith("weight") and found[name][1] not in FLOATS:
                 raise InputError(
-                    f"{key}: {file}: {name} is {found[name][1]}; float weights are allowed: give the model before quantization"
+                    f"{key}: {file}: {name} is {found[name][1]}; only float weights are allowed: give the model before quantization"
                 )
     return found
 
 
 def check_finite(folder: Path, key: str) -> None:
-    """Reads every weight once.
+    """Checks that all weights are finite, reading each once.
 
     Raises:
-        InputError: Some tensor holds NaN or infinity; names it.
+        InputError: A tensor holds NaN or infinity; the message names it.
     """
     import torch
 
@@ -96,7 +95,7 @@ def check_finite(folder: Path, key: str) -> None:
             bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
             if bad:
                 raise InputError(
-                    f"{key}: {file}: {name} holds {bad} NaN or infinite values of {tensor.numel()}; give a model that is whole"
+                    f"{key}: {file}: {bad} of {tensor.numel()} values in {name} are NaN or infinite; give a model with finite weights"
                 )
 
 
@@ -108,4 +107,4 @@ def _open(folder: Path, key: str) -> Iterator[tuple[Path, Any]]:
             with safe_open(file, framework="pt") as stream:
                 yield file, stream
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{key}: {file} is no whole safetensors file ({error}); copy or download it again") from error
+            raise InputError(f"{key}: {file} is not a complete safetensors file ({error}); copy or download it again") from error

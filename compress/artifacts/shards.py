@@ -1,15 +1,15 @@
-"""Weights that stay in their files: safetensors read and written through memory maps.
+"""Reads and writes safetensors files through memory maps, for models larger than memory.
 
-A safetensors file is 8 bytes (the length of the header), the header (JSON: dtype, shape and place of every tensor), and the tensors one
-after the other. `StoredWeights` gives views of mapped files, `ShardWriter` tensors that are files being written. Neither takes memory of
-the process beyond page tables: the pages belong to the file, and the kernel drops or writes them back as it needs room. In the terms of
-/proc/self/status they are RssFile, not RssAnon. The maps of `StoredWeights` are read-only: who writes to such a tensor ends the process.
+A safetensors file is 8 bytes (the header length), the header (JSON: dtype, shape and offsets of every tensor), and then the tensors.
+`StoredWeights` returns read-only views of mapped files; `ShardWriter` returns tensors backed by the file being written. Neither uses
+process memory beyond page tables: the pages belong to the file, and the kernel drops them or writes them back as needed (RssFile, not
+RssAnon, in /proc/self/status). Writing to a tensor of `StoredWeights` crashes the process.
 
-The header of a file that grows is not known when its first tensor is written, so room for the header of all tensors is left free; spaces
-at its end are allowed by the format. Tensors stand without gaps, as the format wants them, each at a multiple of the size of its values:
-where the one before ends elsewhere, a new shard is begun.
+The final header is not known when the first tensor is written, so the writer reserves space for the header of all tensors; the format
+allows trailing spaces in it. The format allows no gaps between tensors, and each must be aligned to its element size: if the previous
+tensor ends at an unaligned offset, the writer starts a new shard.
 
-Left out: sparse and compressed storage, big-endian machines.
+Not supported: sparse and compressed storage, big-endian machines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from compress.artifacts.safetensors import weight_files
 from compress.core.errors import InputError
 
 SHARD_BYTES = 2 * 10**9
-ENTRY_BYTES = 200  # of the header for one tensor, its name left out
+ENTRY_BYTES = 200  # reserved in the header for one tensor, without its name
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -48,14 +48,14 @@ NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items(
 
 
 def mapped(path: Path, offset: int, shape: Sequence[int], dtype: torch.dtype, *, writable: bool = False) -> Tensor:
-    """Returns a part of a file as a tensor; the map is closed with the last tensor that shares it.
+    """Returns part of a file as a memory-mapped tensor; the map is closed when the last tensor that shares it is freed.
 
     Args:
-        path: A file that reaches that far.
-        offset: First byte.
-        shape: Of the tensor.
-        dtype: Of the tensor.
-        writable: What is written into the tensor is written into the file. Otherwise writing to it ends the process.
+        path: An existing file, long enough for the tensor.
+        offset: First byte of the tensor.
+        shape: Shape of the tensor.
+        dtype: Type of the tensor.
+        writable: Whether writes go to the file. If False, writing to the tensor crashes the process.
     """
     if not prod(shape):
         return torch.zeros(tuple(shape), dtype=dtype)
@@ -69,10 +69,10 @@ def mapped(path: Path, offset: int, shape: Sequence[int], dtype: torch.dtype, *,
 
 
 def allocate(path: Path, offset: int, size: int) -> None:
-    """Gives a file room for so many bytes from an offset on, on the disk and not only in name; makes the file where there is none.
+    """Allocates `size` bytes on disk at `offset` of a file, which is created if missing.
 
     Raises:
-        OSError: The disk is full; a write through a map could not say so.
+        OSError: The disk is full; writing through a map could not report that.
     """
     with path.open("ab") as stream:
         if size:
@@ -80,14 +80,14 @@ def allocate(path: Path, offset: int, size: int) -> None:
 
 
 class StoredWeights:
-    """The tensors of a model folder, where they lie.
+    """The tensors of a model folder, memory-mapped on access.
 
     Args:
-        folder: With `model.safetensors`, or shards and their index.
-        key: Key path of the folder, for messages.
+        folder: Contains `model.safetensors`, or shards and their index.
+        key: Key path of the folder in the recipe, for messages.
 
     Raises:
-        InputError: A file is missing or damaged, or holds a type that is not read here.
+        InputError: A file is missing or damaged, or has a tensor type that is not supported.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -96,7 +96,7 @@ class StoredWeights:
             try:
                 self._places |= _places(file)
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{key}: {file} is no whole safetensors file ({error}); copy or download it again") from error
+                raise InputError(f"{key}: {file} is not a complete safetensors file ({error}); copy or download it again") from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -111,11 +111,11 @@ class StoredWeights:
         return self._places[name][2]
 
     def dtype(self, name: str) -> torch.dtype:
-        """Returns the type of a tensor."""
+        """Returns the dtype of a tensor."""
         return self._places[name][3]
 
     def __getitem__(self, name: str) -> Tensor:
-        """Returns a tensor in its stored type; it must not be written to."""
+        """Returns a tensor in its stored dtype; read-only."""
         path, offset, shape, dtype = self._places[name]
         return mapped(path, offset, shape, dtype)
 
@@ -125,7 +125,7 @@ def _places(file: Path) -> dict[str, tuple[Path, int, tuple[int, ...], torch.dty
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= size - 8:
-            raise ValueError(f"a header of {length} bytes in a file of {size}")
+            raise ValueError(f"header of {length} bytes in a file of {size} bytes")
         header: dict[str, Any] = json.loads(stream.read(length))
     header.pop("__metadata__", None)
     places = {}
@@ -133,19 +133,19 @@ def _places(file: Path) -> dict[str, tuple[Path, int, tuple[int, ...], torch.dty
         begin, end = entry["data_offsets"]
         shape, dtype = tuple(int(edge) for edge in entry["shape"]), DTYPES[entry["dtype"]]
         if not 0 <= begin <= end <= size - 8 - length or end - begin != prod(shape) * dtype.itemsize:
-            raise ValueError(f"{name} lies outside of the file, or is of another size than its shape")
+            raise ValueError(f"{name} lies outside the file, or its size does not match its shape")
         places[name] = (file, 8 + length + begin, shape, dtype)
     return places
 
 
 class ShardWriter:
-    """Writes a safetensors file, or several with an index, tensor by tensor.
+    """Writes tensors one by one into a safetensors file, or into several with an index.
 
     Args:
         folder: Existing folder.
-        names: Names of all tensors that may come: their headers are what room is left for.
+        names: Names of all tensors that may be written; space is reserved for their header entries.
         stem: `model` gives model.safetensors, or model-00001-of-00002.safetensors and so on with model.safetensors.index.json.
-        limit: Bytes of a shard; a larger tensor has one of its own. None for one file, whose tensors are of one type.
+        limit: Maximum bytes per shard; a larger tensor gets its own shard. None writes a single file; its tensors must share a dtype.
     """
 
     def __init__(self, folder: Path, names: Iterable[str], stem: str = "model", limit: int | None = SHARD_BYTES) -> None:
@@ -156,7 +156,7 @@ class ShardWriter:
         self._used = 0
 
     def new(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Returns a tensor to write to, which is part of the file; its values are undefined.
+        """Returns an uninitialized tensor whose memory is part of the file.
 
         Raises:
             OSError: The disk is full.
@@ -174,11 +174,11 @@ class ShardWriter:
         return mapped(path, offset, shape, dtype, writable=True)
 
     def copy(self, name: str, tensor: Tensor) -> None:
-        """Writes a tensor as it is."""
+        """Writes a tensor, keeping its dtype."""
         self.new(name, tensor.shape, tensor.dtype).copy_(tensor)
 
     def close(self) -> None:
-        """Writes the headers, gives the files their names and, where there are several, writes the index."""
+        """Writes the headers, renames the files to their final names and, if there are several, writes the index."""
         count = len(self._shards)
         written: dict[str, str] = {}
         for number, header in enumerate(self._shards, 1):

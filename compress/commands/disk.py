@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from compress.core.engines import ENGINES
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
 from compress.models.forward import linears
@@ -21,7 +22,7 @@ from compress.models.shapes import auto_class
 from compress.run.implicit import Evaluate, Latency
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from export.export import Export, ends, floating_of
+from export.export import Export, computes_bf16, ends, floating_of
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
@@ -117,21 +118,17 @@ def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str
     floating = {name: floating_of(line, lambda other: variants[other].quantizer is None) for name, line in made.items()}
     names = ends(made, floating)
     builds = [("fp32" if variants[name].quantizer is None else "int8", variants[name]) for name in names]
-    if "openvino" in context.target.engines and context.target.device == "cpu":
-        from export.engines.openvino import computes_bf16
-
-        builds += [("bf16", variants[floating[names[-1]]])] * computes_bf16()
-    return builds
+    return builds + [("bf16", variants[floating[names[-1]]])] * computes_bf16(context)
 
 
 def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
     if precision == "bf16":  # uses the files of fp32
         return sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
-    copies = 1  # model.onnx
-    copies += "onnxruntime" in context.target.engines and precision == "int8"  # model_uint8.onnx
-    copies += "openvino" in context.target.engines  # openvino.bin
-    graph = sizes.layers * GRAPH_BYTES_PER_LAYER * ("openvino" in context.target.engines)
+    kind = "int8" if precision == "int8" else "float"
+    engines = [ENGINES[engine] for engine in context.target.engines]
+    copies = 1 + sum(kind in engine.stores for engine in engines)  # model.onnx, openvino.bin, model_uint8.onnx, ...
+    graph = sizes.layers * GRAPH_BYTES_PER_LAYER * sum("float" in engine.stores for engine in engines)
     return copies * weights + graph + sizes.tokenizer_bytes + 3 * sizes.prediction_bytes
 
 

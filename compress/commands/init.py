@@ -1,12 +1,14 @@
-"""`compress init`: a commented recipe for each task."""
+"""`compress init`: writes a commented recipe for a task, or a copy of a shipped recipe."""
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import get_args
 
+from compress.commands.recipes import copy_of
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import Task, facts
+from compress.core.tasks import TASKS
+from compress.measure.metrics import primary
 
 HEAD = """\
 # {about}
@@ -67,44 +69,6 @@ target:
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
 DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
-TASKS = {
-    "text-classification": {
-        "about": "A sentiment classifier in int8, served by Triton.",
-        "name": "my-classifier",
-        "model": "philschmid/MiniLM-L6-H384-uncased-sst2",
-        "head": "keep",
-        "data": "nyu-mll/glue",
-        "subset": "sst2",
-        "columns": "{text: sentence, label: label}   # text_pair: for sentence pairs",
-    },
-    "text-regression": {
-        "about": "Sentence similarity in int8, served by Triton.",
-        "name": "my-regressor",
-        "model": "nreimers/MiniLM-L6-H384-uncased",
-        "head": "new",
-        "data": "nyu-mll/glue",
-        "subset": "stsb",
-        "columns": "{text: sentence1, text_pair: sentence2, label: label}",
-    },
-    "text-generation": {
-        "about": "A small language model in int8.",
-        "name": "my-language-model",
-        "head": "new",
-        "data": "Salesforce/wikitext",
-        "subset": "wikitext-2-raw-v1",
-        "columns": "{text: text}",
-    },
-    "image-classification": {
-        "about": "An image classifier in int8, served by Triton.",
-        "name": "my-images",
-        "model": "WinKawaks/vit-tiny-patch16-224",
-        "head": "new",
-        "data": "uoft-cs/cifar10",
-        "subset": "",
-        "columns": "{image: img, label: label}",
-    },
-}
-
 
 def template(task: str, file: str) -> str:
     """Returns the text of a recipe for `task` that will be saved as `file`.
@@ -113,15 +77,16 @@ def template(task: str, file: str) -> str:
         InputError: The task is unknown.
     """
     if task not in TASKS:
-        raise InputError(f"--task {task}: unknown; allowed: {', '.join(get_args(Task))}{nearest(task, TASKS)}")
-    values = {**TASKS[task], "task": task, "file": file}
-    row = facts(task)
+        raise InputError(f"--task {task}: unknown; allowed: {', '.join(TASKS)}{nearest(task, TASKS)}")
+    row = TASKS[task]
+    values = {**asdict(row.example), "task": task, "file": file}
     generates = row.answer == "tokens"
     values["lengths"] = "" if row.modality == "image" else "  sequence_lengths: [32, 128]\n"
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
-    values["drop"], values["speedup"], values["triton"] = DROPS[row.relative], "2.0" if generates else "3.0", "" if generates else TRITON
+    values["drop"] = DROPS[primary(task).relative]
+    values["speedup"], values["triton"] = ("2.0", "") if generates else ("3.0", TRITON)
     body = IMAGE_MODEL if row.modality == "image" else GENERATION_MODEL if generates else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
 
@@ -132,7 +97,19 @@ def write_template(task: str, output: Path) -> Path:
     Raises:
         InputError: The task is unknown, or `output` exists.
     """
-    text = template(task, str(output))
+    return _write(template(task, str(output)), output)
+
+
+def write_copy(recipe: str, output: Path) -> Path:
+    """Writes a copy of a shipped recipe.
+
+    Raises:
+        InputError: The recipe is unknown, or `output` exists.
+    """
+    return _write(copy_of(recipe, str(output)), output)
+
+
+def _write(text: str, output: Path) -> Path:
     try:
         with output.open("x", encoding="utf-8") as stream:
             stream.write(text)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from compress.commands.recipes import about, shipped
+from compress.core.engines import ENGINES
 from compress.core.errors import InputError, nearest
-from compress.core.target import EngineName
-from compress.core.tasks import Task
+from compress.core.named import Named
+from compress.core.tasks import TASKS
 from compress.recipe import STAGES, Recipe, schema
-
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 
 
 def schema_text() -> str:
@@ -48,35 +47,36 @@ def _methods() -> Iterator[str]:
 
 
 def _engines() -> Iterator[str]:
-    where = {
-        "openvino": "CPU (default)",
-        "onnxruntime": "CPU",
-        "tensorrt": "NVIDIA GPUs; without one, engines are checked ahead of time",
-        "torch": "CPU, CUDA; the baseline",
-    }
-    for name in get_args(EngineName):
-        yield f"{name:<14}{where[name]}"
+    for name, row in ENGINES.items():
+        yield f"{name:<14}{row.where}"
 
 
 def _tasks() -> Iterator[str]:
-    yield from get_args(Task)
+    yield from TASKS
 
 
 def _recipes() -> Iterator[str]:
-    for path in sorted(RECIPES.glob("**/*.yaml")):
-        yield f"{path.relative_to(RECIPES.parent)}: {path.read_text(encoding='utf-8').splitlines()[0].lstrip('# ')}"
+    for name, path in shipped().items():
+        yield f"{name:<24}{about(path)}"
 
 
 def _choices(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, tuple[Any, ...]]]:
     for name, field in model.model_fields.items():
-        literals, models = _parts(field.annotation)
+        literals, models = _parts(_type(field))
         if literals:
             yield prefix + name, literals
         for inner in models:
             yield from _choices(inner, f"{prefix}{name}.")
 
 
+def _type(field: FieldInfo) -> Any:
+    """Returns the type of a field; of a name of a table, which pydantic keeps beside the type, the `Named`."""
+    return next((found for found in field.metadata if isinstance(found, Named)), field.annotation)
+
+
 def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
+    if isinstance(annotation, Named):
+        return tuple(annotation.table), []
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return (), [annotation]
     if get_origin(annotation) is Literal:
@@ -93,7 +93,7 @@ def _parts(annotation: Any) -> tuple[tuple[Any, ...], list[type[BaseModel]]]:
 def reference() -> str:
     """Returns the recipe reference as Markdown, generated from the fields of the config classes and their docstrings."""
     sections: list[tuple[str, str, type[BaseModel]]] = [("The recipe", "", Recipe)]
-    sections += [(f"`{name}`", f"{name}.", model) for name, field in Recipe.model_fields.items() for model in _parts(field.annotation)[1]]
+    sections += [(f"`{name}`", f"{name}.", model) for name, field in Recipe.model_fields.items() for model in _parts(_type(field))[1]]
     sections += [(f"stage `{stage.NAME}`", "", stage) for stage in STAGES]
     return "\n".join(line for title, prefix, model in sections for line in _section(title, prefix, model))
 
@@ -107,9 +107,9 @@ def _section(title: str, prefix: str, model: type[BaseModel]) -> Iterator[str]:
 def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]] | None = None) -> Iterator[str]:
     shown = {model} if shown is None else shown
     for name, field in model.model_fields.items():
-        inner = [nested for nested in _parts(field.annotation)[1] if nested not in shown]
+        inner = [nested for nested in _parts(_type(field))[1] if nested not in shown]
         meaning = " ".join((field.description or "").split()).replace("|", "\\|")
-        yield f"| `{prefix}{name}` | {_type_text(field.annotation)} | {_default_text(field)} | {meaning} |"
+        yield f"| `{prefix}{name}` | {_type_text(_type(field))} | {_default_text(field)} | {meaning} |"
         if prefix or not issubclass(model, Recipe):
             shown.update(inner)
             for nested in inner:
@@ -118,8 +118,10 @@ def _rows(prefix: str, model: type[BaseModel], shown: set[type[BaseModel]] | Non
 
 def _type_text(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if isinstance(annotation, Named):
+        return ", ".join(f"`{name}`" for name in annotation.table)
     if origin is Annotated:
-        return _type_text(arguments[0])
+        return _type_text(next((found for found in arguments if isinstance(found, Named)), arguments[0]))
     if origin is Literal:
         return ", ".join(f"`{value}`" for value in arguments)
     if origin in (Union, UnionType):

@@ -17,7 +17,7 @@ from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS, num_classes
 from compress.models.importing import check_model
 from compress.models.size import Counts, count
-from compress.models.tokenizer import settled
+from compress.models.tokenizer import resolve_tokenizer
 from compress.pipeline import plan_steps
 from compress.recipe import Recipe
 from compress.run import durations
@@ -73,7 +73,7 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
 
 def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
     """Yields the prediction for every step, in order."""
-    tokenizer = settled(recipe.tokenizer, context.data.tokenizer)
+    tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
     steps, macs, state = plan_steps(recipe), size.macs, RunState()

@@ -17,7 +17,7 @@ from compress.artifacts import artifact
 from compress.artifacts.run_folder import REPOSITORY, Run, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.core.tasks import facts
+from compress.core.tasks import TASKS
 from compress.measure.metrics import differences
 from compress.report import evaluations
 
@@ -50,6 +50,19 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
     return problems
 
 
+def repository(folder: Path) -> Path:
+    """Returns the model repository of a run.
+
+    Raises:
+        InputError: The folder holds no finished run, or the run has no model repository.
+    """
+    if open_run(folder).of_kind("model_repository") is None:
+        raise InputError(
+            f"{folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
+        )
+    return folder / REPOSITORY
+
+
 def serve(folder: Path, log: Log = print) -> None:
     """Runs Triton on the model repository of a run in the foreground until interrupted.
 
@@ -58,7 +71,7 @@ def serve(folder: Path, log: Log = print) -> None:
     """
     from triton_repo.triton_repo import serve as serve_repository
 
-    serve_repository(_repository(open_run(folder)), folder / "triton.log", log)
+    serve_repository(repository(folder), folder / "triton.log", log)
 
 
 def clean(folder: Path) -> list[Path]:
@@ -108,7 +121,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
     from triton_repo.client import evaluate
     from triton_repo.server import TritonServer
 
-    with TritonServer(_repository(run), environment.check(), run.folder / "triton.log") as server:
+    with TritonServer(repository(run.folder), environment.check(), run.folder / "triton.log") as server:
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
@@ -118,15 +131,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 def _compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
     changed, distance = differences(run.recipe["model"]["task"], recorded, logits)
     flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
-    median_text = f"median |d{'nll' if facts(run.recipe['model']['task']).answer == 'tokens' else 'logit'}| {median:.4f}"
+    median_text = f"median |d{'nll' if TASKS[run.recipe['model']['task']].answer == 'tokens' else 'logit'}| {median:.4f}"
     log(f"{key}: {len(recorded)} golden rows, {flips} flips, {median_text}")
     if flips > allowed or median > MEDIAN_ABS:
         yield f"{key}: {flips} of {len(changed)} golden predictions differ (at most {allowed}), {median_text} (at most {MEDIAN_ABS})"
-
-
-def _repository(run: Run) -> Path:
-    if run.of_kind("model_repository") is None:
-        raise InputError(
-            f"{run.folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
-        )
-    return run.folder / REPOSITORY

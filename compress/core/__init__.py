@@ -1,1 +1,1 @@
-"""The ground: errors, typed configs, the facts of tasks, progress, and what every other room may use."""
+"""Foundations that every other package uses: errors, typed configs, task facts and progress."""

@@ -1,4 +1,4 @@
-"""The base of every typed config: the recipe, its sections and its stages."""
+"""Base class of every typed config: the recipe, its sections and its stages."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ from pydantic import BaseModel, ConfigDict
 
 
 class Config(BaseModel):
-    """Base of every piece of a recipe: frozen, and an unknown key is an error."""
+    """Base class of every part of a recipe: frozen; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)

@@ -1,4 +1,4 @@
-"""The one exception for wrong input: recipe, model folder, data, image or request."""
+"""The exception for wrong user input: recipe, model folder, data, image or request."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 
 class InputError(ValueError):
-    """The user's input is wrong: one line for each problem, all problems at once.
+    """The user's input is wrong. Reports all problems at once, one line each.
 
     Args:
-        problems: One finished sentence each, without a line break: where (key path, file and line), what was given, what is
+        problems: One complete sentence each, without line breaks: where (key path, or file and line), what was given, what is
             allowed, what to do.
     """
 
@@ -20,6 +20,6 @@ class InputError(ValueError):
 
 
 def nearest(given: str, allowed: Iterable[str]) -> str:
-    """Returns `"; did you mean 'x'?"` for the closest allowed word, or the empty string where nothing comes close."""
+    """Returns `"; did you mean 'x'?"` for the closest allowed word, or an empty string if none is close."""
     close = difflib.get_close_matches(given, list(allowed), n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,18 +1,19 @@
-"""Next-token prediction: what is kept of the logits of a block of tokens, and the figures that follow from it.
+"""Next-token prediction: reduces logits to two numbers per token, and computes perplexity and accuracy from those.
 
-A row of this task is a block of token ids x_1 .. x_L (int32). A causal model gives logits z_t for the token behind each position; kept are
+A row of this task is a block of token ids x_1 .. x_L (int32). A causal model gives logits z_t for the token after each position. From them
+we keep the negative log-likelihood (nll) of the true token and the id of the most likely one:
 
     nll_t = log sum_v exp(z_t[v]) - z_t[x_{t+1}],   choice_t = argmax_v z_t[v]        t = 1 .. L - 1; ties take the lowest id
 
-so two numbers for each predicted token instead of V logits: answers float32 [n, T, 2], T the largest block less one. Ids are exact in
-float32 up to 2^24. The targets are the block itself, moved by one: labels int32 [n, T], `IGNORED` behind the end of a shorter block.
+These answers are float32 [n, T, 2], two numbers per predicted token instead of V logits; T is the largest block length minus one. float32
+holds ids exactly up to 2^24. The labels are the block itself shifted by one, int32 [n, T], with `IGNORED` past the end of a shorter block.
 
     perplexity = exp(sum of all nll / number of predicted tokens)           accuracy = share of tokens with choice_t = x_{t+1}
 
-Blocks are predicted one by one, without what stands before them: the first tokens of a block have little to go by. Left out: a window that
-slides by less than a block, which gives every token a long past and costs as many passes more.
+Each block is predicted on its own, so its first tokens have little context. Not supported: a sliding window with a stride below the block
+length, which would give every token a long context and multiply the number of forward passes.
 
-Numpy alone: the processes that engines run in have no torch.
+This module needs numpy only, because the engine processes do not import torch.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 IGNORED = -100
-"""Label of a position that has nothing to predict; what torch's cross entropy leaves out."""
+"""Label of a position without a target; torch's cross entropy ignores it by default."""
 NO_CHOICE = -1
 LARGEST_EXPONENT = 700.0
 Array = NDArray[Any]
@@ -33,7 +34,7 @@ Block = NDArray[np.int32]
 
 
 def labels_of(blocks: Sequence[Block], width: int) -> NDArray[np.int32]:
-    """Returns the targets of some blocks, int32 [n, width]: the token behind each position, `IGNORED` where there is none."""
+    """Returns the labels of blocks, int32 [n, width]: the token after each position, or `IGNORED` past the end of the block."""
     labels = np.full((len(blocks), width), IGNORED, np.int32)
     for row, block in zip(labels, blocks, strict=True):
         row[: len(block) - 1] = block[1:]
@@ -41,16 +42,16 @@ def labels_of(blocks: Sequence[Block], width: int) -> NDArray[np.int32]:
 
 
 def answers_of(blocks: Sequence[Block], logits: Array, width: int) -> NDArray[np.float32]:
-    """Returns what is kept of the logits of a batch, float32 [b, width, 2]; 0 and `NO_CHOICE` where there is nothing to predict.
+    """Reduces the logits of a batch to (nll, choice) pairs, float32 [b, width, 2]; positions without a target get (0, `NO_CHOICE`).
 
     Args:
         blocks: The blocks of the batch.
-        logits: float32 [b, L, V], L at least the longest of them.
-        width: T.
+        logits: float32 [b, L, V]; L is at least the longest block.
+        width: T of the module docstring.
     """
     answers = np.zeros((len(blocks), width, 2), np.float32)
     answers[..., 1] = NO_CHOICE
-    for row, block, logits_LV in zip(answers, blocks, logits, strict=True):  # one by one: the exponentials need as much memory again
+    for row, block, logits_LV in zip(answers, blocks, logits, strict=True):  # row by row: the exponentials take as much memory as logits
         count = len(block) - 1
         scores_TV = logits_LV[:count]
         largest_T = scores_TV.max(axis=1)
@@ -61,32 +62,32 @@ def answers_of(blocks: Sequence[Block], logits: Array, width: int) -> NDArray[np
 
 
 def choices(answers: Array) -> NDArray[np.int64]:
-    """Returns the ids that were held most likely, int64 [n, T], of answers [n, T, 2]."""
+    """Returns the most likely ids, int64 [n, T], from answers [n, T, 2]."""
     return answers[..., 1].astype(np.int64)
 
 
 def block_sums(answers: Array, labels: Array) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Returns the sum of the nll of each block, float64 [n], and the number of its predicted tokens, int64 [n]."""
+    """Returns for each block the sum of its nll, float64 [n], and its number of predicted tokens, int64 [n]."""
     predicted = labels != IGNORED
     return np.where(predicted, answers[..., 0], 0.0).sum(axis=1, dtype=np.float64), predicted.sum(axis=1)
 
 
 def mean_nll(sums: Array, tokens: Array) -> float:
-    """Returns the mean nll of a token, from the sums and numbers of tokens of some blocks."""
+    """Returns the mean nll per token, from the nll sums and token counts of blocks."""
     return float(sums.sum() / tokens.sum())
 
 
 def perplexity_of(sums: Array, tokens: Array) -> float:
-    """Returns the perplexity, from the sums and numbers of tokens of some blocks."""
-    return math.exp(min(mean_nll(sums, tokens), LARGEST_EXPONENT))  # a figure that no JSON could hold would end the run
+    """Returns the perplexity, from the nll sums and token counts of blocks."""
+    return math.exp(min(mean_nll(sums, tokens), LARGEST_EXPONENT))  # JSON has no infinity: an overflow would end the run
 
 
 def perplexity(answers: Array, labels: Array) -> float:
-    """Returns the perplexity of answers [n, T, 2] to labels [n, T]."""
+    """Returns the perplexity of answers [n, T, 2] for labels [n, T]."""
     return perplexity_of(*block_sums(answers, labels))
 
 
 def accuracy(answers: Array, labels: Array) -> float:
-    """Returns the share of predicted tokens that were held most likely."""
+    """Returns the share of predicted tokens whose most likely id is the label."""
     predicted = labels != IGNORED
     return float((choices(answers) == labels)[predicted].mean())

@@ -1,4 +1,4 @@
-"""Says in one line each what is wrong with a config: key path, what was given, what is allowed, nearest key."""
+"""Turns validation errors of a config into one line each: key path, what was given, what is allowed, nearest key."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     """Turns pydantic's errors into one line each.
 
     Args:
-        error: What validating `model` raised.
-        model: The config class, to name the allowed keys.
+        error: The error that validating `model` raised.
+        model: The config class; supplies the allowed keys.
         prefix: Key path of the config within the recipe.
     """
     lines: dict[str, None] = {}
@@ -28,7 +28,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
             lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"] = None
         elif problem["type"] == "missing":
-            lines[f"{path}: missing; it is required"] = None
+            lines[f"{path}: missing; this key is required"] = None
         else:
             message = problem["msg"].removeprefix("Value error, ")
             lines[f"{path}: {given} given; {message[0].lower()}{message[1:]}"] = None
@@ -36,7 +36,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 
 def _is_union_tag(part: Any) -> bool:
-    # pydantic puts the name of the union member it tried ("int", "Model", "tuple[...]", "constrained-str") into the path
+    # pydantic adds the name of the union member that it tried ("int", "Model", "tuple[...]", "constrained-str") to the path
     return isinstance(part, str) and (not part.replace("_", "").isalnum() or part[:1].isupper() or part in _PRIMITIVES)
 
 
@@ -49,10 +49,10 @@ def _shorten(value: Any) -> str:
 
 
 def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any], list[type[BaseModel]]]:
-    """Follows a location through the configs.
+    """Follows a pydantic error location through the nested configs.
 
     Returns:
-        The location as the user wrote it, without the tags of discriminated unions, and the configs that its last key may stand in.
+        The key path as the user wrote it, without the tags of discriminated unions, and the config classes that may contain its last key.
     """
     written: list[Any] = []
     models = [model]
@@ -68,7 +68,7 @@ def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any],
 
 
 def _tag(model: type[BaseModel]) -> Any:
-    """Returns the value of `name` that chooses this config in a discriminated union; None where it has none."""
+    """Returns the value of `name` that selects this config in a discriminated union, or None if it has no `name`."""
     return model.model_fields["name"].default if "name" in model.model_fields else None
 
 

@@ -1,8 +1,11 @@
-"""Progress for people and for files: bars with rate and remaining time on a terminal, plain lines elsewhere, all lines in `log.txt`."""
+"""Progress for people and for files: bars with rate and remaining time on a terminal, few plain lines elsewhere, all lines in `log.txt`.
+
+Without a terminal a bar that has said nothing for 10 seconds shows the newest tick that was held back (an epoch and its loss), or else how
+far it is. A tick is shown at once where the last one was shown at least 10 seconds ago; the first and the last tick are always shown.
+"""
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 
 Volume = Literal["silent", "quiet", "normal", "verbose"]
-SECONDS_BETWEEN_LINES = 15.0
+SECONDS_BETWEEN_LINES = 10.0
 
 
 class Progress(Protocol):
@@ -25,6 +28,9 @@ class Progress(Protocol):
 
     def warn(self, message: str) -> None:
         """Writes one line that must not be overlooked; it is kept for the report."""
+
+    def tick(self, label: str, message: str) -> None:
+        """Writes one of many lines of the bar `label`, such as one for each epoch; a console need not show all of them."""
 
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
         """Yields `items`, showing rate and remaining time."""
@@ -40,20 +46,21 @@ class ConsoleProgress:
     Args:
         volume: `quiet` shows warnings alone on the terminal, `silent` nothing; the log file gets everything.
         file: The log file; set by the pipeline once the run folder is known.
+        clock: Seconds from any start.
     """
 
-    def __init__(self, volume: Volume = "normal", file: Path | None = None) -> None:
+    def __init__(self, volume: Volume = "normal", file: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.volume = volume
         self.file = file
         self.warnings: list[str] = []
+        self._clock = clock
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
-        self._started = time.monotonic()
+        self._open: dict[str, _PlainBar] = {}
 
     def log(self, message: str) -> None:
         """Writes one line."""
         self._write(message)
-        if self.volume not in ("silent", "quiet"):
-            self._console.print(message, markup=False)
+        self._show(message)
 
     def warn(self, message: str) -> None:
         """Writes one line that is also kept for the report."""
@@ -61,6 +68,14 @@ class ConsoleProgress:
         self._write(f"warning: {message}")
         if self.volume != "silent":
             self._console.print(f"warning: {message}", style="yellow", markup=False)
+
+    def tick(self, label: str, message: str) -> None:
+        """Writes one of many lines of the open bar `label`: all of them to the file, but few where there is no terminal."""
+        self._write(message)
+        if label in self._open:
+            self._open[label].tick(message)
+        else:
+            self._show(message)
 
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
         """Yields `items` under a bar; `total` is their number where they have no length."""
@@ -72,35 +87,33 @@ class ConsoleProgress:
 
     @contextmanager
     def bar(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Gives `advance(n)` for a bar of `total` steps; off a terminal a line every few seconds says the same."""
+        """Gives `advance(n)` for a bar of `total` steps; without a terminal a line every 10 seconds takes its place."""
         if self._console.is_terminal and self.volume not in ("silent", "quiet"):
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-            with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True) as bars:
-                task = bars.add_task(label, total=total, rate="")
-                started, done = time.monotonic(), 0
+            yield from self._drawn(label, total)
+            return
+        plain = self._open[label] = _PlainBar(label, total, self._show, self.log, self._clock)
+        try:
+            yield plain.advance
+        finally:
+            self._open.pop(label, None)  # a bar of the same name inside this one has taken it already
+            plain.close()
 
-                def advance(steps: int) -> None:
-                    nonlocal done
-                    done += steps
-                    bars.update(task, advance=steps, rate=f"{done / max(time.monotonic() - started, 1e-9):.1f}/s")
+    def _drawn(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+        with Bars(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=self._console, transient=True) as bars:
+            task = bars.add_task(label, total=total, rate="")
+            started, done = self._clock(), 0
 
-                yield advance
-        else:
-            yield self._plain(label, total)
+            def advance(steps: int) -> None:
+                nonlocal done
+                done += steps
+                bars.update(task, advance=steps, rate=f"{done / max(self._clock() - started, 1e-9):.1f}/s")
 
-    def _plain(self, label: str, total: int) -> Callable[[int], None]:
-        started = last = time.monotonic()
-        done = 0
+            yield advance
 
-        def advance(steps: int) -> None:
-            nonlocal done, last
-            done += steps
-            now = time.monotonic()
-            if now - last >= SECONDS_BETWEEN_LINES:
-                last, rate = now, done / (now - started)
-                self.log(f"  {label}: {done}/{total}, {rate:.1f}/s, {max(0.0, (total - done) / rate):.0f} s left")
-
-        return advance
+    def _show(self, message: str) -> None:
+        if self.volume not in ("silent", "quiet"):
+            self._console.print(message, markup=False)
 
     def _write(self, message: str) -> None:
         if self.file is not None:
@@ -109,6 +122,53 @@ class ConsoleProgress:
                 stream.write(f"{stamp} {message}\n")
 
 
-def failure(message: str) -> None:
-    """Writes one line to standard error, and nothing else."""
-    sys.stderr.write(message.rstrip("\n") + "\n")
+class _PlainBar:
+    """A bar where there is no terminal: its first and last tick, and between them at most one every 10 seconds.
+
+    Args:
+        label: Name of the bar.
+        total: Its steps.
+        show: Takes a line for the console alone: a tick is in the log file already.
+        log: Takes a line for the console and the log file.
+        clock: Seconds from any start.
+    """
+
+    def __init__(self, label: str, total: int, show: Callable[[str], None], log: Callable[[str], None], clock: Callable[[], float]) -> None:
+        self._label, self._total, self._show, self._log, self._clock = label, total, show, log, clock
+        self._started = self._spoken = clock()
+        self._done = 0
+        self._ticked: float | None = None
+        """When a tick was shown last."""
+        self._held: str | None = None
+        """The newest tick, where it was not shown."""
+
+    def advance(self, steps: int) -> None:
+        """Counts steps; where a line is due, shows the tick that was held back, else how far the bar is."""
+        self._done += steps
+        now = self._clock()
+        if now - self._spoken < SECONDS_BETWEEN_LINES:
+            return
+        if self._held is not None:
+            self._speak(self._held)
+            return
+        rate = self._done / (now - self._started)
+        left = f"{max(0.0, (self._total - self._done) / rate):.0f} s left" if rate else "no step done yet"
+        self._log(f"  {self._label}: {self._done}/{self._total}, {rate:.1f}/s, {left}")
+        self._spoken = now
+
+    def tick(self, message: str) -> None:
+        """Shows a tick where it is the first or one is due; holds it back otherwise."""
+        if self._ticked is None or self._clock() - self._ticked >= SECONDS_BETWEEN_LINES:
+            self._speak(message)
+        else:
+            self._held = message
+
+    def close(self) -> None:
+        """Shows the last tick."""
+        if self._held is not None:
+            self._speak(self._held)
+
+    def _speak(self, message: str) -> None:
+        self._show(message)
+        self._held, self._spoken = None, self._clock()
+        self._ticked = self._spoken

@@ -1,4 +1,4 @@
-"""The `target` section of a recipe: the device, the engines and the shapes that are served; and how training is divided."""
+"""The `target` section of a recipe (device, engines and shapes to serve) and the `parallel` section (training in several processes)."""
 
 from __future__ import annotations
 
@@ -7,34 +7,33 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from compress.core.config import Config
+from compress.core.engines import DEFAULT_ENGINES, EngineName
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
 
-EngineName = Literal["openvino", "onnxruntime", "tensorrt", "torch"]
-
 
 class Target(Config):
-    """Where the model is going to be served, and the shapes that count."""
+    """Where the model will be served, and for which shapes."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device of the engines; training uses a GPU whenever there is one."""
-    engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = ("openvino", "onnxruntime")
-    """Engines to build, in order of preference: goals are judged on the first, which is also the one served."""
+    """Device that the engines run on; training always uses a GPU if there is one."""
+    engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = DEFAULT_ENGINES
+    """Engines to build, in order of preference. Goals are checked on the first one, which is also the one served."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
-    """Batch sizes to measure."""
+    """Batch sizes to measure latency at."""
     sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)
-    """Sequence lengths (tokens) to measure and to pad to; the data's max_length is always added. Ignored for images."""
+    """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. Ignored for images."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
-    """CPU threads of every engine; the physical cores of the affinity mask where absent."""
+    """CPU threads per engine; by default the number of physical cores that this process may use."""
 
     @property
     def num_threads(self) -> int:
-        """CPU threads with the default resolved for this machine."""
+        """CPU threads per engine, with the default filled in for this machine."""
         return self.threads or physical_cores()
 
 
 class Parallel(Config):
-    """Training by several processes, where a launcher such as torchrun started them; without one nothing changes."""
+    """Training in several processes started by a launcher such as torchrun. Has no effect without a launcher."""
 
     strategy: Strategy = "ddp"
-    """ddp: every process has the whole model. fsdp2: each holds a share of every weight, for models that do not fit into one GPU."""
+    """ddp: every process holds the whole model. fsdp2: weights are sharded over the processes, for models too large for one GPU."""

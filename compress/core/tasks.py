@@ -1,58 +1,164 @@
-"""What sets the tasks apart: one row of facts for each, so that the rest asks for a fact and not for a name.
+"""The table of tasks: one row of facts for each. Other code asks for a fact, never for a name.
+
+    TASKS[task].answer == "value"       not  task == "text-regression"
+
+To add a task, add a row to `TASKS`: recipes, their schema, `compress init`, `compress list` and the messages follow from it. The row is all
+there is to write where modality, answer, columns and metrics exist already. What is new goes to others of its kind:
+
+    a column of the data   a field of `Columns` in compress/data/config.py
+    a metric               a row of `METRICS` in compress/measure/metrics.py
+    an answer              loss in compress/training/supervised.py, labels in compress/data/load.py, comparison in compress/measure
+
+The three answers that there are:
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
     value    a number; logits [n, 1], labels float32 [n]
     tokens   the next token at every position of a block; answers [n, T, 2] and labels int32 [n, T] (`compress.core.next_token`)
-
-What is computed by these facts stays where it belongs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Annotated, Literal
 
-Task = Literal["text-classification", "text-regression", "text-generation", "image-classification"]
+from compress.core.named import Named, one_of
+
 SCORE: tuple[str, ...] = ("score",)
+"""The one "label" of a task that answers with a value."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """The model and data in the recipe that `compress init` writes."""
+
+    about: str
+    """First line of the recipe: one sentence."""
+    name: str
+    """Name of the run."""
+    data: str
+    """Data set of the Hub."""
+    columns: str
+    """Its columns, as YAML."""
+    subset: str = ""
+    """Its configuration; empty where it has one alone."""
+    model: str = ""
+    """Model of the Hub; empty where the recipe starts from random weights."""
+    head: Literal["keep", "new"] = "new"
+    """`keep` where the model is fine-tuned already; `new` makes finetune the first stage."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What has to be known of a task."""
+    """All that sets a task apart."""
 
     modality: Literal["text", "image"]
     """What its rows are made of."""
     answer: Literal["class", "value", "tokens"]
     """What a model answers to a row."""
-    metric: str
-    """The metric that goals and the report are about."""
+    columns: tuple[str, ...]
+    """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
+    metrics: tuple[str, ...]
+    """Rows of `compress.measure.metrics.METRICS`, in the order of the report. The first is the primary one: goals are about it."""
     auto_class: str
     """The class of Transformers that picks the model class."""
-    higher_is_better: bool = True
-    """Whether more of the metric is better."""
-    relative: bool = False
-    """Whether a drop of the metric is a fraction of its value before, not a difference."""
+    problem_type: str | None
+    """`problem_type` in config.json; None where the model has no classifier."""
+    pipeline_tag: str
+    """The task's name on the Hub, for model cards."""
+    example: Example
+    """What `compress init` writes."""
+
+    @property
+    def metric(self) -> str:
+        """The primary metric."""
+        return self.metrics[0]
+
+    @property
+    def needs_labels(self) -> bool:
+        """Whether rows have labels of their own; text to generate is its own label."""
+        return "label" in self.columns
 
 
-TASKS: Mapping[Task, Facts] = {
-    "text-classification": Facts("text", "class", "accuracy", "AutoModelForSequenceClassification"),
-    "text-regression": Facts("text", "value", "pearson", "AutoModelForSequenceClassification"),
-    "text-generation": Facts("text", "tokens", "perplexity", "AutoModelForCausalLM", higher_is_better=False, relative=True),
-    "image-classification": Facts("image", "class", "accuracy", "AutoModelForImageClassification"),
+TASKS: Mapping[str, Facts] = {
+    "text-classification": Facts(
+        modality="text",
+        answer="class",
+        columns=("text", "text_pair", "label"),
+        metrics=("accuracy", "f1", "matthews"),
+        auto_class="AutoModelForSequenceClassification",
+        problem_type="single_label_classification",
+        pipeline_tag="text-classification",
+        example=Example(
+            about="A sentiment classifier in int8, served by Triton.",
+            name="my-classifier",
+            model="philschmid/MiniLM-L6-H384-uncased-sst2",
+            head="keep",
+            data="nyu-mll/glue",
+            subset="sst2",
+            columns="{text: sentence, label: label}   # text_pair: for sentence pairs",
+        ),
+    ),
+    "text-regression": Facts(
+        modality="text",
+        answer="value",
+        columns=("text", "text_pair", "label"),
+        metrics=("pearson", "spearman"),
+        auto_class="AutoModelForSequenceClassification",
+        problem_type="regression",
+        pipeline_tag="text-classification",
+        example=Example(
+            about="Sentence similarity in int8, served by Triton.",
+            name="my-regressor",
+            model="nreimers/MiniLM-L6-H384-uncased",
+            data="nyu-mll/glue",
+            subset="stsb",
+            columns="{text: sentence1, text_pair: sentence2, label: label}",
+        ),
+    ),
+    "text-generation": Facts(
+        modality="text",
+        answer="tokens",
+        columns=("text",),
+        metrics=("perplexity", "accuracy"),
+        auto_class="AutoModelForCausalLM",
+        problem_type=None,
+        pipeline_tag="text-generation",
+        example=Example(
+            about="A small language model in int8.",
+            name="my-language-model",
+            data="Salesforce/wikitext",
+            subset="wikitext-2-raw-v1",
+            columns="{text: text}",
+        ),
+    ),
+    "image-classification": Facts(
+        modality="image",
+        answer="class",
+        columns=("image", "label"),
+        metrics=("accuracy",),
+        auto_class="AutoModelForImageClassification",
+        problem_type="single_label_classification",
+        pipeline_tag="image-classification",
+        example=Example(
+            about="An image classifier in int8, served by Triton.",
+            name="my-images",
+            model="WinKawaks/vit-tiny-patch16-224",
+            data="uoft-cs/cifar10",
+            columns="{image: img, label: label}",
+        ),
+    ),
 }
 
+Task = Annotated[str, Named(TASKS)]
+"""The name of a task; in a recipe it has to be a row of `TASKS`."""
 
-def facts(task: str) -> Facts:
-    """Returns the facts of a task by its name."""
-    return TASKS[cast("Task", task)]
+
+def tasks_with(fact: Callable[[Facts], bool]) -> str:
+    """Returns the names of the tasks that a fact holds for, for messages: "a, b or c"."""
+    return one_of([task for task, row in TASKS.items() if fact(row)])
 
 
 def num_classes(task: Task, labels: Sequence[str]) -> int | None:
     """Returns the number of classes, by the names of the labels of the data; None for a task that has none."""
     return len(labels) if TASKS[task].answer == "class" else None
-
-
-def drop(task: Task, before: float, after: float) -> float:
-    """Returns what was lost of the primary metric: before - after, of a lower-is-better one its relative increase after / before - 1."""
-    return after / before - 1 if TASKS[task].relative else before - after

@@ -1,4 +1,4 @@
-"""YAML without surprises: plain types, and no key given twice."""
+"""Strict YAML reading: plain types only, and repeated keys are errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from compress.core.errors import InputError
 
 
 class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader for which a repeated key is an error."""
+    """A safe loader that rejects repeated keys."""
 
 
 def _mapping(loader: _UniqueKeys, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -32,10 +32,10 @@ _UniqueKeys.add_constructor("tag:yaml.org,2002:map", _mapping)
 
 
 def parse_yaml(text: str, source: str) -> Any:
-    """Returns the value of a YAML text; plain types only, no repeated keys.
+    """Parses a YAML text into plain types.
 
     Raises:
-        InputError: It is not YAML; names `source` and the line.
+        InputError: The text is not valid YAML, or repeats a key; the message names `source` and the line.
     """
     try:
         return yaml.load(text, Loader=_UniqueKeys)

@@ -1,1 +1,1 @@
-"""Data: found, read, labelled, and divided into what is trained on, chosen by and judged on."""
+"""Data: finding, reading and labelling rows, and splitting them into train, selection and evaluation."""

@@ -1,4 +1,4 @@
-"""The data section of a recipe: where the rows are, and which columns hold what."""
+"""The `data` section of a recipe: the location of the rows and the meaning of their columns."""
 
 from __future__ import annotations
 
@@ -10,50 +10,44 @@ from compress.core.config import Config
 from compress.core.tasks import TASKS, Task
 from compress.data.tables import Column
 
+OPTIONAL = ("text_pair",)
+"""Columns that are read only if the recipe gives them."""
+
 ColumnName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0, strict=True)]
 
 
-def is_labelled(task: Task) -> bool:
-    """Whether the rows of a task have labels of their own; text to generate is its own label."""
-    return TASKS[task].answer != "tokens"
-
-
 class Columns(Config):
-    """Which columns hold what: names, or positions counted from 0 where a file has no header."""
+    """Columns to read: names, or positions counted from 0 if a file has no header."""
 
     text: ColumnName | None = None
-    """The text, or the first of a pair; `text` where absent."""
+    """Column of the text, or of the first text of a pair; by default `text`."""
     text_pair: ColumnName | None = None
-    """The second text of a pair; absent for single texts."""
+    """Column of the second text of a pair; leave it out for single texts."""
     image: ColumnName | None = None
-    """The image: encoded bytes, or a path beside the table; `image` where absent. Folders and archives of images have no columns."""
+    """Column of the image (encoded bytes, or a path relative to the table); by default `image`. Image folders and archives have no
+    columns."""
     label: ColumnName | None = None
-    """The label; `label` where absent. A split whose labels are all -1 counts as unlabelled. None for text-generation."""
+    """Column of the label; by default `label`. A split whose labels are all -1 counts as unlabelled. Not used for text-generation."""
 
     def over(self, base: Columns) -> Columns:
-        """Returns these columns, completed by those of `base`."""
+        """Returns these columns, with missing ones taken from `base`."""
         return base.model_copy(update=self.model_dump(exclude_none=True))
 
     def wanted(self, task: Task) -> tuple[Column, ...]:
-        """Returns the columns that a task reads, the label last where it has one."""
-        label = "label" if self.label is None else self.label
-        if task == "image-classification":
-            return ("image" if self.image is None else self.image, label)
-        text = "text" if self.text is None else self.text
-        if not is_labelled(task):
-            return (text,)
-        return (text, label) if self.text_pair is None else (text, self.text_pair, label)
+        """Returns the columns that a task reads, the label, if any, last; a column that is not given is named after its key."""
+        given = {name: getattr(self, name) for name in TASKS[task].columns}
+        return tuple(name if column is None else column for name, column in given.items() if column is not None or name not in OPTIONAL)
 
 
 class FileConfig(Config):
-    """One file of a split that differs from the others."""
+    """A file with its own header setting or columns."""
 
     file: Annotated[str, Field(min_length=1)]
-    """The file, relative to `data.path`."""
+    """Path of the file, relative to `data.path`."""
     header: bool = True
-    """Whether its first line names the columns (tsv and csv)."""
+    """Whether the first line names the columns (tsv and csv)."""
     columns: Columns = Columns()
-    """Its columns; those not given are the ones of `data.columns`."""
+    """Columns of this file; missing ones are taken from `data.columns`."""
 
 
 def _as_files(value: Any) -> Any:
@@ -65,29 +59,29 @@ Files = Annotated[tuple[FileConfig, ...], BeforeValidator(_as_files)]
 
 
 class FilesConfig(Config):
-    """The files of each split; a file, or a list of files that are read one after the other."""
+    """Files of each split: one file, or a list of files that are read in order."""
 
     train: Annotated[Files, Field(min_length=1)]
-    """Rows to learn from."""
+    """Rows to train on."""
     test: Files = ()
-    """Rows for the final figures."""
+    """Rows for the reported results."""
     validation: Files = ()
-    """Rows for choices; for the final figures too where there is no labelled test split."""
+    """Rows for decisions such as model selection; used for the reported results if there is no labelled test split."""
 
 
 class DataConfig(Config):
     """Training and evaluation data."""
 
     path: Annotated[str, Field(min_length=1)]
-    """A Hub id, a folder or a file of csv tsv json jsonl parquet (.gz too), for text-generation txt as well, a folder or tar archive of
-    images, or `sklearn:digits`."""
+    """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt); a folder or
+    tar archive of images; `sklearn:digits`."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Which columns hold text, pair, image and label."""
+    """Columns of text, text pair, image and label."""
     files: FilesConfig | None = None
-    """The files of each split, relative to `path`; found by their names (train.*, test.*, dev.* or validation.*) where absent. Text for
-    text-generation that comes as one file alone gives its last tenth as the test split."""
+    """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
+    text-generation has a single file, its last tenth becomes the test split."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
-    """Tokens kept of a row, special tokens included; longer rows are truncated. For text-generation the tokens of a block, which the text
-    is cut into. Ignored for images."""
+    """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block.
+    Ignored for images."""

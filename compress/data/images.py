@@ -1,7 +1,8 @@
-"""Sets of images: folders `split/class/file.jpg`, tar archives of the same shape, and the built-in digits of scikit-learn.
+"""Image data sets: folders `split/class/file.jpg`, tar archives with the same layout, and the digits data set of scikit-learn.
 
-An archive is read from front to back and never extracted: its names reach no file system. It has to be whole. A class is the folder
-that an image lies in. Hidden files (`.DS_Store`, `._x.jpg`) are passed over; everything else that is not a PNG or JPEG image is an error.
+An archive is read sequentially and never extracted, so its file names never touch the file system. It must be complete. The class of an
+image is the folder that contains it. Hidden files (`.DS_Store`, `._x.jpg`) are skipped; anything else that is not a PNG or JPEG image is an
+error.
 """
 
 from __future__ import annotations
@@ -29,28 +30,28 @@ KINDS = "PNG and JPEG images (.png .jpg .jpeg)"
 
 @dataclass(frozen=True)
 class LabelledImage:
-    """One encoded image of a set."""
+    """One encoded image with its label."""
 
     place: str
-    """Where it lies, for error messages."""
+    """File, or member of an archive, for error messages."""
     split: str | None
-    """Name of the folder above the folder of its class, where it is in the set."""
+    """Name of the folder above the class folder, if it is part of the data set."""
     label: str
-    """Name of its class."""
+    """Class name."""
     data: bytes
     """The encoded image."""
 
 
 def is_archive(path: Path) -> bool:
-    """Whether the name of a file says that it is a tar archive."""
+    """Whether a file name ends like a tar archive."""
     return path.name.lower().endswith(ARCHIVES)
 
 
 def read_images(path: Path) -> Iterator[LabelledImage]:
-    """Yields the images of a folder `class/file`, in the order of their names, or of a tar archive, in the order of its members.
+    """Yields the images of a folder `class/file`, sorted by name, or of a tar archive, in the order of its members.
 
     Raises:
-        InputError: The archive is damaged, or something in it is not an image in the folder of a class.
+        InputError: The archive is damaged, or contains something other than images in class folders.
     """
     if path.is_dir():
         yield from _folder(path)
@@ -64,7 +65,7 @@ def _folder(folder: Path) -> Iterator[LabelledImage]:
         if classes.name.startswith("."):
             continue
         if not classes.is_dir():
-            raise InputError(f"{classes}: not in the folder of a class; {folder.name}/CLASS/FILE with {KINDS} is allowed")
+            raise InputError(f"{classes}: not in a class folder; {folder.name}/CLASS/FILE with {KINDS} is allowed")
         for file in sorted(classes.iterdir()):
             if file.name.startswith("."):
                 continue
@@ -77,7 +78,7 @@ def _folder(folder: Path) -> Iterator[LabelledImage]:
 
 
 def _members(path: Path) -> Iterator[tuple[tuple[str, ...], bytes]]:
-    """Yields (path parts, contents) of every image of an archive."""
+    """Yields (path parts, contents) of every image in an archive."""
     try:
         with _open(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
@@ -91,7 +92,7 @@ def _members(path: Path) -> Iterator[tuple[tuple[str, ...], bytes]]:
             _check_end(stream, archive.offset)
     except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
         reason = " ".join(str(error).split())[:160]
-        raise InputError(f"{path}: not a whole tar archive ({reason}); a .tar, .tar.gz or .tgz file is allowed") from error
+        raise InputError(f"{path}: not a complete tar archive ({reason}); a .tar, .tar.gz or .tgz file is allowed") from error
 
 
 def _open(path: Path) -> BinaryIO:
@@ -99,11 +100,11 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _check_end(stream: BinaryIO, offset: int) -> None:
-    """Raises where an archive does not end as it should: tarfile takes a damaged header for the end, and would drop the rest."""
+    """Raises if an archive does not end properly: tarfile treats a damaged header as the end and would silently drop the rest."""
     stream.seek(offset)
     if stream.read(BLOCK) != bytes(BLOCK):
-        raise tarfile.ReadError(f"no header and no end of the archive at byte {offset}")
-    while stream.read(2**20):  # to the end, where gzip keeps its checksum
+        raise tarfile.ReadError(f"neither a header nor the end of the archive at byte {offset}")
+    while stream.read(2**20):  # to the end, so that gzip verifies its checksum
         pass
 
 
@@ -111,27 +112,27 @@ def _check_member(where: str, member: tarfile.TarInfo, parts: tuple[str, ...]) -
     if not member.isfile():
         raise InputError(f"{where}: a link or device; plain files are allowed")
     if ".." in parts or parts[0] == "/":
-        raise InputError(f"{where}: leads out of the archive; SPLIT/CLASS/FILE is allowed")
+        raise InputError(f"{where}: path outside the archive; SPLIT/CLASS/FILE is allowed")
     _check_name(where, parts[-1])
     if len(parts) < 2:
-        raise InputError(f"{where}: not in the folder of a class; CLASS/FILE or SPLIT/CLASS/FILE is allowed")
+        raise InputError(f"{where}: not in a class folder; CLASS/FILE or SPLIT/CLASS/FILE is allowed")
     _check_size(where, member.size)
 
 
 def _check_name(where: str, name: str) -> None:
     if not name.lower().endswith(ENDINGS):
-        raise InputError(f"{where}: not an image by its name; {KINDS} are allowed")
+        raise InputError(f"{where}: not the name of an image; {KINDS} are allowed")
 
 
 def _check_size(where: str, size: int) -> None:
     if size > MAX_IMAGE_BYTES:
-        raise InputError(f"{where}: {size} bytes; an image has at most {MAX_IMAGE_BYTES}")
+        raise InputError(f"{where}: {size} bytes; images of at most {MAX_IMAGE_BYTES} bytes are allowed")
 
 
 def digits() -> list[LabelledImage]:
-    """Returns the 1,797 digits of scikit-learn as 8 x 8 grey PNG images, first the train split, then the test split.
+    """Returns the 1,797 digits of scikit-learn as 8 x 8 greyscale PNG images: the train split, then the test split.
 
-    The split is stratified 80/20 with seed 0. The values 0 to 16 are scaled to 0 to 255.
+    The split is stratified, 80/20, with seed 0. Pixel values 0 to 16 are scaled to 0 to 255.
     """
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split

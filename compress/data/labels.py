@@ -1,8 +1,8 @@
-"""From the labels that files hold to class ids and values.
+"""Converts the labels in files to class ids or values.
 
-A class label is compared by its text: 1, 1.0 and "1" are the same. The names come from the model (its id2label) where they are known,
-else from the train split: sorted, as numbers where all of them are. Whole numbers that are no names count as class ids. A split whose
-labels are all -1 is unlabelled.
+Class labels are compared as text: 1, 1.0 and "1" are the same. The class names come from the model (its id2label) if it has them, else from
+the train split, sorted (numerically if all are integers). Integers that are not class names count as class ids. A split whose labels are
+all -1 is unlabelled.
 """
 
 from __future__ import annotations
@@ -14,18 +14,15 @@ from typing import Any, Protocol
 import numpy as np
 
 from compress.core.errors import InputError, nearest
+from compress.core.tasks import tasks_with
 
 UNLABELLED = "-1"
-
-
 SHOWN_PROBLEMS = 3
-
-
 LARGEST = float(np.finfo(np.float32).max)
 
 
 class Labelled(Protocol):
-    """Labels as a file holds them, and where each of them stands."""
+    """Labels as they appear in a file, with their places."""
 
     @property
     def labels(self) -> Sequence[Any]:
@@ -33,14 +30,14 @@ class Labelled(Protocol):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """What the file itself calls its class ids; () where it does not say."""
+        """Class names by id, as given by the file itself; () if it has none."""
 
     def place(self, index: int) -> str:
-        """Where the row stands, for an error message."""
+        """File and line of a row, for error messages."""
 
 
 def text_of(label: Any) -> str:
-    """Returns the text a class label is compared by; empty where there is none."""
+    """Returns a class label as text, for comparison; empty if there is no label."""
     if isinstance(label, str):
         return label.strip()
     if label is None or isinstance(label, list | dict | bytes):
@@ -56,10 +53,10 @@ def is_unlabelled(sources: Sequence[Labelled]) -> bool:
 
 
 def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
-    """Returns the names of the classes of a train split, by id.
+    """Returns the class names of a train split, ordered by id.
 
     Raises:
-        InputError: There are fewer than two, or so many that this cannot be a column of class labels, or a row has none.
+        InputError: There are fewer than two classes, too many for a column of class labels, or a row without a label.
     """
     own = {source.label_names for source in sources}
     if len(own) == 1 and own != {()}:
@@ -70,22 +67,23 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     if len(found) < 2:
         raise InputError(f"{sources[0].place(0)}: all {rows} train rows have the label {found.pop()!r}; two or more classes are needed")
     if len(found) > 20 and 2 * len(found) > rows:
-        advice = "set data.columns.label to the column of the class labels (numbers to predict: task: text-regression)"
+        values = tasks_with(lambda row: row.answer == "value")
+        advice = f"set data.columns.label to the column of the class labels (to predict numbers, set task: {values})"
         raise InputError(f"{sources[0].place(0)}: {len(found)} different labels in {rows} train rows; {advice}")
     whole = all(_is_whole(name) for name in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))
 
 
 def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str) -> np.ndarray:
-    """Returns int64 [n]: the class id of every row.
+    """Returns the class id of every row, int64 [n].
 
     Args:
-        sources: Where the rows stand.
-        names: Name of each class by id.
+        sources: The files of the split.
+        names: Class names by id.
         origin: Where the names come from, for the message.
 
     Raises:
-        InputError: A label is not among the names; names file and line, the first few at once.
+        InputError: A label is not among the names; the message lists the first few with file and line.
     """
     _raise(_missing_labels(sources))
     problems: list[str] = []
@@ -97,16 +95,16 @@ def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str) 
             ids.append(found)
             if found < 0:
                 given = text_of(label)
-                problems.append(f"{source.place(index)}: label {given!r:.60}; allowed, by {origin}: {_shown(names)}{nearest(given, names)}")
+                problems.append(f"{source.place(index)}: label {given!r:.60}; allowed by {origin}: {_shown(names)}{nearest(given, names)}")
     _raise(problems)
     return np.array(ids, dtype=np.int64)
 
 
 def values(sources: Sequence[Labelled]) -> np.ndarray:
-    """Returns float32 [n]: the number of every row.
+    """Returns the value of every row, float32 [n].
 
     Raises:
-        InputError: A label is not a finite number; names file and line, the first few at once.
+        InputError: A label is not a finite number; the message lists the first few with file and line.
     """
     problems: list[str] = []
     found: list[float] = []
@@ -121,7 +119,7 @@ def values(sources: Sequence[Labelled]) -> np.ndarray:
 
 
 def _number(label: Any) -> float:
-    if isinstance(label, bool) or (isinstance(label, str) and "_" in label):  # float() reads True and "1_000" as numbers
+    if isinstance(label, bool) or (isinstance(label, str) and "_" in label):  # float() would accept True and "1_000"
         return math.nan
     try:
         value = float(label)
@@ -134,7 +132,7 @@ def _ids_by_text(own_names: tuple[str, ...], names: tuple[str, ...]) -> dict[str
     ids = {str(index): index for index in range(len(names))}
     by_name = {name.casefold(): index for index, name in enumerate(names)}
     if own_names and {name.casefold() for name in own_names} == set(by_name):
-        # The data set and the model name the same classes, perhaps in another order: the name decides, not the number.
+        # Data set and model have the same class names, perhaps in another order: match by name, not by number.
         ids = {str(index): by_name[name.casefold()] for index, name in enumerate(own_names)}
         ids |= {name: by_name[name.casefold()] for name in own_names}
     return ids | {name: index for index, name in enumerate(names)}

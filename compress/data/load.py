@@ -1,8 +1,8 @@
-"""The data of a run: read, checked, labelled and divided.
+"""Loads the data of a run.
 
-`load_data` is the way from the data section of a recipe to a `Data`: find and read the files (`sources`), turn their labels into class
-ids or values (`labels`), and decide which rows are for training, choosing and final figures (`splits`). Text to generate is cut into
-blocks of tokens instead (`text_blocks`).
+`load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
+values (`labels`), and splits the rows into train, selection and evaluation (`splits`). For text-generation, text is cut into blocks of
+tokens instead (`text_blocks`).
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ def load_data(
 
     Args:
         config: The data section.
-        task: What the model predicts.
-        label_names: Name of each class by id where the model fixes them; None takes them from the train split. Unused for regression.
-        log: Where to tell what was found and decided.
-        tokenizer: Hub id or folder of the tokenizer that text-generation cuts its text with, or how to train one on the train split.
+        task: The task.
+        label_names: Class names by id if the model determines them; None takes them from the train split. Unused for regression.
+        log: Receives messages about what was found and decided.
+        tokenizer: Hub id or folder of the tokenizer for text-generation, or the settings to train one on the train split.
 
     Returns:
-        All splits with class ids (int64), values (float32) or the ids of the next tokens (int32), and the tokenizer where one was trained.
+        All splits, labelled with class ids (int64), values (float32) or next-token ids (int32), and the tokenizer if one was trained.
 
     Raises:
-        InputError: Every problem of the files, or of their labels, one line each.
+        InputError: Files or labels are wrong; the error lists all problems, one line each.
     """
     if TASKS[task].answer == "tokens":
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
-        return load_blocks(config, tokenizer, log)
+        return load_blocks(config, task, tokenizer, log)
     data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
         return data
@@ -61,19 +61,19 @@ def load_data(
 
 def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] | None, log: Callable[[str], None]) -> Data:
     sources = read_sources(config, task, log)
-    log_unlabelled = [name for name, found in sources.items() if labels.is_unlabelled(found)]
-    for name in log_unlabelled:
+    unlabelled = [name for name, found in sources.items() if labels.is_unlabelled(found)]
+    for name in unlabelled:
         if name == "train":
-            raise InputError(f"{sources[name][0].name}: every label is -1, so train is unlabelled; labelled train rows are needed")
-        log(f"data: every label of {name} is -1; the split counts as unlabelled and is not used")
+            raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
+        log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
         del sources[name]
-    names, origin = SCORE, "data"
-    if task != "text-regression":
+    names, origin, predicts_values = SCORE, "data", TASKS[task].answer == "value"
+    if not predicts_values:
         names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
-    splits = _label(sources, None if task == "text-regression" else names, origin)
-    if list(splits) == ["train"] and not log_unlabelled and Path(config.path).expanduser().is_file():
+    splits = _label(sources, None if predicts_values else names, origin)
+    if list(splits) == ["train"] and not unlabelled and Path(config.path).expanduser().is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
-        log(f"data: {config.path} is one file; {len(splits['test'])} of its rows, chosen by hash of their content, are the test split")
+        log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
     return divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
 
 

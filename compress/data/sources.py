@@ -1,9 +1,9 @@
-"""Sources: the files, archives and data sets that the data section of a recipe leads to.
+"""Finds and reads the files, archives and Hub data sets that a recipe's data section refers to.
 
-`read_sources` finds what every split is made of and reads it: rows, their labels as the files hold them, and the place of each row, so
-that every later complaint can name file and line. Formats are in `tables` and `images`.
+`read_sources` reads, for every split, the rows, their labels as they appear in the files, and the place of each row, so that later error
+messages can give file and line. `tables` and `images` implement the formats.
 
-Left out: tables that hold several splits, and downloads other than from the Hub.
+Not supported: tables that contain several splits; downloads from anywhere but the Hub.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data import images, tables
-from compress.data.config import Columns, DataConfig, FileConfig, is_labelled
+from compress.data.config import Columns, DataConfig, FileConfig
 from compress.data.tables import Cells, Table
 from compress.standalone.preprocess import BadRow, Row, decode_image
 
@@ -30,23 +30,23 @@ Log = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Source:
-    """What one file gave to one split."""
+    """The rows that one file contributes to one split."""
 
     name: str
-    """The file or data set."""
+    """File or data set."""
     rows: list[Row] = field(default_factory=list)
-    """Its rows."""
+    """The rows."""
     labels: list[Any] = field(default_factory=list)
-    """Their labels as the file holds them."""
+    """Labels as they appear in the file."""
     places: list[Any] = field(default_factory=list)
-    """Line or row number of each row, or its whole place as a text."""
+    """Line or row number of each row, or its complete place as text."""
     unit: str = "row"
-    """What a number in `places` counts."""
+    """What a number in `places` counts: line or row."""
     label_names: tuple[str, ...] = ()
-    """What the data set calls its class ids."""
+    """Class names by id, as given by the data set."""
 
     def place(self, index: int) -> str:
-        """Returns where a row stands, for an error message."""
+        """Returns file and line of a row, for error messages."""
         place = self.places[index]
         return place if isinstance(place, str) else f"{self.name} {self.unit} {place}"
 
@@ -64,15 +64,15 @@ def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
     """Finds and reads the data.
 
     Returns:
-        Split name (train, test, validation) -> what its files gave, in order. A table alone gives only train.
+        Split name (train, test, validation) -> one `Source` per file, in order. A single table gives only train.
 
     Raises:
-        InputError: Every file that is missing or cannot be read, one line each.
+        InputError: Files are missing or unreadable; the error lists all of them, one line each.
     """
     where = Path(config.path).expanduser()
     if config.path == DIGITS or where.exists():
         if config.subset is not None:
-            log(f"data: subset {config.subset!r} is ignored; it is for data sets of the Hub, and {config.path} is local")
+            log(f"data: subset {config.subset!r} is ignored; only Hub data sets have subsets, and {config.path} is local")
         return _read_digits(task) if config.path == DIGITS else _read_local(where, config, task, log)
     if config.files is not None or not _HUB_ID.fullmatch(config.path) or tables.suffix(where) in tables.TABLES:
         siblings = [child.name for child in where.parent.iterdir()] if where.parent.is_dir() else []
@@ -89,7 +89,7 @@ def _read_digits(task: Task) -> Sources:
 def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Sources:
     if config.files is not None:
         if not where.is_dir():
-            raise InputError(f"data.path: {where}: a file, and data.files is given too; with data.files a folder is allowed")
+            raise InputError(f"data.path: {where}: a file, and data.files is given too; with data.files give a folder")
         named = {name: getattr(config.files, name) for name in ("train", "test", "validation")}
         found = {name: [(where / Path(entry.file).expanduser(), entry) for entry in entries] for name, entries in named.items() if entries}
     elif where.is_dir():
@@ -118,15 +118,15 @@ def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], base: Colu
 
 
 def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
-    """Returns the files of each split by their names: train.tsv.gz, test-00000-of-00002.parquet, and for images train.tar or train/."""
+    """Finds the files of each split by name: train.tsv.gz, test-00000-of-00002.parquet, and for images train.tar or train/."""
     found: dict[str, list[Path]] = {}
     for path in sorted(folder.iterdir()):
         match = _SPLIT_FILE.fullmatch(path.name.split(".")[0])
-        images_too = task == "image-classification" and (path.is_dir() or images.is_archive(path))
+        images_too = TASKS[task].modality == "image" and (path.is_dir() or images.is_archive(path))
         if match and (images_too or (path.is_file() and tables.suffix(path) in tables.TABLES)):
             found.setdefault(SPLITS[match[1]], []).append(path)
     alone = [path for path in sorted(folder.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
-    if not found and not is_labelled(task) and len(alone) == 1:  # its last part becomes the test split
+    if not found and not TASKS[task].needs_labels and len(alone) == 1:  # its last part becomes the test split
         return {"train": alone}
     problems = [
         f"{folder}: {', '.join(path.name for path in paths)} all look like the {split} split; name the ones to read in data.files"
@@ -134,10 +134,10 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
         if len(paths) > 1 and not all("-of-" in path.name for path in paths)
     ]
     if "train" not in found:
-        endings = " ".join((*tables.TABLES, *images.ARCHIVES) if task == "image-classification" else tables.TABLES)
+        endings = " ".join((*tables.TABLES, *images.ARCHIVES) if TASKS[task].modality == "image" else tables.TABLES)
         names = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
-        folders = ", or a folder train/CLASS/FILE" if task == "image-classification" else ""
-        problems.append(f"{folder}: no train split in it, but {names}; train.* ({endings}, .gz too){folders} is allowed, or data.files")
+        folders = ", or a folder train/CLASS/FILE" if TASKS[task].modality == "image" else ""
+        problems.append(f"{folder}: no train split, only {names}; train.* ({endings}, also .gz){folders} is allowed, or give data.files")
     if problems:
         raise InputError(*problems)
     return found
@@ -150,19 +150,19 @@ def _read_file(path: Path, entry: FileConfig, base: Columns, task: Task, split: 
     if path.is_dir() or images.is_archive(path):
         _check_task(str(path), task)
         return _one_split(_by_split(images.read_images(path), str(path)), path, split)
-    if not is_labelled(task) and tables.suffix(path) == ".txt":
+    if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path)], [None], [1])
     table = Table(path, entry.columns.over(base).wanted(task), entry.header)
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
 
 
 def _one_split(found: Sources, path: Path, split: str) -> Source:
-    """Chooses the split asked for, where an archive holds several."""
+    """Returns the only split of an archive, or the requested one if there are several."""
     if len(found) == 1:
         return next(iter(found.values()))[0]
     if split not in found:
         raise InputError(
-            f"data.files.{split}: {path}: holds {', '.join(found)} but no {split}; one split, or {split} among them, is allowed"
+            f"data.files.{split}: {path}: has {', '.join(found)} but no {split}; give an archive with one split, or with {split}"
         )
     return found[split][0]
 
@@ -172,11 +172,11 @@ def _by_split(found: Iterable[images.LabelledImage], name: str) -> Sources:
     for image in found:
         split = SPLITS.get(image.split or "train")
         if split is None:
-            raise InputError(f"{image.place}: {image.split!r} is no split; allowed above the class folders: {', '.join(SPLITS)}")
+            raise InputError(f"{image.place}: {image.split!r} is not a split; allowed above the class folders: {', '.join(SPLITS)}")
         _check_image(image.data, image.place)
         sources.setdefault(split, [Source(name)])[0].add(image.data, image.label, image.place)
     if not sources:
-        raise InputError(f"{name}: no images in it; SPLIT/CLASS/FILE with {images.KINDS} is allowed")
+        raise InputError(f"{name}: contains no images; SPLIT/CLASS/FILE with {images.KINDS} is allowed")
     return sources
 
 
@@ -184,12 +184,12 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
     columns = config.columns.wanted(task)
     positions = [column for column in columns if isinstance(column, int)]
     if positions:
-        raise InputError(f"data.columns: {positions[0]} given; a data set of the Hub names its columns")
+        raise InputError(f"data.columns: {positions[0]} given; Hub data sets have named columns: give names")
     found = tables.read_hub(config.path, config.subset, [str(column) for column in columns], log)
     sources: Sources = {}
     for name, (rows, features) in found.items():
         if name not in SPLITS:
-            log(f"data: split {name!r} of {config.path} is not used; used are {', '.join(SPLITS)}")
+            log(f"data: split {name!r} of {config.path} is not used; only {', '.join(SPLITS)} are")
             continue
         names = tuple(getattr(features[columns[-1]], "names", None) or ())
         source = _read_rows(f"{config.path} split {name}", enumerate(rows, 1), task, Path(), "row", names)
@@ -202,16 +202,16 @@ def _read_hub(config: DataConfig, task: Task, log: Log) -> Sources:
 def _read_rows(
     name: str, cells: Iterator[tuple[int, Cells]], task: Task, folder: Path, unit: str, label_names: tuple[str, ...] = ()
 ) -> Source:
-    """Turns the cells of a table into rows of the task."""
+    """Converts the cells of a table to rows of the task."""
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
-        contents, label = (found[:-1], found[-1]) if is_labelled(task) else (found, None)
-        if task == "image-classification":
+        contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
+        if TASKS[task].modality == "image":
             row: Row = _image(contents[0], folder, f"{name} {unit} {number}")
         else:
             for text in contents:
                 if not isinstance(text, str) or not (text.isascii() or _is_unicode(text)):
-                    raise InputError(f"{name} {unit} {number}: {text!a:.60} given as text; a text of Unicode characters is allowed")
+                    raise InputError(f"{name} {unit} {number}: {text!a:.60} given as text; valid Unicode text is allowed")
             row = contents[0] if len(contents) == 1 else (contents[0], contents[1])
         source.add(row, label, number)
     if not source.rows:
@@ -220,7 +220,7 @@ def _read_rows(
 
 
 def _is_unicode(text: str) -> bool:
-    try:  # an escape such as "\\ud800" in JSON gives half a character, which no tokenizer takes
+    try:  # a JSON escape such as "\\ud800" is a lone surrogate, which tokenizers reject
         text.encode()
     except UnicodeEncodeError:
         return False
@@ -228,7 +228,7 @@ def _is_unicode(text: str) -> bool:
 
 
 def _image(cell: Any, folder: Path, place: str) -> bytes:
-    """Returns the encoded image of a cell: bytes, the {bytes, path} of the datasets library, or a path beside the table."""
+    """Returns the encoded image of a cell: bytes, the {bytes, path} dict of the datasets library, or a path relative to the table."""
     data = cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
     if isinstance(data, str):
         try:
@@ -249,5 +249,6 @@ def _check_image(data: bytes, place: str) -> None:
 
 
 def _check_task(name: str, task: Task) -> None:
-    if task != "image-classification":
-        raise InputError(f"data.path: {name}: images, and model.task is {task}; image-classification is allowed")
+    if TASKS[task].modality != "image":
+        allowed = tasks_with(lambda row: row.modality == "image")
+        raise InputError(f"data.path: {name}: images, and model.task is {task}; {allowed} is allowed")

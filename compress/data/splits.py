@@ -1,15 +1,15 @@
-"""What the data of a run is divided into, and who may see which rows.
+"""Splits the data of a run into train, selection and evaluation rows, without leaks between them.
 
-    train       rows to learn from; calibration rows come from here
-    selection   rows that every choice of the tool is made on: the validation split where a labelled test split exists too, else 5 % of
-                train (200 to 2,000 rows, and never more than a fifth of it)
-    evaluation  rows for final figures only: the labelled test split, else validation
+    train       rows to train on; calibration rows are taken from here
+    selection   rows for every decision of the tool: the validation split if there is also a labelled test split, else 5 % of train (200 to
+                2,000 rows, and at most a fifth of train)
+    evaluation  rows for reported results only: the labelled test split, else the validation split
 
-A row is known by its content (texts, image bytes or token ids, not the label). Rows of equal content stay together, so nothing that is
-chosen on was trained on: train loses the rows that selection holds, selection those that evaluation holds. Random choices are made by hash
-of the content, so that they depend neither on the order of the rows nor on rows added later.
+Rows are identified by their content (texts, image bytes or token ids, without the label), and rows with equal content stay together. So
+decisions are never made on rows that were trained on: rows in selection are removed from train, and rows in evaluation from selection.
+Random choices use a hash of the content, so they depend neither on the order of the rows nor on rows added later.
 
-Left out: stratification; 200 rows by hash are close enough to the shares of the classes, and stay stable when rows are added.
+Not supported: stratification. 200 rows chosen by hash approximate the class frequencies well enough, and stay the same when rows are added.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGEST_SHARE = 0.2
 
 
 def content_key(row: Row) -> bytes:
-    """Returns 16 bytes that stand for the content of a row; a pair differs from its texts joined."""
+    """Returns a 16-byte hash of the content of a row; a pair differs from its concatenated texts."""
     if isinstance(row, bytes):
         return hashlib.blake2b(row, digest_size=16, person=b"image").digest()
     if isinstance(row, np.ndarray):
@@ -52,7 +52,7 @@ class Split:
     rows: list[Row]
     """Texts, pairs of texts, encoded images, or blocks of token ids."""
     labels: np.ndarray
-    """int64 class ids [n], float32 values [n] for regression, or int32 ids [n, T] of the tokens behind those of a block."""
+    """int64 class ids [n], float32 values [n] for regression, or int32 next-token ids [n, T] for text-generation."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,7 +64,7 @@ class Split:
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of contents and labels, in their order."""
+        """sha256 (hex) of contents and labels, in order."""
         labels = np.ascontiguousarray(self.labels)
         contents = hashlib.sha256(f"{len(self)} {labels.dtype.str} ".encode())
         contents.update(b"".join(self.keys))
@@ -81,15 +81,15 @@ class Data:
     """The data of a run."""
 
     train: Split
-    """Rows to learn from."""
+    """Rows to train on."""
     selection: Split
-    """Rows for every choice the tool makes."""
+    """Rows for every decision of the tool."""
     evaluation: Split
-    """Rows for final figures only."""
+    """Rows for reported results only."""
     labels: tuple[str, ...]
-    """Name of each class by id; ("score",) for regression, () for text-generation."""
+    """Class names by id; ("score",) for regression, () for text-generation."""
     tokenizer: TrainedTokenizer | None = None
-    """What the recipe trained on the train split; None where it gives a tokenizer, or needs none."""
+    """The tokenizer trained on the train split; None if the recipe names one or needs none."""
 
     @cached_property
     def digest(self) -> str:
@@ -98,7 +98,7 @@ class Data:
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
-        """Returns up to `num_rows` train rows of different content, chosen by hash with `seed`, in train order."""
+        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order."""
         first = {key: index for index, key in reversed(list(enumerate(self.train.keys)))}
         salt = b"calibration %d" % seed
         chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[:num_rows]
@@ -108,47 +108,47 @@ class Data:
 def divide(
     train: Split, test: Split | None, validation: Split | None, labels: tuple[str, ...], where: str, log: Callable[[str], None]
 ) -> Data:
-    """Decides which rows are for training, choosing and final figures.
+    """Decides which rows are used for training, selection and evaluation.
 
     Args:
         train: The train split.
-        test: The labelled test split, where there is one.
-        validation: The labelled validation split, where there is one.
-        labels: Names of the classes.
-        where: What the data is called in messages.
-        log: Where to tell what was decided.
+        test: The labelled test split, if any.
+        validation: The labelled validation split, if any.
+        labels: Class names.
+        where: Name of the data in messages.
+        log: Receives messages about what was decided.
 
     Raises:
-        InputError: There is nothing to evaluate on, or nothing left to train or select on.
+        InputError: There are no rows to evaluate on, or none left to train or select on.
     """
     evaluation = test or validation
     if evaluation is None:
         raise InputError(
-            f"{where}: no labelled test or validation split; one of them is needed for the final figures: name it in data.files"
+            f"{where}: no labelled test or validation split; one of them is needed to measure the results: name it in data.files"
         )
     final = frozenset(evaluation.keys)
     selection = _without(validation, final) if test and validation else None
     if validation and selection is not None and len(selection) < len(validation):
-        log(f"data: {len(validation) - len(selection)} validation rows that are in test too are left out")
+        log(f"data: {len(validation) - len(selection)} validation rows that are also in test are dropped")
     carved = not selection
     if not selection:
         selection = _carve(train, final, where)
-        log(f"data: {len(selection)} train rows, chosen by hash of their content, are set aside for choices")
+        log(f"data: {len(selection)} train rows, chosen by content hash, are set aside for selection")
     given, train = len(train), _without(train, frozenset(selection.keys))
     if not carved and len(train) < given:
-        log(f"data: {given - len(train)} train rows that are in validation too are left out of train")
+        log(f"data: {given - len(train)} train rows that are also in validation are dropped")
     if not train:
-        raise InputError(f"{where}: no train rows left; every one has the content of a selection row, and those are not trained on")
+        raise InputError(f"{where}: no train rows left: all of them equal selection rows, which are never trained on; add other train rows")
     overlap = sum(key in final for key in train.keys)
     if overlap:
-        log(f"data: {overlap} train rows have the content of an evaluation row; they are kept")
-    told = f"; {len(labels)} label(s): {_shown(labels)}" if labels else ""
-    log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{told}")
+        log(f"data: {overlap} train rows have the same content as an evaluation row; they are kept")
+    named = f"; {len(labels)} label(s): {_shown(labels)}" if labels else ""
+    log(f"data: {len(train)} train, {len(selection)} selection, {len(evaluation)} evaluation rows{named}")
     return Data(train, selection, evaluation, labels)
 
 
 def hold_out(split: Split, share: float) -> tuple[Split, Split]:
-    """Divides a split by hash of content into (rest, about `share` of the rows); rows of equal content stay together."""
+    """Splits off about `share` of the rows by content hash; returns (rest, split-off rows). Rows with equal content stay together."""
     chosen = _by_hash(split, frozenset(), round(len(split) * share), b"hold out")
     rest = sorted(set(range(len(split))) - set(chosen))
     return split.take(rest), split.take(chosen)
@@ -160,13 +160,13 @@ def _carve(train: Split, banned: frozenset[bytes], where: str) -> Split:
     chosen = _by_hash(train, banned, max(1, wanted), b"selection")
     if not chosen:
         raise InputError(
-            f"{where}: no train row can be set aside for choices; rows that differ from each other and from evaluation are needed"
+            f"{where}: no train rows can be set aside for selection; rows that differ from each other and from evaluation are needed"
         )
     return train.take(chosen)
 
 
 def _by_hash(split: Split, banned: frozenset[bytes], wanted: int, salt: bytes) -> list[int]:
-    """Returns the indices (ascending) of about `wanted` rows: whole groups of equal content, in the order of their hashes."""
+    """Returns the ascending indices of about `wanted` rows: whole groups of equal content, chosen in the order of their hashes."""
     groups: dict[bytes, list[int]] = {}
     for index, key in enumerate(split.keys):
         if key not in banned:

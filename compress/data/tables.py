@@ -1,14 +1,14 @@
-"""Readers of tables: tsv, csv, json, jsonl and parquet files, each also as .gz, and data sets of the Hub.
+"""Readers for tables: tsv, csv, json, jsonl and parquet files, each also as .gz, and Hub data sets.
 
-Each yields the wanted columns row by row, with the place of the row for error messages, and holds one row (parquet: one batch) at a
-time. tsv (also .txt) has no quoting: a row is a line, a field is what stands between two tabs. csv is RFC 4180. Both are UTF-8 with or
-without a byte-order mark, and only a line feed, or carriage return and line feed, ends a line: never the other characters that
-Unicode counts as line breaks. A text file can also be read whole, as one document.
+Each reader yields the wanted columns row by row, with the line or row number for error messages, and holds one row at a time (parquet: one
+batch; json: the whole file). tsv (also .txt) has no quoting: a row is a line, and tabs separate the fields. csv follows RFC 4180. Both are
+UTF-8, with or without a byte-order mark. Lines end with a line feed, or carriage return and line feed; other Unicode line breaks do not end
+a line. A text file can also be read as a single document.
 
-With a header every row has as many fields as the header. Without one (`header: false`, columns by position) a row has to reach the last
-column asked for and may go on: the STS-B test file, for one, carries licence columns in some of its rows.
+With a header, every row must have as many fields as the header. Without one (`header: false`, columns by position), a row must contain the
+last wanted column and may have more: the STS-B test file, for example, has licence columns in some rows.
 
-Left out: guessing of delimiters and encodings, and files that hold several splits.
+Not supported: guessing delimiters or encodings; files that contain several splits.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ MAX_FIELD_CHARACTERS = 2**28
 
 @dataclass(frozen=True)
 class Table:
-    """One table file and what to take from it."""
+    """A table file and the columns to read."""
 
     path: Path
     """The file."""
     columns: tuple[Column, ...]
-    """The wanted columns: names, or positions counted from 0 (tsv and csv only)."""
+    """Columns to read: names, or positions counted from 0 (tsv and csv only)."""
     header: bool = True
     """Whether the first line names the columns (tsv and csv only)."""
 
     @property
     def unit(self) -> str:
-        """What the number in a place counts: lines, or rows where a file has no lines."""
+        """Whether places are counted in lines, or in rows for formats without lines."""
         return "line" if suffix(self.path) in (".tsv", ".txt", ".csv", ".jsonl") else "row"
 
     def place(self, number: int) -> str:
-        """Returns where a row stands, for an error message."""
+        """Returns file and line (or row) number, for error messages."""
         return f"{self.path} {self.unit} {number}"
 
 
 def suffix(path: Path) -> str:
-    """Returns the ending that names the format, in lower case: `.tsv` for `train.TSV.gz`."""
+    """Returns the file name extension that determines the format, in lower case: `.tsv` for `train.TSV.gz`."""
     name = path.name.lower().removesuffix(".gz")
     return Path(name).suffix
 
@@ -62,10 +62,10 @@ def suffix(path: Path) -> str:
 def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     """Yields (line or row number counted from 1, one cell per wanted column).
 
-    Cells of tsv and csv are texts; those of the others are what the file holds.
+    Cells of tsv and csv are text; in other formats they have the type stored in the file.
 
     Raises:
-        InputError: The file cannot be read as what its name says; names the file and, where there is one, the line.
+        InputError: The file cannot be read in the format of its extension; the message gives the file and, if known, the line.
     """
     readers: dict[str, Callable[[Table, BinaryIO], Iterator[tuple[int, Cells]]]] = {
         ".tsv": _tsv,
@@ -77,16 +77,16 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     }
     ending = suffix(table.path)
     if ending not in readers:
-        raise InputError(f"{table.path}: a file of kind {ending or '(no ending)'!r}; allowed: {' '.join(readers)}, each also with .gz")
+        raise InputError(f"{table.path}: file type {ending or '(no extension)'!r}; allowed: {' '.join(readers)}, each also with .gz")
     with _opened(table.path) as stream:
         yield from readers[ending](table, stream)
 
 
 def read_document(path: Path) -> str:
-    """Returns a text file as one text, with its line ends.
+    """Reads a text file as a single document, including its line ends.
 
     Raises:
-        InputError: It cannot be read, is empty, or is not UTF-8; names the line.
+        InputError: The file cannot be read, is empty, or is not UTF-8; the message gives the line.
     """
     with _opened(path) as stream:
         return "".join(_whole_lines(Table(path, ()), stream))
@@ -94,12 +94,12 @@ def read_document(path: Path) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Gives a file as a stream; says in one line what went wrong while it was read."""
+    """Opens a file as a stream; read errors inside the block become a one-line `InputError`."""
     try:
         with _stream(path) as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({_reason(error)}); a whole, readable {suffix(path)} file is allowed") from error
+        raise InputError(f"{path}: cannot be read ({_reason(error)}); a complete, readable {suffix(path)} file is allowed") from error
 
 
 def _stream(path: Path) -> BinaryIO:
@@ -114,12 +114,12 @@ def _reason(error: BaseException) -> str:
 
 
 def _lines(table: Table, stream: BinaryIO) -> Iterator[str]:
-    """Yields the lines as text, without their line feed."""
+    """Yields the lines as text, without the line feed."""
     return (line.removesuffix("\n") for line in _whole_lines(table, stream))
 
 
 def _whole_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
-    """Yields the lines as text, with their line feed."""
+    """Yields the lines as text, with the line feed."""
     number = 0
     for number, raw in enumerate(stream, 1):
         try:
@@ -129,7 +129,7 @@ def _whole_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
             raise InputError(f"{table.place(number)}: {what}; save the file as UTF-8") from error
         yield line
     if number == 0:
-        raise InputError(f"{table.path}: empty file; at least one row is allowed")
+        raise InputError(f"{table.path}: empty file; at least one row is needed")
 
 
 def _tsv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
@@ -142,7 +142,7 @@ def _csv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
 
 
 def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
-    # The limit belongs to the whole process; its default of 131,072 characters refuses long documents.
+    # The limit is global to the process; its default of 131,072 characters is too small for long documents.
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
     reader = csv.reader((line + "\n" for line in _lines(table, stream)), strict=True)
     start = 1
@@ -152,12 +152,12 @@ def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str
             start = reader.line_num + 1
     except csv.Error as error:
         raise InputError(
-            f"{table.place(start)}: {error}; RFC 4180 is allowed: a field with quotes is quoted, its quotes doubled"
+            f"{table.place(start)}: {error}; RFC 4180 is required: quote a field that contains quotes, and double the quotes in it"
         ) from error
 
 
 def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[tuple[int, Cells]]:
-    """Takes the wanted columns out of records of text fields, and checks their number; blank lines may only end the file."""
+    """Selects the wanted columns from records of text fields, and checks the number of fields; blank lines are allowed only at the end."""
     records = iter(records)
     width, positions = 0, _positions(table, None)
     if table.header:
@@ -172,7 +172,7 @@ def _fields(table: Table, records: Iterable[tuple[int, list[str]]]) -> Iterator[
             raise InputError(f"{table.place(blank)}: a blank line between rows; blank lines are allowed at the end only")
         if len(fields) != width if table.header else len(fields) < needed:
             expected = f"{width}, as in the header," if table.header else f"at least {needed}"
-            raise InputError(f"{table.place(number)}: {len(fields)} {_fields_of(table, len(fields))}; {expected} are allowed")
+            raise InputError(f"{table.place(number)}: {len(fields)} {_fields_of(table, len(fields))}; {expected} are needed")
         yield number, tuple([fields[position] for position in positions])
 
 
@@ -182,7 +182,7 @@ def _fields_of(table: Table, count: int) -> str:
 
 
 def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
-    """Returns the position of each wanted column; positions pass, names are looked up in the header."""
+    """Returns the position of each wanted column; names are looked up in the header."""
     problems, positions = [], []
     for column in table.columns:
         if isinstance(column, int):
@@ -204,19 +204,19 @@ def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
 
 
 def missing_column(where: str, column: Column, available: Iterable[str]) -> str:
-    """Returns the message for a column that is not there."""
+    """Returns the error message for a missing column."""
     names = [str(name) for name in available]
     shown = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
     return f"{where}: no column {column!r}; available: {shown or 'none'}{nearest(str(column), names)}; set data.columns"
 
 
 def _names(table: Table) -> list[str]:
-    """Returns the wanted columns of a file whose columns have names only."""
+    """Returns the wanted column names of a file format that has no column positions."""
     for column in table.columns:
         if isinstance(column, int):
-            raise InputError(f"{table.path}: column {column} given; a {suffix(table.path)} file has names: set data.columns to them")
+            raise InputError(f"{table.path}: column {column} given; a {suffix(table.path)} file has column names: use them in data.columns")
     if not table.header:
-        raise InputError(f"{table.path}: header: false given; it is for tsv and csv, a {suffix(table.path)} file names its columns")
+        raise InputError(f"{table.path}: header: false given; only tsv and csv can lack a header: leave it out")
     return [str(column) for column in table.columns]
 
 
@@ -227,7 +227,7 @@ def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
             blank = blank or number
             continue
         if blank:
-            raise InputError(f"{table.place(blank)}: a blank line between rows; one JSON object a line is allowed")
+            raise InputError(f"{table.place(blank)}: a blank line between rows; one JSON object per line is allowed")
         yield number, _pick(table, number, _parse_json(table.place(number), line), names)
 
 
@@ -235,7 +235,9 @@ def _json(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     names = _names(table)
     rows = _parse_json(str(table.path), "\n".join(_lines(table, stream)))
     if not isinstance(rows, list):
-        raise InputError(f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed (one object a line: name it .jsonl)")
+        raise InputError(
+            f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed (for one object per line, name the file .jsonl)"
+        )
     for number, row in enumerate(rows, 1):
         yield number, _pick(table, number, row, names)
 
@@ -280,15 +282,15 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
 
     Args:
         path: Hub id, `owner/name`.
-        subset: Its configuration.
+        subset: Configuration of the data set.
         columns: The wanted columns.
-        log: Where to tell that something may be downloaded.
+        log: Receives a message that data may be downloaded.
 
     Returns:
-        Split name -> rows of cells (images as encoded bytes) and the features of the columns.
+        Split name -> rows of cells (images as encoded bytes), and the features of the columns.
 
     Raises:
-        InputError: It cannot be reached, has no such subset, or lacks a column.
+        InputError: The data set cannot be loaded, has no such subset, or lacks a column.
     """
     import datasets
 
@@ -296,8 +298,8 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
     where = f"data.path {path}{f' (subset {subset})' if subset else ''}"
     try:
         splits = datasets.load_dataset(path, subset)
-    except Exception as error:  # whatever the network, the Hub, the cache or the files of a stranger run into
-        advice = "a local file or folder, or a Hub id that this machine can reach, is allowed"
+    except Exception as error:  # network, Hub, cache and file errors have no common base class
+        advice = "give a local file or folder, or a Hub id that this machine can reach"
         raise InputError(f"{where}: cannot be loaded ({_reason(error)}); {advice}") from error
     found: dict[str, tuple[list[Cells], Any]] = {}
     for name, split in splits.items():

@@ -1,16 +1,16 @@
-"""The data of text-generation: documents, tokenized and packed into blocks of one length.
+"""Data for text-generation: documents, tokenized and packed into blocks of equal length.
 
     documents of a split -> ids, joined by the end-of-text token -> cut every `data.max_length` tokens
 
-A text file (.txt, .txt.gz) is one document, a row of any other file or of a data set of the Hub another; rows that all end with a line feed
-are the lines of one document (WikiText on the Hub). A document of more than a million characters is tokenized in pieces that end with a
-line. The last, shorter block is dropped from training, where all blocks have one length, and kept for evaluation.
+A text file (.txt, .txt.gz) is one document. In other files and Hub data sets each row is a document, unless all rows end with a line feed:
+then they are the lines of a single document (WikiText on the Hub). Documents of more than a million characters are tokenized in pieces that
+end at a line break. The shorter last block is dropped for training, where all blocks have equal length, and kept for evaluation.
 
-Where there is one text and no test or validation split, its last tenth, from the start of a line on, is the test split: neighbouring lines
-know each other, so that a random choice would test on what stands beside the training text. A trained tokenizer sees the train split
-alone. Choices are made on 5 % of the train blocks, by hash of their tokens, or on validation (`compress.data.splits`).
+If there is neither a test nor a validation split, the last tenth of the text, from the start of a line, becomes the test split. Adjacent
+lines are related, so random test lines would be too close to the training text. A trained tokenizer sees only the train split. Decisions
+are made on the validation split, or on 5 % of the train blocks, chosen by a hash of their tokens (`compress.data.splits`).
 
-Left out: a start-of-text token at the head of every block, and attention that stops at the end of a document inside of a block.
+Not supported: a start-of-text token at the start of every block; attention masks at document boundaries within a block.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.next_token import Block, labels_of
-from compress.data.config import DataConfig
+from compress.core.tasks import TASKS, Task
+from compress.data.config import Columns, DataConfig
 from compress.data.sources import Sources, read_sources
 from compress.data.splits import Data, Split, divide
 from compress.models.tokenizer import TrainedTokenizer, TrainTokenizer, load_tokenizer, pieces, train_bpe
@@ -32,28 +33,29 @@ TEST_SHARE = 0.1
 Log = Callable[[str], None]
 
 
-def load_blocks(config: DataConfig, tokenizer: str | TrainTokenizer, log: Log) -> Data:
+def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer, log: Log) -> Data:
     """Reads the data of a recipe for text-generation.
 
     Args:
         config: The data section.
-        tokenizer: Hub id or folder of a tokenizer (of a model, for example), or how to train one.
-        log: Where to tell what was found and decided.
+        task: A task that predicts tokens.
+        tokenizer: Hub id or folder of a tokenizer (or of a model), or the settings to train one.
+        log: Receives messages about what was found and decided.
 
     Returns:
-        Blocks of at most `config.max_length` token ids, with the tokens behind each position as labels; no names of classes.
+        Blocks of at most `config.max_length` token ids, labelled with the next tokens; there are no class names.
 
     Raises:
         InputError: The files cannot be read, there is too little text, or the tokenizer cannot be used.
     """
     where = f"data.path {config.path}"
-    texts = {split: documents(found) for split, found in _read(config, log).items()}
+    texts = {split: documents(found) for split, found in _read(config, task, log).items()}
     empty = [split for split, found in texts.items() if not any(text.strip() for text in found)]
     if empty:
-        raise InputError(*(f"{where}: the {split} split holds no text; text of at least one block is needed" for split in empty))
+        raise InputError(*(f"{where}: the {split} split has no text; at least one block of text is needed" for split in empty))
     if list(texts) == ["train"]:
         texts["train"], texts["test"] = tail(texts["train"], TEST_SHARE)
-        log(f"data: no test or validation split; the last {TEST_SHARE:.0%} of the text ({_characters(texts['test'])}) are the test split")
+        log(f"data: no test or validation split; the last {TEST_SHARE:.0%} of the text ({_characters(texts['test'])}) is the test split")
     trained = train_bpe(texts["train"], tokenizer.vocab_size, pads=False) if isinstance(tokenizer, TrainTokenizer) else None
     encode = _encoder(tokenizer if isinstance(tokenizer, str) else trained)
     splits: dict[str, Split] = {}
@@ -70,7 +72,7 @@ def load_blocks(config: DataConfig, tokenizer: str | TrainTokenizer, log: Log) -
 
 
 def documents(found: Sequence[Any]) -> list[str]:
-    """Returns the documents of some sources: a row each, or all rows of a source where each that is not empty ends with a line feed."""
+    """Returns the documents of sources: one per row, or one per source if all of its non-empty rows end with a line feed."""
     texts: list[str] = []
     for source in found:
         rows = [row for row in source.rows if row]
@@ -79,7 +81,7 @@ def documents(found: Sequence[Any]) -> list[str]:
 
 
 def tail(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
-    """Cuts about the last `share` of the characters off; the cut is at the start of a line, or between documents."""
+    """Splits texts into (start, about the last `share` of the characters), at the start of a line or between documents."""
     left = round(sum(map(len, texts)) * (1 - share))
     for index, text in enumerate(texts):
         if len(text) > left:
@@ -91,28 +93,28 @@ def tail(texts: Sequence[str], share: float) -> tuple[list[str], list[str]]:
 
 
 def cut(tokens: Block, length: int, whole: bool) -> list[Block]:
-    """Returns the blocks of a split, int32 `[length]` each; the last may be shorter, of 2 tokens at least, unless they have to be whole."""
+    """Cuts tokens into blocks, int32 `[length]`. The last one may have 2 to `length` tokens; `whole` drops it if shorter."""
     blocks = [tokens[start : start + length] for start in range(0, len(tokens), length)]
     least = length if whole else 2
     return [block for block in blocks if len(block) >= least]
 
 
-def _read(config: DataConfig, log: Log) -> Sources:
+def _read(config: DataConfig, task: Task, log: Log) -> Sources:
     files = [] if config.files is None else [*config.files.train, *config.files.test, *config.files.validation]
     columns = {"data.columns": config.columns, **{f"data.files: {entry.file}: columns": entry.columns for entry in files}}
     problems = [
-        f"{key}.{name}: {getattr(given, name)!r} given; text-generation reads text alone: leave it out"
+        f"{key}.{name}: {getattr(given, name)!r} given; {task} reads only {' and '.join(TASKS[task].columns)}: leave it out"
         for key, given in columns.items()
-        for name in ("label", "text_pair", "image")
-        if getattr(given, name) is not None
+        for name in Columns.model_fields
+        if name not in TASKS[task].columns and getattr(given, name) is not None
     ]
     if problems:
         raise InputError(*problems)
-    return read_sources(config, "text-generation", log)
+    return read_sources(config, task, log)
 
 
 def _encoder(tokenizer: str | TrainedTokenizer | None) -> Callable[[Sequence[str]], Block]:
-    """Returns what turns the documents of a split into ids, int32, with the end-of-text token between them where there is one."""
+    """Returns a function from the documents of a split to ids, int32, joined by the end-of-text token if the tokenizer has one."""
     assert tokenizer is not None, "a tokenizer is given or trained"
     if isinstance(tokenizer, TrainedTokenizer):
         engine, end = tokenizer.tokenizer, tokenizer.ids["eos_token_id"]

@@ -1,1 +1,1 @@
-"""The machine that a run is on: its hardware, its child processes, and the processes that train together."""
+"""The machine of a run: its hardware, its child processes, and distributed training."""

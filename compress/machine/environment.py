@@ -1,4 +1,4 @@
-"""What this machine is: library versions, processor features, memory, GPUs. Goes into manifests, cache keys of engines, and the report."""
+"""Describes this machine: library versions, processor features, memory, GPUs. Used in manifests, engine cache keys and the report."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ LIBRARIES = (
     "numpy",
 )
 NATIVE_INT8 = frozenset({"avx512_vnni", "avx_vnni", "amx_int8"})
-"""Features that multiply int8 into int32 without saturating at 16 bits."""
+"""CPU features that multiply int8 and accumulate in int32, without saturating at 16 bits."""
 FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16")
 
 
 @functools.cache
 def versions() -> dict[str, str]:
-    """Returns the versions of Python and of the libraries that results depend on, as far as they are installed."""
+    """Returns the versions of Python and of those installed libraries that results depend on."""
     found = {"python": platform.python_version()}
     for name in LIBRARIES:
         try:
@@ -44,7 +44,7 @@ def versions() -> dict[str, str]:
 
 @functools.cache
 def hardware() -> dict[str, Any]:
-    """Returns processor, features, cores of the affinity mask, memory (bytes) and GPUs of this machine."""
+    """Returns processor, features, usable physical cores, memory (bytes), GPUs and kernel of this machine."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
     flags = re.search(r"^flags\s*:\s*(.+)$", text, re.M)
@@ -61,25 +61,25 @@ def hardware() -> dict[str, Any]:
 
 @functools.cache
 def gpus() -> list[str]:
-    """Returns the names of the NVIDIA GPUs that the driver shows; empty without one."""
+    """Returns the names of the NVIDIA GPUs that the driver lists; empty if there are none."""
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")) if os.path.isdir("/proc/driver/nvidia/gpus") else []
     names = [re.search(r"^Model:\s*(.+)$", card.read_text(), re.M) for card in cards]
     return [name[1].strip() for name in names if name]
 
 
 def physical_cores() -> int:
-    """Returns the number of physical cores in the affinity mask of this process (at least 1)."""
+    """Returns the number of physical cores that this process may use by its affinity mask (at least 1)."""
     allowed = len(psutil.Process().cpu_affinity()) if platform.system() == "Linux" else psutil.cpu_count() or 1
     logical, physical = psutil.cpu_count() or 1, psutil.cpu_count(logical=False) or 1
     return max(1, round(allowed * physical / logical))
 
 
 def cache_folder() -> Path:
-    """Returns the folder of what this machine remembers between runs; it follows $XDG_CACHE_HOME, where that is an absolute path."""
+    """Returns the cache folder shared by all runs on this machine: below $XDG_CACHE_HOME if that is an absolute path, else ~/.cache."""
     given = os.environ.get("XDG_CACHE_HOME")
     return (Path(given) if given and Path(given).is_absolute() else Path.home() / ".cache") / "compress"
 
 
 def fingerprint() -> dict[str, Any]:
-    """Returns versions and hardware as they enter the cache keys of everything that is measured or built for this machine."""
+    """Returns versions and hardware, which are part of the cache key of everything measured on or built for this machine."""
     return {"versions": versions(), "hardware": hardware()}

@@ -1,23 +1,23 @@
-"""Several processes train one model: who is there, what they tell each other, and how a model is divided between them.
+"""Data-parallel training in several processes: the process group, its collectives, and sharded models.
 
     torchrun --nproc_per_node=2 $(which compress) run recipe.yaml
 
-A launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT starts the processes, torch.distributed connects them: gloo
-between processors, NCCL between GPUs, one for each process. Every process runs the same pipeline. The first one decides, writes and
-prints; the others train along in the stages that train together and wait in all others, without a limit and without spinning (gloo).
+A launcher that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT starts the processes. torch.distributed connects them: gloo
+between CPUs, NCCL between GPUs (one GPU per process). Every process runs the same pipeline. Process 0 decides, writes and prints. The
+others take part in the stages that train in parallel and wait during all other stages, without a timeout and without spinning (gloo).
 
-    rows      those of a batch are dealt out in turns; each process adds up loss_b / B over its own, B: the rows of the whole batch
-    gradient  the sum over processes, so that it is that of one process up to the order of addition
-    dropout   of its own in every process, from (seed, rank)
+    rows      each batch is dealt out round-robin; a process sums loss_b / B over its rows, where B is the number of rows of the whole batch
+    gradient  the sum over processes, equal to the gradient of a single process up to the order of addition
+    dropout   independent in every process, seeded by (seed, rank)
 
-    ddp    every process has the model, optimizer included, and gradients are summed after backward. This is an all-reduce in buckets rather
-           than DistributedDataParallel: that one wants one forward of one module before each backward, divides by the number of processes,
-           and hides the model behind a wrapper. Distillation calls a student twice, trains projections along, and leaves parts unused.
-           What it costs is that communication does not overlap with backward.
-    fsdp2  each process holds a share of every weight and of its optimizer state, and a block is put together while it is run:
-           `torch.distributed.fsdp.fully_shard` (https://arxiv.org/abs/2304.11277), blocks first, then the rest.
+    ddp    Every process holds the model and the optimizer; gradients are summed after backward by a bucketed all-reduce. We do not use
+           DistributedDataParallel: it expects one forward of one module before each backward, divides by the number of processes, and
+           hides the model behind a wrapper, while distillation calls a student twice, trains extra projections, and leaves some parts
+           unused. The cost: communication does not overlap with backward.
+    fsdp2  Every process holds a shard of each weight and of its optimizer state; a block is gathered only while it runs
+           (`torch.distributed.fsdp.fully_shard`, https://arxiv.org/abs/2304.11277; blocks are wrapped first, then the whole model).
 
-Left out: tensor and pipeline parallelism.
+Not supported: tensor and pipeline parallelism.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ if TYPE_CHECKING:
 
 Strategy = Literal["ddp", "fsdp2"]
 FOREVER = timedelta(days=365)
-"""The first process may export and serve for hours while the others wait."""
+"""Timeout of a collective: process 0 may export and serve for hours while the others wait."""
 BUCKET_BYTES = 2**25
 T = TypeVar("T")
 
 
 class FailedElsewhere(Exception):
-    """Another process of the run failed first, and has said why: nothing is left to say."""
+    """Another process of the run failed first and has reported why; this one ends without a message."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """The processes of this run, seen from one of them; a run without a launcher is a team of one."""
+    """The processes of this run, as seen by one of them. A run without a launcher is a team of one."""
 
     rank: int = 0
-    """Number of this process, from 0."""
+    """Index of this process, from 0."""
     size: int = 1
     """Number of processes."""
     strategy: Strategy = "ddp"
-    """How a model is divided."""
+    """How training is parallelized."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the one that decides, writes and prints."""
+        """Whether this is process 0, which decides, writes and prints."""
         return self.rank == 0
 
     @property
     def shards(self) -> bool:
-        """Whether a process holds only a share of a model."""
+        """Whether each process holds only a shard of the model."""
         return self.size > 1 and self.strategy == "fsdp2"
 
-    def tell(self, value: T) -> T:
-        """Returns the value (JSON types) that the first process gives; every process has to call it."""
+    def broadcast(self, value: T) -> T:
+        """Returns process 0's value (JSON types) in every process; all processes must call it."""
         if self.size == 1:
             return value
         import torch
@@ -82,15 +82,15 @@ class Team:
         dist.broadcast(length, 0)
         data = data if self.is_first else torch.empty(int(length), dtype=torch.uint8)
         dist.broadcast(data, 0)
-        told: T = json.loads(data.numpy().tobytes())
-        return told
+        received: T = json.loads(data.numpy().tobytes())
+        return received
 
     def share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Returns the rows of a batch that are this process's: every `size`-th, so that each gets long and short ones."""
+        """Returns this process's rows of a batch: every `size`-th, so that each process gets long and short rows."""
         return indices[self.rank :: self.size]
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """Returns the sums over all processes of some values."""
+        """Returns the sum of each value over all processes."""
         if self.size == 1:
             return list(values)
         import torch
@@ -102,7 +102,7 @@ class Team:
         return found
 
     def add(self, tensor: Tensor) -> Tensor:
-        """Adds up a tensor over all processes, in place; returns it."""
+        """Sums a tensor over all processes, in place; returns it."""
         if self.size > 1:
             import torch.distributed as dist
 
@@ -110,7 +110,7 @@ class Team:
         return tensor
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """Returns the tensors of all processes, of one shape and on the CPU, by rank."""
+        """Returns the tensors of all processes, in order of rank; all must be on the CPU and have the same shape."""
         if self.size == 1:
             return [tensor]
         import torch
@@ -121,39 +121,39 @@ class Team:
         return found
 
     def spread(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-        """Yields the tensors of the first process by name, one after the other; what others give is not looked at."""
+        """Yields the tensors of process 0 with their names, one at a time; the arguments of the other processes are ignored."""
         if self.size == 1:
             yield from tensors.items()
             return
         import torch
 
-        shapes = self.tell([(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()])
+        shapes = self.broadcast([(name, str(value.dtype).removeprefix("torch."), list(value.shape)) for name, value in tensors.items()])
         for name, dtype, shape in shapes:
             value = tensors[name].contiguous() if self.is_first else torch.empty(shape, dtype=getattr(torch, dtype))
-            _broadcast(value)
+            _copy_from_first(value)
             yield name, value
 
     def align(self, module: nn.Module) -> None:
-        """Gives all processes the weights of the first one, in place.
+        """Copies the weights of process 0 to all processes, in place.
 
         Raises:
-            RuntimeError: A process has a model of other shapes.
+            RuntimeError: The model of some process has different tensors or shapes.
         """
         if self.size == 1:
             return
         state = module.state_dict()
         shapes = [[name, list(value.shape)] for name, value in state.items()]
-        if self.tell(shapes) != shapes:
-            raise RuntimeError(f"process {self.rank} trains a model of other shapes than process 0")
+        if self.broadcast(shapes) != shapes:
+            raise RuntimeError(f"process {self.rank}: its model has other tensors or shapes than the model of process 0")
         for value in state.values():
             whole = value.contiguous()
-            _broadcast(whole)
+            _copy_from_first(whole)
             value.copy_(whole)
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Adds up the gradients over all processes, in place; those of shares are summed already.
+        """Sums the gradients over all processes, in place; fully_shard has already summed the gradients of sharded parameters.
 
-        A parameter without a gradient in any process keeps none, so that the optimizer leaves it alone as it does in one process.
+        A parameter without a gradient in any process still has none afterwards, so the optimizer skips it, as in a single process.
         """
         if self.size == 1:
             return
@@ -194,10 +194,10 @@ def is_launched() -> bool:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends one of several processes at once.
+    """Ends one of several processes at once, without Python's usual shutdown.
 
-    The threads of torch.distributed may still run when Python takes down what they belong to: the process then aborts, now and then, after
-    all of its work is done, and the launcher takes that for a failure of the run.
+    During shutdown the threads of torch.distributed may outlive the objects they use. The process then sometimes aborts after all of its
+    work is done, and the launcher reports the run as failed.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -206,10 +206,10 @@ def leave(status: int) -> NoReturn:
 
 @contextmanager
 def joined() -> Iterator[Team]:
-    """Connects this process with the others that a launcher started with it, for as long as the block lasts.
+    """Connects this process, for the duration of the block, with the others that the launcher started.
 
     Raises:
-        FailedElsewhere: Another process failed first, and has said why.
+        FailedElsewhere: Another process failed first and has reported why.
     """
     if not is_launched():
         yield ALONE
@@ -227,7 +227,7 @@ def joined() -> Iterator[Team]:
     try:
         yield Team(rank, size)
     except BaseException as error:
-        if store.add("failed", 1) > 1:  # the connection to a process that ended, most likely
+        if store.add("failed", 1) > 1:  # most likely a broken connection to the process that failed first
             raise FailedElsewhere from error
         raise
     finally:
@@ -235,11 +235,11 @@ def joined() -> Iterator[Team]:
 
 
 def shard(model: nn.Module, blocks: Iterable[nn.Module]) -> nn.Module:
-    """Divides the weights of a model between all processes, in place; returns it.
+    """Shards the weights of a model over all processes, in place; returns the model.
 
     Args:
-        model: With equal weights in all processes, on any device.
-        blocks: The modules that are put together one at a time.
+        model: The same weights in all processes, on any device.
+        blocks: The modules to gather one at a time.
     """
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
@@ -247,12 +247,12 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module]) -> nn.Module:
         fully_shard(module)
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)  # the sum over processes, not the mean
-        module.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+        module.set_force_sum_reduction_for_comms(True)  # the only reduction that gloo supports
     return model
 
 
 def without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
-    """Returns the block in which to ask a model: `inference_mode`, which a divided one, that keeps tensors in between, cannot bear."""
+    """Returns the context manager for inference: `inference_mode`, or `no_grad` for a sharded model, which keeps tensors between calls."""
     import torch
     from torch.distributed.fsdp import FSDPModule
 
@@ -260,7 +260,7 @@ def without_gradients(model: nn.Module) -> AbstractContextManager[Any]:
 
 
 def skeleton(model: nn.Module) -> nn.Module:
-    """Returns a copy of a model whose parameters take no memory: what `put_together` makes whole again."""
+    """Returns a copy of a model whose parameters take no memory (meta device); `unshard` fills it."""
     import torch
     from torch import nn
 
@@ -271,12 +271,12 @@ def skeleton(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model, dict(empty))
 
 
-def put_together(model: nn.Module, plain: nn.Module) -> None:
-    """Turns a divided model into the plain one it was, with the weights it has now, in place and in every process.
+def unshard(model: nn.Module, plain: nn.Module) -> None:
+    """Turns a sharded model back into a plain one with the current weights, in place and in every process.
 
     Args:
-        model: Of `shard`; the object stays the same, its modules are those of `plain`.
-        plain: Its `skeleton`, made before.
+        model: Result of `shard`. The object stays the same; its modules become those of `plain`.
+        plain: The `skeleton` of the model, taken before sharding.
     """
     from torch import nn
 
@@ -295,7 +295,7 @@ def put_together(model: nn.Module, plain: nn.Module) -> None:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Returns a tensor as a whole; of a divided one every process has to ask."""
+    """Returns the whole tensor; for a sharded tensor all processes must call it."""
     from torch.distributed.tensor import DTensor
 
     if not isinstance(tensor, DTensor):
@@ -304,8 +304,8 @@ def full(tensor: Tensor) -> Tensor:
     return whole
 
 
-def divided_like(reference: Tensor, whole: Tensor) -> Tensor:
-    """Returns this process's share of a tensor where the reference of the same shape is divided, else the tensor on its device."""
+def sharded_like(reference: Tensor, whole: Tensor) -> Tensor:
+    """Returns `whole` sharded like a sharded `reference` of the same shape, else `whole` itself."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     if not isinstance(reference, DTensor) or reference.shape != whole.shape:
@@ -315,7 +315,7 @@ def divided_like(reference: Tensor, whole: Tensor) -> Tensor:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scales all gradients down to a norm of at most `max_norm`, in place; returns the norm they had, over shares and whole ones."""
+    """Scales all gradients, sharded or not, to a total norm of at most `max_norm`, in place; returns the norm before."""
     import torch
     from torch.distributed.tensor import DTensor
 
@@ -331,8 +331,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float
     return norm
 
 
-def _broadcast(tensor: Tensor) -> None:
-    """Overwrites a contiguous tensor with that of the first process; as bytes, which every back end can send."""
+def _copy_from_first(tensor: Tensor) -> None:
+    """Overwrites a contiguous tensor with process 0's, sent as bytes, which every back end supports."""
     import torch
     import torch.distributed as dist
 

@@ -1,21 +1,21 @@
-"""Child processes that die with their parent, however it dies.
+"""Child processes that die with their parent, and malloc settings for large tensors.
 
-Two ways, both through a tiny launcher (this file run as a script, about 15 ms), because a `preexec_fn` is unsafe beside threads and
-a call at the start of the child's own main comes after seconds of imports:
+`spawn` starts the child through a tiny launcher (this file run as a script, about 15 ms). The alternatives are worse: a `preexec_fn` is
+unsafe in a process with threads, and a call in the child's own main would come only after seconds of imports. There are two modes:
 
-- `spawn(command)` asks the kernel to SIGKILL the child when its parent dies (prctl PR_SET_PDEATHSIG), checks that the parent did not
-  die in between, and execs the command: the setting outlives exec, the process id is that of the command. It is for one process. The kernel
-  watches the *thread* that called spawn: call it from one that lives as long as the child.
-- `spawn(command, group=True)` is for a command with children of its own, such as a server. The launcher stays: it runs the command in
-  a process group of its own, watches the parent through a pidfd, and kills the whole group when the parent, or the command itself, is
-  gone. SIGTERM and SIGINT to the launcher end the group gently, then by force.
+- `spawn(command)` is for a single process. The launcher asks the kernel to SIGKILL the child when its parent dies (prctl
+  PR_SET_PDEATHSIG), checks that the parent is still alive, and execs the command. The setting survives exec, and the process id is the
+  command's own. The kernel watches the *thread* that called spawn, so call it from a thread that lives as long as the child.
+- `spawn(command, group=True)` is for a command with children of its own, such as a server. The launcher keeps running: it starts the
+  command in a new process group, watches the parent through a pidfd, and kills the whole group when the parent or the command itself has
+  ended. On SIGTERM or SIGINT it sends the group SIGTERM, and SIGKILL after a grace period.
 
-glibc hands big blocks back to the kernel at every free, and takes them again, page by page, at the next malloc: tensors of a few MiB
-then cost more in page faults than in arithmetic (MiniLM fp32 at 1 x 128: 80 ms against 20). `environment` switches that off for
-children, `keep_freed_memory` for the running process. Thresholds above 32 MiB are ignored by glibc, hence mmap_max=0. Where memory is what
-counts, and not time, `freed_memory_returned` switches it on again.
+By default glibc returns large blocks to the kernel on every free and faults them in again, page by page, after the next malloc. Tensors of
+a few MiB then cost more in page faults than in arithmetic (MiniLM fp32 at 1 x 128: 80 ms instead of 20). `environment` makes children keep
+freed memory, `keep_freed_memory` does so in this process. glibc ignores thresholds above 32 MiB, hence mmap_max=0.
+`freed_memory_returned` restores the default for work where memory matters more than time.
 
-Left out: systems without prctl, where children are not killed; other C libraries, where the tunables do nothing.
+Limitations: without prctl (not Linux) children are not killed; C libraries other than glibc ignore the malloc settings.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PR_SET_PDEATHSIG = 1
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_MMAP_MAX = -1, -3, -4
 KILLED = 128 + signal.SIGKILL
 GRACE_S = 30.0
-"""Seconds between SIGTERM and SIGKILL of a group."""
+"""Seconds between SIGTERM and SIGKILL when a group is stopped."""
 TUNABLES = "glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=4294967296"
 Stream = int | IO[bytes] | None
 
@@ -55,22 +55,22 @@ def spawn(
 
     Args:
         command: Program and arguments.
-        env: Its whole environment; `environment()` where absent.
-        group: Give it a process group of its own and kill all of it; the returned process is then the watcher.
-        stdin: As of `subprocess.Popen`.
-        stdout: As of `subprocess.Popen`.
-        stderr: As of `subprocess.Popen`.
-        cwd: Its working folder.
+        env: The complete environment of the command; `environment()` by default.
+        group: Run the command in a process group of its own and kill the whole group; the returned process is then the launcher.
+        stdin: As for `subprocess.Popen`.
+        stdout: As for `subprocess.Popen`.
+        stderr: As for `subprocess.Popen`.
+        cwd: Working folder of the command.
 
     Returns:
-        The process. A command that cannot be started ends with status 127.
+        The process. It exits with status 127 if the command cannot be started.
     """
     launch = _launcher("group" if group else "exec", command)
     return subprocess.Popen(launch, env=environment() if env is None else env, stdin=stdin, stdout=stdout, stderr=stderr, cwd=cwd)
 
 
 def environment(**extra: str) -> dict[str, str]:
-    """Returns this process's environment for a child: freed memory is kept, our packages can be imported, plus `extra`."""
+    """Returns the environment for a child: this process's own, set up to keep freed memory and to import our packages, plus `extra`."""
     root = str(Path(__file__).resolve().parents[2])
     tunables = ":".join(part for part in (os.environ.get("GLIBC_TUNABLES"), TUNABLES) if part)
     path = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH")) if part)
@@ -78,15 +78,15 @@ def environment(**extra: str) -> dict[str, str]:
 
 
 def keep_freed_memory() -> bool:
-    """Makes malloc of this process keep what is freed; returns whether the C library took the setting."""
+    """Makes malloc keep freed memory in this process; returns whether the C library accepted the setting."""
     return _set_malloc({M_MMAP_MAX: 0, M_TRIM_THRESHOLD: 2**31 - 1})
 
 
 @contextmanager
 def freed_memory_returned() -> Iterator[None]:
-    """Has malloc of this process give freed memory back to the system, but for 16 MiB, for as long as the block lasts.
+    """Inside the block, malloc returns freed memory to the system, all but 16 MiB.
 
-    Afterwards it keeps what is freed again where it did so before, by `keep_freed_memory` or by the environment of a child.
+    Afterwards malloc keeps freed memory again if it did before, because of `keep_freed_memory` or the environment of this process.
     """
     kept = _Malloc.kept or TUNABLES in os.environ.get("GLIBC_TUNABLES", "")
     _set_malloc({M_MMAP_MAX: 2**16, M_MMAP_THRESHOLD: 2**22, M_TRIM_THRESHOLD: 2**24})
@@ -102,14 +102,14 @@ def freed_memory_returned() -> Iterator[None]:
 
 
 def trim_memory() -> None:
-    """Gives what malloc holds back to the system: what was freed before it was told to."""
+    """Returns the memory that malloc holds free to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:  # glibc
         trim(0)
 
 
 class _Malloc:
-    """What this process was told last; the C library cannot be asked."""
+    """The last setting made in this process; the C library has no way to query it."""
 
     kept = False
 
@@ -124,7 +124,7 @@ def _set_malloc(settings: Mapping[int, int]) -> bool:
 
 
 def die_with(parent: int) -> None:
-    """Has the kernel kill this process when its parent dies; ends it at once where `parent` is not its parent any more."""
+    """Makes the kernel kill this process when its parent dies; exits at once if `parent` is no longer its parent."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -132,15 +132,15 @@ def die_with(parent: int) -> None:
 
 
 def _launcher(mode: str, command: Sequence[str]) -> list[str]:
-    # -I -S: starts fast, and no module beside this file can shadow one of the standard library
+    # -I -S: starts fast, and no file in this folder can shadow a module of the standard library
     return [sys.executable, "-I", "-S", __file__, mode, str(os.getpid()), *command]
 
 
 def _supervise(parent: int, command: Sequence[str]) -> int:
-    """Runs `command` in a group of its own until it ends or the parent does; returns its exit status."""
-    asked: list[int] = []
+    """Runs `command` in its own process group until it or the parent ends; returns its exit status."""
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: asked.append(received))
+        signal.signal(number, lambda received, _: signals.append(received))
     try:
         watched = os.pidfd_open(parent)
     except ProcessLookupError:
@@ -149,16 +149,16 @@ def _supervise(parent: int, command: Sequence[str]) -> int:
         return KILLED
     child = subprocess.Popen(_launcher("exec", command), process_group=0)
     ended = os.pidfd_open(child.pid)
-    poller, told = select.poll(), None
+    poller, terminated_at = select.poll(), None
     poller.register(watched, select.POLLIN)
     poller.register(ended, select.POLLIN)
     while ended not in (ready := {descriptor for descriptor, _ in poller.poll(100)}):
-        if watched in ready or (told is not None and time.monotonic() > told + GRACE_S):
+        if watched in ready or (terminated_at is not None and time.monotonic() > terminated_at + GRACE_S):
             _kill(child.pid, signal.SIGKILL)
-        elif asked and told is None:
+        elif signals and terminated_at is None:
             _kill(child.pid, signal.SIGTERM)
-            told = time.monotonic()
-    _kill(child.pid, signal.SIGKILL)  # before it is reaped: until then its group id cannot belong to anybody else
+            terminated_at = time.monotonic()
+    _kill(child.pid, signal.SIGKILL)  # before it is reaped: until then the system cannot reuse its group id
     status = child.wait()
     return status if status >= 0 else 128 - status
 
@@ -166,7 +166,7 @@ def _supervise(parent: int, command: Sequence[str]) -> int:
 def _kill(group: int, number: int) -> None:
     try:
         os.killpg(group, number)
-    except ProcessLookupError:  # all of it is gone, or the child has not reached its group yet and is asked again
+    except ProcessLookupError:  # the group has ended, or the child has not joined it yet and is signalled again later
         return
 
 

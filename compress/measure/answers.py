@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from compress.core import next_token
 from compress.core.errors import InputError
-from compress.core.tasks import facts
 from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
@@ -39,7 +38,7 @@ def gathered(found: Iterable[tuple[Sequence[int], Array]], count: int) -> Array:
 
 def kept(preprocessor: Preprocessor, rows: Sequence[Any], logits: Array) -> Array:
     """Returns the part of the logits of a batch that is kept, float32: all `[b, C]`; for generation nll and prediction `[b, T, 2]`."""
-    if facts(preprocessor.task).answer == "tokens":
+    if preprocessor.generates:
         return next_token.answers_of(rows, logits, preprocessor.max_length - 1)
     return logits
 

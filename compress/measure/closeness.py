@@ -31,9 +31,8 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
-from compress.measure.metrics import PRIMARY, metrics
+from compress.measure.metrics import metrics
 from compress.measure.predictions import finely, logits_of
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor, Row
 
@@ -98,7 +97,7 @@ class Trial:
             count = max(1, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
         chosen = spread(chosen, count)
         rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
-        prepared = finely(preprocessor(checkpoint, context.task, context.max_length, context.target))
+        prepared = finely(context.preprocessor(checkpoint))
         batches = sorted(_logits(model, prepared, rows), key=lambda batch: batch[0])
         order = np.concatenate([indices for indices, _ in batches])
         return cls(model, prepared, rows, context, np.concatenate([logits for _, logits in batches])[np.argsort(order)], labels)
@@ -106,7 +105,7 @@ class Trial:
     @property
     def measure(self) -> str:
         """The distance in use: kl or mse."""
-        return "mse" if self.context.task == "text-regression" else "kl"
+        return "mse" if TASKS[self.context.task].answer == "value" else "kl"
 
     def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
         """Returns the distance of the model with some modules replaced, by path; the model itself is restored."""
@@ -143,7 +142,7 @@ class Trial:
     def _metric(self, answers: Array) -> float:
 
         assert self.labels is not None
-        return metrics(self.context.task, answers, self.labels)[PRIMARY[self.context.task]]
+        return metrics(self.context.task, answers, self.labels)[TASKS[self.context.task].metric]
 
     def fewer(self, count: int) -> Self:
         """Returns a trial on at most `count` of the rows, evenly spread."""
@@ -160,7 +159,7 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
         reference: Logits `[n, C]`, or `[n, L, V]` for generation (mean over tokens).
         logits: Logits to compare, of the same shape.
     """
-    if task == "text-regression":
+    if TASKS[task].answer == "value":
         return float(np.mean((reference.astype(np.float64) - logits) ** 2))
     expected, found = _log_softmax(reference), _log_softmax(logits)
     return float(np.mean(np.sum(np.exp(expected) * (expected - found), axis=-1)))

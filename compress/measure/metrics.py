@@ -1,4 +1,7 @@
-"""Metrics of predictions against labels, and differences between the predictions of two models.
+"""The table of metrics, and the differences between the predictions of two models.
+
+To add a metric, write its function here, add a row to `METRICS`, and name it in the row of a task (`compress.core.tasks`). The first metric
+of a task is the primary one, which goals refer to. Intervals of a new metric are bootstrapped (`compress.report.intervals`).
 
 The standard metrics of each task, implemented in numpy (tests compare them with scikit-learn and SciPy):
 
@@ -14,6 +17,8 @@ An undefined metric (0 / 0: constant predictions have no correlation) is 0, so t
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -22,15 +27,32 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
 
-PRIMARY: dict[Task, str] = {task: row.metric for task, row in TASKS.items()}
-"""The primary metric of each task, used by goals and report."""
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric, and how to format and compare it."""
+
+    of: Callable[[Array, Array], float]
+    """Function of predictions (`[n, C]`; `[n, 1]` for values; `[n, T, 2]` for tokens) and labels (`[n]`, or `[n, T]` for tokens)."""
+    higher_is_better: bool = True
+    """Whether a higher value is better."""
+    relative: bool = False
+    """Whether a drop is relative to the value before and not a difference."""
+    is_share: bool = False
+    """Whether it is a share of the predictions, written in percent with differences in points."""
+
+    def drop(self, before: float, after: float) -> float:
+        """Returns the loss, positive if the metric got worse: the difference, or after / before - 1 for a relative metric."""
+        if self.relative:
+            return (after / before - 1) * (-1 if self.higher_is_better else 1)
+        return before - after if self.higher_is_better else after - before
 
 
 def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
-    """Returns the metrics of a task; accuracy and F1 are fractions.
+    """Returns the metrics of a task by name, the primary one first.
 
     Args:
-        task: The task.
+        task: The task; its row names the metrics.
         logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`.
         labels: Class ids `[n]`, values `[n]` for regression, or ids of the next tokens `[n, T]`.
 
@@ -40,27 +62,32 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     if not len(labels):
         raise InputError("data: no row to evaluate; give at least one labelled row")
     assert len(logits) == len(labels), (logits.shape, labels.shape)
-    if TASKS[task].answer == "tokens":
-        return {"perplexity": next_token.perplexity(logits, labels), "accuracy": next_token.accuracy(logits, labels)}
-    if TASKS[task].answer == "value":
-        values = logits.reshape(len(labels))
-        return {"pearson": pearson(values, labels), "spearman": spearman(values, labels)}
+    return {name: METRICS[name].of(logits, labels) for name in TASKS[task].metrics}
+
+
+def primary(task: Task) -> Metric:
+    """Returns the primary metric of a task, used by goals and report."""
+    return METRICS[TASKS[task].metric]
+
+
+def accuracy(answers: Array, labels: Array) -> float:
+    """Returns the share of rows `[n, C]` whose largest logit (ties: the lowest class) is the label, or of correctly predicted tokens."""
+    if labels.ndim == 2:
+        return next_token.accuracy(answers, labels)
+    return float(np.mean(answers.argmax(axis=1) == labels))
+
+
+def f1(logits: Array, labels: Array) -> float:
+    """Returns F1 of class 1 for two classes, else the unweighted mean over the classes that occur in predictions or labels."""
     answers = logits.argmax(axis=1)
-    accuracy = float(np.mean(answers == labels))
-    if task == "image-classification":
-        return {"accuracy": accuracy}
-    return {"accuracy": accuracy, "f1": f1(answers, labels, logits.shape[1]), "matthews": matthews(answers, labels)}
-
-
-def f1(answers: Array, labels: Array, num_classes: int) -> float:
-    """Returns F1 of class 1 for two classes, else the unweighted mean over the classes that occur in `answers` or `labels`."""
-    if num_classes == 2:
+    if logits.shape[1] == 2:
         return _f1_of(answers == 1, labels == 1)
     return float(np.mean([_f1_of(answers == k, labels == k) for k in np.union1d(answers, labels)]))
 
 
-def matthews(answers: Array, labels: Array) -> float:
+def matthews(logits: Array, labels: Array) -> float:
     """Returns the Matthews correlation coefficient of any number of classes (Gorodkin 2004)."""
+    answers = logits.argmax(axis=1)
     num_classes = int(max(answers.max(), labels.max())) + 1
     answered = np.bincount(answers, minlength=num_classes).astype(np.float64)
     true = np.bincount(labels, minlength=num_classes).astype(np.float64)
@@ -70,8 +97,8 @@ def matthews(answers: Array, labels: Array) -> float:
 
 
 def pearson(x: Array, y: Array) -> float:
-    """Returns the linear correlation of two `[n]` arrays in float64; 0 if either is constant."""
-    x, y = x.astype(np.float64), y.astype(np.float64)
+    """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant."""
+    x, y = x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
     if np.ptp(x) == 0 or np.ptp(y) == 0:  # the mean of equal values may differ from them by a rounding error
         return 0.0
     x, y = x - x.mean(), y - y.mean()
@@ -80,8 +107,8 @@ def pearson(x: Array, y: Array) -> float:
 
 
 def spearman(x: Array, y: Array) -> float:
-    """Returns the rank correlation of two `[n]` arrays."""
-    return pearson(ranks(x), ranks(y))
+    """Returns the rank correlation of two arrays of n numbers, `[n]` or `[n, 1]`."""
+    return pearson(ranks(x.reshape(-1)), ranks(y.reshape(-1)))
 
 
 def ranks(x: Array) -> Array:
@@ -90,6 +117,16 @@ def ranks(x: Array) -> Array:
     last = np.cumsum(counts)
     mean: Array = (last - (counts - 1) / 2)[inverse]
     return mean
+
+
+METRICS: Mapping[str, Metric] = {
+    "accuracy": Metric(accuracy, is_share=True),
+    "f1": Metric(f1, is_share=True),
+    "matthews": Metric(matthews),
+    "pearson": Metric(pearson),
+    "spearman": Metric(spearman),
+    "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
+}
 
 
 def num_predictions(labels: Array) -> int:

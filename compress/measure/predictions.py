@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compress.core.progress import Progress
-from compress.core.tasks import TASKS, Task, facts
+from compress.core.tasks import TASKS, Task
 from compress.machine.parallel import without_gradients
 from compress.machine.process import freed_memory_returned
 from compress.measure.answers import Array, gathered, kept
@@ -60,7 +60,7 @@ def compared(model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], 
 
 def finely(preprocessor: Preprocessor) -> Preprocessor:
     """Returns a preprocessor that pads texts to the next multiple of `STEP` tokens instead of the served lengths."""
-    if facts(preprocessor.task).modality != "text":
+    if preprocessor.modality != "text":
         return preprocessor
     return replace(preprocessor, buckets=tuple(range(STEP, preprocessor.max_length, STEP)) + (preprocessor.max_length,))
 

@@ -1,1 +1,1 @@
-"""Models: imported, loaded, measured, and understood by their structure alone."""
+"""Models: import, loading, size, and architecture-independent structure."""

@@ -1,10 +1,10 @@
-"""Which axes of which weights follow a size of a Transformer: its width, its FFN, its vocabulary, its experts.
+"""Finds which weight axes depend on a size of a Transformer: its width, FFN, vocabulary or number of experts.
 
-Nothing is found by the name of a weight. A model is made twice on the meta device, the second time with one size of its config changed; the
-axes that differ are those of that size. Equal numbers (a vocabulary of as many entries as channels) are not mixed up. The sizes
-themselves have names that configs do not agree on; `SIZES` lists them.
+Weights are not looked up by name. A model is built twice on the meta device, the second time with one size of its config changed; the axes
+that differ belong to that size. Sizes that happen to be equal (a vocabulary as large as the width) are therefore not confused. The config
+keys of the sizes differ between model families; `SIZES` lists them.
 
-Weights that hold an FFN twice along one axis (gate and up of the experts of a MoE) grow by twice as much; the factor is kept.
+A weight that contains an FFN twice along one axis (gate and up projection of MoE experts) grows twice as much; `repeated` has the factor.
 """
 
 from __future__ import annotations
@@ -30,48 +30,48 @@ SIZES: Mapping[Size, tuple[str, ...]] = {
     "vocabulary": ("vocab_size",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
 }
-"""Under these names configs keep their sizes; the first one that a config has is meant: of a MoE the FFN of an expert."""
+"""Config keys of each size; the first one that a config has counts. For a MoE, `ffn` is the FFN of one expert."""
 
 Axis = tuple[str, int]
-"""Name of a weight, and the number of one of its axes."""
+"""Name of a weight, and the index of one of its axes."""
 
 
 @dataclass(frozen=True)
 class Axes:
-    """Axes by what they follow."""
+    """Axes, grouped by the size they depend on."""
 
     hidden: frozenset[Axis]
-    """The width; where heads divide it, the axes over the numbers of all heads are among them."""
+    """The width; includes the axes over all heads if the head dimension is derived from the width."""
     ffn: frozenset[Axis]
     vocabulary: frozenset[Axis]
     experts: frozenset[Axis]
     repeated: Mapping[Axis, int]
-    """How many times an axis holds its size, side by side; 1 where absent."""
+    """How many times an axis contains its size, side by side; 1 if absent."""
 
 
 def key_of(config: Any, size: Size) -> str | None:
-    """Returns the name under which a config keeps a size; None where it has none."""
+    """Returns the config key of a size, or None if the config has none."""
     return next((name for name in SIZES[size] if hasattr(config, name)), None)
 
 
 def size_of(config: Any, size: Size) -> int:
-    """Returns a size that a config has; 0 where it has none."""
+    """Returns the value of a size in a config, or 0 if the config has none."""
     name = key_of(config, size)
     if name is None:
         return 0
     value = getattr(config, name)
-    return int(4 * config.hidden_size if value is None and size == "ffn" else value)  # GPT-2: absent means four times the width
+    return int(4 * config.hidden_size if value is None and size == "ffn" else value)  # GPT-2: None means four times the width
 
 
 def axes_of(model: nn.Module, key: str) -> Axes:
-    """Returns the axes that follow each size.
+    """Returns the axes that depend on each size.
 
     Args:
-        model: A Transformers model, its `Conv1D` as linear layers; may lie on the meta device.
+        model: A Transformers model with `nn.Linear` in place of `Conv1D`; may be on the meta device.
         key: Key path in the recipe, for messages.
 
     Raises:
-        InputError: No model of another size can be made.
+        InputError: A model with another size cannot be built.
     """
     return _axes(Kind.of(model), key)
 
@@ -83,7 +83,7 @@ def _axes(kind: Kind, key: str) -> Axes:
         delattr(plain, SHAPE_KEY)
     ffn = key_of(plain, "ffn")
     if ffn is not None:
-        setattr(plain, ffn, size_of(plain, "ffn"))  # so that it does not follow the width
+        setattr(plain, ffn, size_of(plain, "ffn"))  # set explicitly, or it would change with the width
     shapes = _shapes(kind, plain, key)
     found: dict[Size, frozenset[Axis]] = {}
     repeated: dict[Axis, int] = {}
@@ -92,7 +92,7 @@ def _axes(kind: Kind, key: str) -> Axes:
         if name is None or not old:
             found[size] = frozenset()
             continue
-        changed, added = copy.deepcopy(plain), old if size == "hidden" else 1  # twice the width: heads have to divide it
+        changed, added = copy.deepcopy(plain), old if size == "hidden" else 1  # double the width, which heads still divide
         setattr(changed, name, old + added)
         others = _shapes(kind, changed, key)
         grown = {
@@ -111,4 +111,4 @@ def _shapes(kind: Kind, config: Any, key: str) -> dict[str, torch.Size]:
     try:
         return {name: value.shape for name, value in kind.make(config).state_dict().items()}
     except REFUSED as error:
-        raise InputError(f"{key}: a {config.model_type} of another size cannot be made ({one_line(error)})") from error
+        raise InputError(f"{key}: a {config.model_type} of another size cannot be built ({one_line(error)})") from error

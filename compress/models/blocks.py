@@ -1,8 +1,8 @@
-"""The repeated blocks of a Transformer, found by structure: the largest `nn.ModuleList` whose entries are all of one class.
+"""Finds the repeated blocks of a Transformer: the largest `nn.ModuleList` whose entries all have the same class.
 
-Nothing is looked up by the name of a model. Depth is written through `num_hidden_layers`, the name under which every Transformers
-config answers; whatever a config says for each layer is cut along with it: lists of as many entries as layers (layer types, which layers
-turn positions, the sizes of `compress.models.shapes`) and, of `INDEX_LISTS`, lists of numbers of layers.
+Models are not looked up by name. Depth is set through `num_hidden_layers`, which every Transformers config accepts. Per-layer entries of a
+config are cut along with it: lists with one entry per layer (layer types, RoPE per layer, the sizes of `compress.models.shapes`), and the
+lists of layer indices in `INDEX_LISTS`.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ INDEX_LISTS = (
     "moe_layers",
     "window_block_indices",
 )
-"""Under these names configs list numbers of layers."""
+"""Config keys that list layer indices."""
 OTHER_LISTS = ("architectures", "image_size", "patch_size", "out_features", "out_indices", "pos_att_type")
-"""Under these they list what has nothing to do with layers, however many entries it has; so do names that end in `_token_id`."""
+"""Config keys whose lists are unrelated to layers, whatever their length; keys that end in `_token_id` are too."""
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A class of models and a config: what is found on the meta device depends on nothing else, and is remembered by it."""
+    """A model class with a config: the cache key of everything found on the meta device, which depends on nothing else."""
 
     model_class: Any
     text: str
-    """The config as JSON: what it is compared by."""
+    """The config as JSON; used for comparison."""
     config: Any = field(compare=False)
 
     @classmethod
@@ -53,14 +53,14 @@ class Kind:
         return cls(type(model), config.to_json_string(), config)
 
     def make(self, config: Any) -> Any:
-        """Returns a model of this class and another config on the meta device, its `Conv1D` as linear layers.
+        """Builds a model of this class from another config on the meta device, with `nn.Linear` in place of `Conv1D`.
 
         Raises:
-            ValueError, TypeError, ...: What Transformers raises for a config that makes no model.
+            ValueError, TypeError, ...: Whatever Transformers raises for an unusable config; see `compress.models.library.REFUSED`.
         """
         from transformers.initialization import no_init_weights
 
-        with torch.device("meta"), no_init_weights(), quiet():  # nothing is drawn that nobody looks at
+        with torch.device("meta"), no_init_weights(), quiet():  # skips random initialization
             return with_linears(self.model_class(config))
 
 
@@ -72,7 +72,7 @@ def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
         key: Key path in the recipe, for the message.
 
     Raises:
-        InputError: There are none, or their number is not that of the config (ALBERT shares one block between all layers).
+        InputError: There are none, or their number differs from the config (ALBERT shares one block between all layers).
     """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)]
     alike = [(name, module) for name, module in lists if len({type(block) for block in module}) == 1]
@@ -81,27 +81,27 @@ def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
         raise InputError(f"{key}: this {kind} has no list of repeated blocks; an encoder or decoder of stacked blocks is needed")
     name, blocks = max(alike, key=lambda entry: sum(parameter.numel() for parameter in entry[1].parameters()))
     if len(blocks) != depth:
-        raise InputError(f"{key}: this {kind} has {len(blocks)} blocks for {depth} layers; one block a layer is needed")
+        raise InputError(f"{key}: this {kind} has {len(blocks)} blocks for {depth} layers; one block per layer is needed")
     return name, blocks
 
 
 def states_given(args: Any, kwargs: Mapping[str, Any]) -> Tensor:
-    """Returns the hidden states among what a block is called with, by place or by name."""
+    """Returns the hidden states from the arguments of a block: the first positional one, or `hidden_states`."""
     states: Tensor = args[0] if args else kwargs["hidden_states"]
     return states
 
 
 def states_of(output: Any) -> Tensor:
-    """Returns the hidden states among what a block gives, which may be a tuple."""
+    """Returns the hidden states from the output of a block, which may be a tuple."""
     states: Tensor = output[0] if isinstance(output, tuple) else output
     return states
 
 
 @contextmanager
 def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
-    """Keeps what goes into the first of some blocks and what comes out of each, float `[b, L, D]`, in a list that a forward pass fills.
+    """Yields a list that a forward pass fills with the input of the first block and the output of each block, float `[b, L, D]`.
 
-    The list that Transformers gives ends with a normed state in a decoder; here none is.
+    Unlike `output_hidden_states` of Transformers, whose last state is normalized in a decoder, no state here is.
     """
     states: list[Tensor] = []
 
@@ -121,7 +121,7 @@ def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 
 def with_layers(config: Any, layers: Sequence[int]) -> Any:
-    """Returns a copy of a Transformers config with the given layers, counted from 0, and no others."""
+    """Returns a copy of a Transformers config reduced to the given layers, counted from 0."""
     changed, depth = copy.deepcopy(config), config.num_hidden_layers
     changed.num_hidden_layers = len(layers)
     for name, value in vars(config).items():

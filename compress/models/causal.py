@@ -1,12 +1,12 @@
-"""Language models from outside: checked for looking ahead, and taken over without loading them where no weight has to change.
+"""Imports causal language models without loading them, if possible, and checks that they are causal.
 
-A language model whose weights need no change has every tensor that its config asks for, by name and shape, in safetensors files. Then its
-files are linked (copied where the file system does not link). Tensors that Transformers leaves aside when it loads, such as the inverse
-frequencies that older checkpoints kept, are dropped: then the others are copied, tensor by tensor. All other folders, whose names have to
-be changed for example, are loaded and saved (`compress.models.importing`).
+If the safetensors files contain every tensor of the config under the expected name and shape, the files are hard-linked (or copied, if the
+file system has no links). If they also contain tensors that Transformers ignores, such as the inverse frequencies in older checkpoints,
+the needed tensors are copied one by one and the others dropped. All other folders, for example with tensors that need renaming, are loaded
+and saved by `compress.models.importing`.
 
-A link is the same file: who writes into the source afterwards, instead of replacing it, changes the checkpoint too, which its manifest
-then tells. Left out: models that are not recognized by `compress.models.streaming`.
+A hard link is the same file: writing into the source file later, instead of replacing it, also changes the checkpoint, and the manifest
+check then reports it. Not supported: models that `compress.models.streaming` cannot run.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from compress.artifacts.shards import ShardWriter, StoredWeights
 from compress.core.errors import InputError
 from compress.models.config import set_labels
 from compress.models.files import copy_files
-from compress.models.library import quiet
-from compress.models.streaming import TASK, StreamedModel, meta_model, stored_names, structure_problem
+from compress.models.library import quiet, task_of
+from compress.models.streaming import StreamedModel, meta_model, stored_names, structure_problem
 
 PROBED_TOKENS = 4
 INDEX = "model.safetensors.index.json"
 DROPPED = r"rotary_emb\.inv_freq$|rotary_pos_emb\.inv_freq$"
-"""What Transformers leaves aside whatever the model."""
+"""Tensors that Transformers ignores in every model."""
 
 
 def check_causal(config: Any, answer: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
-    """Checks that a model does not look at the token that it has to predict, as an encoder with a head for language does: tried on two
-    texts that differ in their last token alone.
+    """Checks that a model does not read the token it predicts, as an encoder with a language-model head does.
+
+    Compares the logits of two sequences that differ only in their last token.
 
     Args:
-        config: Its Transformers config.
-        answer: From features to logits, float32 [b, L, V].
+        config: The model's Transformers config.
+        answer: Maps features to logits, float32 [b, L, V].
 
     Raises:
-        InputError: It does.
+        InputError: The model is not causal.
     """
     ids = torch.arange(PROBED_TOKENS).remainder(config.vocab_size).repeat(2, 1)
     ids[1, -1] = (int(ids[1, -1]) + 1) % config.vocab_size
@@ -52,26 +53,26 @@ def check_causal(config: Any, answer: Callable[[Mapping[str, Tensor]], Tensor]) 
         first, second = answer({"input_ids": ids})[:, :-1]
     if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
         raise InputError(
-            f"model: this {config.model_type} reads the tokens that it has to predict; a causal model is allowed (of an encoder: "
-            "is_decoder: true in its config)"
+            f"model: this {config.model_type} reads the tokens that it has to predict; a causal model is needed (for an encoder type, "
+            "set is_decoder: true in its config)"
         )
 
 
 def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
-    """Takes a causal language model over into another folder, without loading it.
+    """Links or copies a causal language model into another folder, without loading it.
 
     Args:
-        config: Its Transformers config, checked for the task.
-        source: Its folder.
-        out: Existing empty folder; gets weights, config and the settings of generation.
+        config: The model's Transformers config, already checked for the task.
+        source: The model's folder.
+        out: Existing empty folder; receives weights, config and generation settings.
 
     Returns:
-        The config that was written and the number of parameters; None, and nothing is written, where weights have to be changed on the way.
+        The written config and the number of parameters; None, with nothing written, if weights need to be changed.
 
     Raises:
         InputError: A file is damaged, a weight is not finite, or the model is not causal.
     """
-    set_labels(config, TASK, ())
+    set_labels(config, task_of(config, "tokens"), ())
     parameters = _link_weights(config, source, out)
     if parameters is None:
         return None
@@ -84,24 +85,24 @@ def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
 
 
 def _link_weights(config: Any, source: Path, out: Path) -> int | None:
-    """Links the weight files and their index, and returns the number of parameters."""
+    """Links or copies the weights; returns the number of parameters, or None if weights need to be changed."""
     weights = StoredWeights(source, "model.path")
-    model, turned = meta_model(config)
+    model, transposed = meta_model(config)
     if structure_problem(model) is not None:
         return None
     try:
-        needed = set(stored_names(model, turned, weights, "model.path").values())
-    except InputError:  # told by the loader, which knows more names for a weight than one
+        needed = set(stored_names(model, transposed, weights, "model.path").values())
+    except InputError:  # the loader may still succeed: it knows alternative tensor names. If not, it reports the error
         return None
-    kept = needed | set(model.state_dict())  # a tied weight may be stored under either name, or both
-    others = [name for name in weights.names if name not in kept]
+    wanted = needed | set(model.state_dict())  # a tied weight may be stored under either name, or both
+    others = [name for name in weights.names if name not in wanted]
     dropped = "|".join([DROPPED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ())])
     if not all(re.search(dropped, name) for name in others):
         return None
     if others:
-        writer = ShardWriter(out, kept)
+        writer = ShardWriter(out, wanted)
         for name in weights.names:
-            if name in kept:
+            if name in wanted:
                 writer.copy(name, weights[name])
         writer.close()
     else:
@@ -113,5 +114,5 @@ def _link(files: Iterable[Path], out: Path) -> None:
     for file in files:
         try:
             os.link(file.resolve(), out / file.name)  # the Hub's cache consists of symbolic links
-        except OSError:  # another file system, or one without links
+        except OSError:  # source on another file system, or no support for hard links
             shutil.copyfile(file, out / file.name)

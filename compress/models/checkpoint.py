@@ -1,8 +1,8 @@
-"""Checkpoints: how one is loaded, and how a model is saved as one.
+"""Loads and saves checkpoints.
 
-A checkpoint is a plain Transformers folder: config.json (with the names of the labels), model.safetensors, tokenizer.json or
-preprocessor_config.json, and a README.md. Attention goes through `scaled_dot_product_attention` wherever the model has it. A loaded model
-has linear layers in the place of GPT-2's `Conv1D` (`compress.models.conv1d`); what is saved has stock shapes.
+A checkpoint is a plain Transformers folder: config.json (with label names), model.safetensors, tokenizer.json or preprocessor_config.json,
+and a README.md. Attention uses `scaled_dot_product_attention` if the model supports it. Loaded models have `nn.Linear` in place of GPT-2's
+`Conv1D` (`compress.models.conv1d`); saved weights have the stock layout.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from compress.schemes.sites import apply_sites
 
 
 def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Loads a checkpoint, in evaluation mode; a quantized one gets its `Int8Linear` layers.
+    """Loads a checkpoint in evaluation mode; if it is quantized, with its quantized layers.
 
     Raises:
-        InputError: The folder is no whole checkpoint.
+        InputError: The folder is not a complete checkpoint.
     """
     config = read_config(folder, "checkpoint")
     headers(folder, "checkpoint")
@@ -48,13 +48,13 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
 
 
 def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
-    """Writes a float model as a checkpoint; tokenizer and processor files are taken from `source`.
+    """Saves a float model as a checkpoint; tokenizer and processor files are copied from `source`.
 
     Args:
         model: A Transformers model.
-        source: The checkpoint it came from.
+        source: The checkpoint that the model was made from.
         out: Existing folder.
-        summary: One sentence for the model card: what was done.
+        summary: One sentence for the model card: what was done to the model.
     """
     with quiet():
         model.save_pretrained(out, state_dict=stock_state(model))  # type: ignore[operator]
@@ -65,7 +65,7 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
 
 
 def load_weights(auto: Any, folder: Path, config: Any, dtype: torch.dtype) -> tuple[Any, dict[str, set[str]]]:
-    """Loads the weights that fit; names the others: `missing`, `mismatched`, `unexpected`."""
+    """Loads all weights that match the config; returns the model and the names of the others: `missing`, `mismatched`, `unexpected`."""
     try:
         with quiet():
             model, info = auto.from_pretrained(

@@ -1,7 +1,7 @@
-"""What a recipe may name as its model, and what can be said of it from its config alone.
+"""The recipe's `model` section, and the checks that need only the model's config.
 
-`ModelConfig` is the recipe's `model:`. A Transformers config says which classes of models there are for it, how many outputs and which
-labels the trained head has, and how many tokens it reads; all of that is checked here, before any weight is read.
+A Transformers config determines the possible model classes, the number of outputs, the labels of the trained head, and the maximum sequence
+length. All of these are checked here, before any weight is read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from compress.artifacts.safetensors import read_json
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import SCORE, TASKS, Task
 from compress.models.files import find
 from compress.models.library import REFUSED, one_line, quiet, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
@@ -29,45 +29,45 @@ OWN_KEYS = {"id2label", "label2id", "num_labels", "problem_type", "architectures
 
 
 class ModelConfig(Config):
-    """The model to start from: a trained one (`path`), or random weights (`config` and `init: random`)."""
+    """The initial model: a trained one (`path`), or one with random weights (`config` and `init: random`)."""
 
     path: Annotated[str, Field(min_length=1)] | None = None
     """Hub id or local folder (config.json and safetensors)."""
     config: dict[str, Any] | str | None = None
-    """For random weights: a Transformers config as a map (`model_type` and the sizes that differ from its defaults), or its JSON file."""
+    """For random weights: a Transformers config, as a map (`model_type` and the sizes that differ from its defaults) or as a JSON file."""
     init: Literal["random"] | None = None
-    """`random`, with `config`: the weights are drawn from the recipe's seed."""
+    """`random`, with `config`: initializes the weights randomly from the recipe's seed."""
     task: Task
-    """What the model does; regression has one output and no labels, generation predicts the next token of plain text."""
+    """Task of the model. Regression has one output and no labels; generation predicts the next token of plain text."""
     head: Literal["keep", "new"] = "keep"
-    """`new` replaces the classifier by a random one for the labels of the data; `finetune` then has to be the first stage."""
+    """`new` replaces the classifier with a randomly initialized one for the labels of the data; `finetune` must then be the first stage."""
     preprocessor: dict[str, Any] | None = None
-    """Contents of preprocessor_config.json, for images; where absent the file of `path`, or a plain resize to the model's image size."""
+    """For images: contents of preprocessor_config.json. By default the file in `path`, or a plain resize to the model's image size."""
     trust_remote_code: Literal[False] = False
-    """Code that comes with a model is never run."""
+    """Always false: Python code that comes with a model is never run."""
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
         if (self.path is None) == (self.config is None):
             raise ValueError("give either path (a trained model), or config with init: random")
         if (self.config is None) != (self.init is None):
-            raise ValueError("config and init: random go together: give both, or path alone")
+            raise ValueError("config and init: random go together: give both, or only path")
         return self
 
 
 def label_names(config: ModelConfig) -> tuple[str, ...] | None:
-    """Returns the class names that the model brings; None where the data names them (new or random head, LABEL_0, regression)."""
+    """Returns the model's class names, or None if the data determines them (new or random head, LABEL_0, regression)."""
     if config.path is None or config.head == "new" or TASKS[config.task].answer != "class":
         return None
     folder = find(config.path, "model.path", weights=False)
     written = read_json(folder / "config.json", "model.path").get("id2label", {})
-    if _is_plain(written):  # the common case, without the seconds that importing Transformers takes; the model is checked elsewhere
+    if _is_plain(written):  # the common case: avoids importing Transformers, which takes seconds; the model is checked elsewhere
         return _own(tuple(written[str(index)] for index in range(len(written))))
     return own_names(read_config(folder, "model.path"))
 
 
 def _is_plain(id2label: Any) -> bool:
-    """Whether it maps "0", "1", ... to names; a config without any has the generic ones."""
+    """Whether `id2label` maps "0", "1", ... to names; an empty one means generic names."""
     if not isinstance(id2label, dict) or not all(isinstance(name, str) for name in id2label.values()):
         return False
     return set(id2label) == {str(index) for index in range(len(id2label))}
@@ -77,7 +77,7 @@ def read_config(folder: Path, key: str) -> Any:
     """Returns the Transformers config of a folder.
 
     Raises:
-        InputError: It is missing, damaged, of an unknown type, of a quantized model, or needs code of its own.
+        InputError: The config is missing, damaged, of an unknown type, of a quantized model, or needs custom code.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -85,12 +85,13 @@ def read_config(folder: Path, key: str) -> Any:
     raw = stock_type(read_json(folder / "config.json", key))
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
-        own = "; it brings Python code of its own, which is never run" if raw.get("auto_map") else ""
+        custom = "; it needs its own Python code, which is never run" if raw.get("auto_map") else ""
         near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
-        raise InputError(f"{key}: {folder / 'config.json'} has model_type {kind!r}, which this Transformers does not know{own}{near}")
+        unknown = f"model_type {kind!r}, which this Transformers version does not know"
+        raise InputError(f"{key}: {folder / 'config.json'} has {unknown}{custom}{near}")
     if raw.get("quantization_config"):
         raise InputError(
-            f"{key}: {folder} is quantized already (quantization_config in config.json); give the float model it was made from"
+            f"{key}: {folder} is already quantized (quantization_config in config.json); give the float model it was made from"
         )
     try:
         with quiet():
@@ -99,17 +100,17 @@ def read_config(folder: Path, key: str) -> Any:
             else:
                 found = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (StrictDataclassError, OSError, *REFUSED) as error:
-        raise InputError(f"{key}: {folder / 'config.json'} is no usable config ({one_line(error)})") from error
+        raise InputError(f"{key}: {folder / 'config.json'} is not a usable config ({one_line(error)})") from error
     if raw.get(SHAPE_KEY):
         read_own(raw[SHAPE_KEY], found.num_hidden_layers, f"{key}: {folder}")
     return found
 
 
 def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
-    """Checks a trained model's kind, problem type and number of outputs (labels of the data: `num_labels`, where known).
+    """Checks the type, problem type and number of outputs of a trained model (`num_labels`: labels of the data, if known).
 
     Raises:
-        InputError: It cannot do the task at all, or only with a new head.
+        InputError: The model cannot do the task, or only with a new head.
     """
     classes = task_classes(found, config.task)
     if not classes:
@@ -118,17 +119,16 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         )
     if config.head == "new":
         return
-    generates = TASKS[config.task].answer == "tokens"
+    row = TASKS[config.task]
+    generates, regression = row.answer == "tokens", row.answer == "value"
     remedy = "" if generates else "; give model.head: new (then finetune must be the first stage)"
     given = (found.architectures or classes)[0]
     if given not in classes:
         raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
     if generates:
         return
-    regression = config.task == "text-regression"
-    expected = (None, "regression" if regression else "single_label_classification")
-    if found.problem_type not in expected:
-        raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {expected[1]}{remedy}")
+    if found.problem_type not in (None, row.problem_type):
+        raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
     wanted = 1 if regression else num_labels
     if (wanted is not None and found.num_labels != wanted) or (not regression and found.num_labels < 2):
         needs = "1" if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
@@ -136,11 +136,11 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
 
 
 def check_length(config: Any, max_length: int) -> None:
-    """Raises an `InputError` where a text model cannot read `max_length` tokens."""
+    """Raises an `InputError` if a text model cannot read `max_length` tokens."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None:
         return
-    # RoBERTa and its kin count positions from the pad id + 1 on.
+    # RoBERTa and related models count positions from pad id + 1.
     usable = positions - (config.pad_token_id + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0)
     if max_length > usable:
         raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
@@ -150,7 +150,7 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     """Returns the Transformers config of a model with random weights.
 
     Raises:
-        InputError: Unknown keys or values, a missing tokenizer, or a type that cannot do the task.
+        InputError: A key or value is unknown, the tokenizer is missing, or the model type cannot do the task.
     """
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
@@ -159,13 +159,13 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     kind = raw.pop("model_type", None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
-        raise InputError(f"model.config.model_type: {kind!r} given; a model type of Transformers is allowed, for example bert or vit{near}")
+        raise InputError(f"model.config.model_type: {kind!r} given; a Transformers model type is allowed, for example bert or vit{near}")
     default = AutoConfig.for_model(kind)
     allowed = (set(default.to_dict()) | set(default.attribute_map)) - OWN_KEYS
-    is_file = isinstance(config.config, str)  # a whole config.json names labels, versions, ...: those are ours to set
+    is_file = isinstance(config.config, str)  # a complete config.json also has labels, versions, ...: we set those ourselves
     unknown = sorted(set(raw) - allowed - (OWN_KEYS if is_file else set()))
     if unknown:
-        raise InputError(*(f"model.config.{name}: no key of a {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
+        raise InputError(*(f"model.config.{name}: not a key of {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
     values = {name: value for name, value in raw.items() if name in allowed}
     if TASKS[config.task].modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
@@ -180,7 +180,7 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
 
 
 def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:
-    """Sizes and ids that a random text model takes from its tokenizer."""
+    """Returns the vocabulary size and special token ids that a random text model takes from its tokenizer."""
     if tokenizer is None:
         raise InputError(NO_TOKENIZER)
     names = [name for name in ("pad_token_id", "bos_token_id", "eos_token_id") if hasattr(default, name)]
@@ -190,28 +190,29 @@ def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[s
         loaded = load_tokenizer(tokenizer)
         size, ids = len(loaded), {name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}
     if given.get("vocab_size", size) < size:
-        raise InputError(f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {size} entries: give at least that")
+        raise InputError(f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {size} entries: give at least {size}")
     return {"vocab_size": size, **ids}
 
 
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
-    """Sets the labels (regression has one output, named score) and the problem type of a config, in place."""
-    if TASKS[task].answer == "tokens":
-        config.use_cache = False  # no graph here has one; `generate` goes by generation_config.json, which keeps its own setting
+    """Sets the labels (for regression one output, named score) and the problem type of a config, in place."""
+    row = TASKS[task]
+    if row.answer == "tokens":
+        config.use_cache = False  # our graphs have no cache; `generate` uses the setting in generation_config.json instead
         return
-    labels = ("score",) if task == "text-regression" else labels
+    labels = SCORE if row.answer == "value" else labels
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
-    config.problem_type = "regression" if task == "text-regression" else "single_label_classification"
+    config.problem_type = row.problem_type
 
 
 def label_list(config: Any) -> tuple[str, ...]:
-    """Returns the label names of a config by class id."""
+    """Returns the label names of a config, ordered by class id."""
     return tuple(str(config.id2label[i]) for i in sorted(config.id2label))
 
 
 def own_names(config: Any) -> tuple[str, ...] | None:
-    """Returns the label names of a config; None where they are the generic LABEL_0, LABEL_1, ..."""
+    """Returns the label names of a config, or None if they are the generic LABEL_0, LABEL_1, ..."""
     return _own(label_list(config))
 
 

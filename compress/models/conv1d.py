@@ -1,11 +1,11 @@
-"""GPT-2's `Conv1D` as what it is: a linear layer whose weight is stored the other way round, [I, O].
+"""Converts GPT-2's `Conv1D`, a linear layer whose weight is stored transposed, [I, O], to `nn.Linear` and back.
 
-Quantization, surgery and export know linear layers, `nn.Linear` with a weight [O, I]. So a model is turned at the two places where it comes
-from Transformers or goes back: `with_linears` right after a model was made or loaded, `stock_state` when it is written. In between nothing
-has to know; modules may be replaced by others of either kind, since what is written is decided by the class of the model alone.
+Quantization, surgery and export work on `nn.Linear` with a weight [O, I]. Models are converted at the boundary to Transformers:
+`with_linears` right after a model was built or loaded, `stock_state` when it is saved. No other code needs to know about `Conv1D`. Modules
+may be replaced in between, since the layout of a saved weight depends only on the class of the model.
 
-The other way, a subclass of `nn.Linear` that turns its weight in the hooks of the state dict, fails without a sign as soon as somebody puts
-a plain linear layer in its place: a square weight would be written the wrong way round.
+The alternative, a subclass of `nn.Linear` that transposes its weight in state dict hooks, fails silently once a plain linear layer replaces
+it: a square weight would be saved transposed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def is_conv1d(module: Any) -> bool:
-    """Whether a module is one; imports Transformers no earlier than this."""
+    """Whether a module is a `Conv1D`; imports Transformers lazily."""
     from transformers.pytorch_utils import Conv1D
 
     return isinstance(module, Conv1D)
 
 
 def with_linears(model: Model) -> Model:
-    """Replaces every `Conv1D` of a model by the `nn.Linear` that computes the same, in place; returns the model."""
+    """Replaces every `Conv1D` of a model with an equivalent `nn.Linear`, in place; returns the model."""
     for name, module in list(model.named_modules()):
         if is_conv1d(module):
             conv1d: Any = module
@@ -39,12 +39,12 @@ def with_linears(model: Model) -> Model:
 
 
 def stock_state(model: Any) -> dict[str, Tensor]:
-    """Returns the state dict of a Transformers model with every weight as its class stores it.
+    """Returns the state dict of a Transformers model in the layout of its stock class: weights of `Conv1D` transposed.
 
     Args:
-        model: A model without `Conv1D`; its float layers may have been replaced.
+        model: A model after `with_linears`; its layers may have been replaced since.
     """
     with torch.device("meta"):
         stock = type(model)(model.config)
-    turned = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
-    return {name: value.T.contiguous() if name in turned else value for name, value in model.state_dict().items()}
+    transposed = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
+    return {name: value.T.contiguous() if name in transposed else value for name, value in model.state_dict().items()}

@@ -1,7 +1,7 @@
-"""Model folders from outside: found, and checked before anything is loaded.
+"""Finds and checks model folders before anything is loaded.
 
-A model is named by a local folder or a Hub id. What lies there may be the model of another task, or lack its tokenizer. The weights are
-checked by `compress.artifacts.safetensors`. No code that came with a model is run.
+A model is given as a local folder or a Hub id. The folder may lack a tokenizer or hold a model for another task.
+`compress.artifacts.safetensors` checks the weights. Python code that comes with a model is never run.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ IMAGE_FILES = ("preprocessor_config.json",)
 
 
 def is_local(path: str) -> bool:
-    """Whether a model path means a local folder: it exists, or it can be nothing else (it starts with '.', '~' or '/')."""
+    """Whether a model path is a local folder and not a Hub id: it exists, or starts with '.', '~' or '/'."""
     return path.startswith((".", "~", "/")) or Path(path).exists()
 
 
 def find(path: str, key: str, *, weights: bool = True) -> Path:
-    """Returns the local folder of a model, tokenizer or processor; a Hub id is downloaded into the Hub's cache.
+    """Returns the local folder of a model, tokenizer or processor; downloads a Hub id into the Hub's cache.
 
     Args:
         path: Local folder or Hub id.
         key: Key path in the recipe, for the message.
-        weights: Download the weights too; local folders are taken as they are.
+        weights: Whether to download the weights too; no effect on local folders.
 
     Raises:
-        InputError: There is no such folder, it is a file, or the Hub does not give it.
+        InputError: The folder does not exist, is a file, or cannot be downloaded.
     """
     if not is_local(path):
         return _download(path, key, weights)
@@ -54,17 +54,17 @@ def find(path: str, key: str, *, weights: bool = True) -> Path:
 
 
 def check_tokenizer(folder: Path, key: str) -> None:
-    """Checks that there is a vocabulary: without one Transformers makes an empty tokenizer and says nothing.
+    """Checks that a folder has a vocabulary; without one Transformers silently creates an empty tokenizer.
 
     Raises:
-        InputError: There is none.
+        InputError: There is no vocabulary.
     """
     if not any((folder / name).is_file() for name in VOCABULARIES) and not any(folder.glob("*.model")):
-        raise InputError(f"{key}: {folder} has no tokenizer (tokenizer.json or {', '.join(VOCABULARIES[1:])}); save it beside the model")
+        raise InputError(f"{key}: {folder} has no tokenizer (tokenizer.json or {', '.join(VOCABULARIES[1:])}); save it next to the model")
 
 
 def copy_files(source: Path, out: Path, names: tuple[str, ...]) -> list[str]:
-    """Copies those of `names` that `source` has, byte for byte, and returns them."""
+    """Copies those files of `names` that exist in `source`; returns their names."""
     present = [name for name in names if (source / name).is_file()]
     for name in present:
         shutil.copyfile(source / name, out / name)
@@ -76,13 +76,13 @@ def _download(path: str, key: str, weights: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     patterns = list(SMALL_FILES + WEIGHT_FILES) if weights else list(SMALL_FILES)
-    what = f"{key}: {path!r} is no local folder"
+    what = f"{key}: {path!r} is not a local folder"
     try:
         return Path(snapshot_download(path, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except HFValidationError as error:
-        raise InputError(f"{what} and no Hub id; give an existing folder, or owner/name") from error
+        raise InputError(f"{what} and not a Hub id; give an existing folder, or owner/name") from error
     except GatedRepoError as error:
-        raise InputError(f"{what}, and the Hub asks for a login to give it; accept its terms there and run `hf auth login`") from error
+        raise InputError(f"{what}, and the Hub requires a login for it; accept its terms there and run `hf auth login`") from error
     except RepositoryNotFoundError as error:
         raise InputError(f"{what}, and the Hub has no such public model; check the name, or give an existing folder") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""A model as a function: features in, logits out; and the layers that it multiplies with."""
+"""The forward pass of a model (features in, logits out), its linear layers and its device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
-    """Returns the logits, float32 `[n, C]`; of a causal language model `[n, L, V]`.
+    """Returns the logits, float32 `[n, C]`, or `[n, L, V]` for a causal language model.
 
     Args:
         model: A loaded checkpoint.
@@ -20,7 +20,7 @@ def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
 
 
 def linears(model: nn.Module) -> dict[str, nn.Linear]:
-    """Returns every float linear layer by module name, in the order of the modules: encoder, pooler, head."""
+    """Returns all float linear layers by module name, in model order: encoder, pooler, head."""
     return {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
 
 

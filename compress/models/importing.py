@@ -1,7 +1,7 @@
-"""Importing: how the model that a recipe names becomes a checkpoint of ours.
+"""Imports the recipe's model as a clean checkpoint (`compress.models.checkpoint`).
 
-Everything is checked that can be checked before a weight is read; then the weights are loaded, or drawn, and written as a clean checkpoint
-(`compress.models.checkpoint`). Left out: models that bring Python code of their own.
+All checks that need no weights come first; then the weights are loaded, or initialized randomly, and saved. Not supported: models that need
+their own Python code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from compress.artifacts.artifact import digest, file_digest, write_json
 from compress.artifacts.safetensors import check_finite, headers, read_json, weight_files
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import TASKS, Task, tasks_with
 from compress.models.causal import check_causal, link_model
 from compress.models.checkpoint import load_weights
 from compress.models.config import (
@@ -43,29 +43,29 @@ from compress.schemes.checkpoint import QUANTIZATION_JSON
 
 @dataclass(frozen=True)
 class Checked:
-    """What is known of a model before its weights are read."""
+    """What is known about a model before its weights are read."""
 
     config: Any
     """The Transformers config."""
     labels: tuple[str, ...] | None
-    """Names of the classes; None where the data names them."""
+    """Class names; None if the data determines them."""
     weight_bytes: int
-    """Size of the weight files; 0 for random weights and for a Hub id that is not downloaded yet."""
+    """Size of the weight files; 0 for random weights and for a Hub id that has not been downloaded yet."""
 
 
 def check_model(
     config: ModelConfig, num_labels: int | None = None, max_length: int | None = None, tokenizer: str | TrainedTokenizer | None = None
 ) -> Checked:
-    """Checks all of a model that can be checked without reading its weights.
+    """Checks a model as far as possible without reading its weights.
 
     Args:
-        config: The recipe's model.
-        num_labels: Number of labels of the data, where known.
-        max_length: Largest number of tokens, for text.
+        config: The recipe's model section.
+        num_labels: Number of labels of the data, if known.
+        max_length: Maximum number of tokens, for text.
         tokenizer: The recipe's tokenizer.
 
     Raises:
-        InputError: The model cannot be used; says why and what to do.
+        InputError: The model cannot be used; the message says why and what to do.
     """
     if config.path is None:
         checked, size = build_config(config, tokenizer), 0
@@ -97,22 +97,23 @@ def import_model(
     """Writes the recipe's model into `out` as a clean checkpoint.
 
     Args:
-        config: The recipe's model.
-        data_labels: Class names of the data, in order of their ids; ignored for regression.
-        seed: Seed of whatever is drawn.
+        config: The recipe's model section.
+        data_labels: Class names of the data, ordered by id; ignored for regression.
+        seed: Seed of the random initialization.
         out: Existing empty folder.
-        tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained; needed for text with random weights.
-        log: Where to tell.
+        tokenizer: Hub id or folder of a tokenizer, or one that the recipe trained; required for text models with random weights.
+        log: Receives progress messages.
 
     Returns:
-        `source`, `model_type`, `parameters`, `labels`, `new_weights` (names of the drawn weights, "all" for random weights).
+        `source`, `model_type`, `parameters`, `labels`, `new_weights` (names of randomly initialized weights; "all" for random weights).
 
     Raises:
-        InputError: The model cannot be used; says why and what to do.
+        InputError: The model cannot be used; the message says why and what to do.
     """
     task = config.task
     if TASKS[task].answer == "class" and len(data_labels) < 2:
-        raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: text-regression)")
+        values = tasks_with(lambda row: row.answer == "value")
+        raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else find(config.path, "model.path")
     linked = None
     if source is not None and TASKS[task].answer == "tokens" and config.head == "keep":
@@ -139,13 +140,13 @@ def import_model(
 
 
 def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ...], seed: int) -> tuple[Any, list[str]]:
-    """Loads a model folder with the head that the recipe asks for; returns the names of the weights that were drawn."""
+    """Loads a model folder with the requested head; returns the model and the names of the randomly initialized weights."""
     found = _checked_config(config, source, len(data_labels))
     check_finite(source, "model.path")
     labels = own_names(found) if config.head == "keep" else None
     if labels is not None and TASKS[config.task].answer == "class" and labels != tuple(data_labels):
         raise InputError(
-            f"model.path: its labels are {some(labels)}, those of the data {some(data_labels)}; rename them, or give model.head: new"
+            f"model.path: the model's labels are {some(labels)}, the data's are {some(data_labels)}; rename them, or give model.head: new"
         )
     set_labels(found, config.task, labels or data_labels)
     with torch.random.fork_rng(devices=[]):
@@ -162,7 +163,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
 
 def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
     if (source / QUANTIZATION_JSON).exists():
-        raise InputError(f"model.path: {source} is quantized already; give the float model it was made from")
+        raise InputError(f"model.path: {source} is already quantized; give the float model it was made from")
     found = read_config(source, "model.path")
     check_task(config, found, num_labels)
     headers(source, "model.path")
@@ -170,7 +171,7 @@ def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
 
 
 def _is_head(name: str, prefix: str) -> bool:
-    """Whether a weight belongs to the head: outside the backbone, or its pooler, which checkpoints of language models lack."""
+    """Whether a weight belongs to the head: it is outside the backbone, or in the pooler, which language model checkpoints lack."""
     return not name.startswith(f"{prefix}.") or name.startswith(f"{prefix}.pooler.")
 
 
@@ -178,28 +179,28 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
     lost = info["missing"] | info["mismatched"]
     if lost - head:
         raise InputError(
-            f"model.path: {source}: {len(lost - head)} weights are missing or of another shape than config.json says: {some(lost - head)}; "
-            "only the head may be new: give a whole model"
+            f"model.path: {source}: {len(lost - head)} weights are missing or do not have the shape in config.json: {some(lost - head)}; "
+            "only the head may be new: give a complete model"
         )
     if lost and config.head == "keep":
-        remedy = "give a whole model" if TASKS[config.task].answer == "tokens" else "give model.head: new"
-        raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or of another shape); {remedy}")
+        remedy = "give a complete model" if TASKS[config.task].answer == "tokens" else "give model.head: new"
+        raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or with another shape); {remedy}")
     layers = {name for name in info["unexpected"] if name.startswith(f"{prefix}.") and re.search(r"\.\d+\.", name)}
     if layers:
         raise InputError(
-            f"model.path: {source} holds layers that config.json does not have: {some(layers)}; the two do not belong together"
+            f"model.path: {source} has weights of layers that are not in config.json: {some(layers)}; give files that belong together"
         )
 
 
 def _with_new(model: Any, drawn: set[str], task: Task) -> Any:
-    """Returns a freshly drawn model that takes every weight but `drawn` from `model`."""
+    """Returns a randomly initialized model with all weights of `model` except those in `drawn`."""
     fresh = auto_class(task, model.config).from_config(model.config)
     fresh.load_state_dict({name: value for name, value in model.state_dict().items() if name not in drawn}, strict=False)
     return fresh
 
 
 def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None = None) -> str:
-    """Returns the digest of everything outside the recipe that an imported model comes from: file contents, or the Hub's commit."""
+    """Returns the digest of all inputs of an import outside the recipe: file contents, or the Hub's commit."""
     parts: dict[str, Any] = {}
     for name, path in (("path", config.path), ("tokenizer", tokenizer)):
         if isinstance(path, TrainedTokenizer):
@@ -226,8 +227,8 @@ def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, 
 
 
 def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:
-    """Writes what turns rows into features: the tokenizer, or the image processor's settings."""
-    if config.task == "image-classification":
+    """Saves the preprocessing files: the tokenizer, or the image processor's settings."""
+    if TASKS[config.task].modality == "image":
         if config.preprocessor is not None:
             write_json(out / IMAGE_FILES[0], config.preprocessor)
         elif source is None:
@@ -262,7 +263,7 @@ def image_settings(config: Any) -> dict[str, Any]:
 
 
 def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
-    """Copies the tokenizer files byte for byte; a folder without tokenizer.json gets it from Transformers' fast tokenizer."""
+    """Copies the tokenizer files unchanged; a missing tokenizer.json is created with Transformers' fast tokenizer."""
     from tokenizers import Tokenizer
     from transformers import AutoTokenizer
 
@@ -273,12 +274,10 @@ def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
             with quiet():
                 AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False).save_pretrained(out)
         except (OSError, ImportError, *REFUSED) as error:
-            raise InputError(
-                f"model.path: {folder} has no tokenizer that can be read ({one_line(error)}); tokenizer.json is allowed"
-            ) from error
+            raise InputError(f"model.path: {folder} has no readable tokenizer ({one_line(error)}); add a tokenizer.json") from error
     if not (out / "tokenizer.json").is_file():
         raise InputError(
-            f"model.path: {folder} has no tokenizer.json, and its tokenizer has no fast form; save a fast tokenizer beside the model"
+            f"model.path: {folder} has no tokenizer.json, and no fast tokenizer exists for it; save a fast tokenizer next to the model"
         )
     try:
         highest = max(Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab(with_added_tokens=True).values())
@@ -286,15 +285,14 @@ def _save_tokenizer(folder: Path, out: Path, vocab_size: int) -> None:
         raise InputError(f"model.path: {folder / 'tokenizer.json'} cannot be read ({one_line(error)}); save the tokenizer again") from error
     if highest >= vocab_size:
         raise InputError(
-            f"model.path: the tokenizer's highest id is {highest}, the model has {vocab_size} embeddings; they do not belong together"
+            f"model.path: the tokenizer's highest id is {highest}, but the model has {vocab_size} embeddings; give its own tokenizer"
         )
 
 
 def _write_card(out: Path, origin: str, task: Task, labels: list[str]) -> None:
-    tag = "text-classification" if task == "text-regression" else task
     lines = [
         "---",
-        f"pipeline_tag: {tag}",
+        f"pipeline_tag: {TASKS[task].pipeline_tag}",
         "library_name: transformers",
         "---",
         "# Model",

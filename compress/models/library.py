@@ -1,4 +1,4 @@
-"""What this project asks of Transformers: which model classes a task has, and silence."""
+"""Small interface to Transformers: the model classes of a task, its exceptions, and silencing its output."""
 
 from __future__ import annotations
 
@@ -9,38 +9,44 @@ from typing import Any
 from compress.core.tasks import TASKS, Task
 
 REFUSED = (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError, AssertionError, AttributeError, IndexError)
-"""What Transformers raises for values that make no model."""
+"""Exceptions that Transformers raises for configs it cannot build a model from."""
 
 
 def stock_auto(task: Task) -> Any:
-    """Returns the class of Transformers that picks the model class for a task, such as `AutoModelForCausalLM`."""
+    """Returns the Transformers auto class of a task, such as `AutoModelForCausalLM`."""
     import transformers
 
     return getattr(transformers, TASKS[task].auto_class)
 
 
-def task_of(config: Any) -> Task:
-    """Returns a task that a checkpoint can be loaded for, by the model class that its config names."""
+def task_of(config: Any, answer: str | None = None) -> Task:
+    """Returns a task for which a checkpoint can be loaded, from the model class named in its config; else the first in the table.
+
+    Args:
+        config: A Transformers config.
+        answer: Consider only tasks with this answer, if given.
+    """
     named = (config.architectures or [""])[0]
-    return next((task for task in TASKS if named in task_classes(config, task)), "text-classification")
+    tasks = [task for task, row in TASKS.items() if answer in (None, row.answer)]
+    return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 
 def task_classes(config: Any, task: Task) -> list[str]:
-    """Returns the names of the model classes for this kind of config and this task, best first; empty where there is none."""
+    """Returns the names of the model classes for this type of config and this task, preferred one first; empty if there is none."""
     mapping = stock_auto(task)._model_mapping
     found = mapping.get(type(config), ())
     return [c.__name__ for c in (found if isinstance(found, tuple) else (found,))]
 
 
 def with_class(config: Any, task: Task) -> Any:
-    """Names the model class in a config that names none, and returns it: `from_config` needs that where there are several."""
+    """Sets the model class in a config without one, and returns the config; `from_config` needs it if there are several classes."""
     config.architectures = config.architectures or task_classes(config, task)[:1]
     return config
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps Transformers from drawing bars and printing load reports: what matters of them is raised or logged here."""
+    """Suppresses progress bars and load reports of Transformers; we raise or log what matters in them ourselves."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -55,12 +61,12 @@ def quiet() -> Iterator[None]:
 
 
 def some(names: Iterable[str], limit: int = 3) -> str:
-    """Returns the first of some names, and how many more there are; sets are sorted first."""
+    """Returns the first `limit` names and the number of the others, as text; sets are sorted first."""
     names = sorted(names) if isinstance(names, set) else list(names)
     return ", ".join(map(str, names[:limit])) + (f" and {len(names) - limit} more" if len(names) > limit else "")
 
 
 def one_line(error: BaseException) -> str:
-    """Returns the message of an exception of a library as one short line."""
+    """Returns the message of a library's exception as one line of at most 200 characters."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else text[:197] + "..."

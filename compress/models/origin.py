@@ -1,4 +1,4 @@
-"""Where the parts of a model come from: a pruned model is a part of the one that came in, and learns best from the parts it is made of."""
+"""Maps the layers, channels and heads of a pruned model to those of the original, so that distillation can pair them."""
 
 from __future__ import annotations
 
@@ -11,31 +11,37 @@ from compress.models.own_shape import SHAPE_KEY
 
 @dataclass(frozen=True)
 class Origin:
-    """Layers, channels and heads of a model, as places in the model that came in, from 0."""
+    """For each layer, channel and head of a model: its index in the original model, from 0."""
 
     layers: tuple[int, ...]
     hidden: tuple[int, ...]
     """Channels of the residual stream."""
     heads: tuple[tuple[int, ...] | None, ...]
-    """Query heads of each layer; None for all that the layer had."""
+    """Query heads of each layer; None if the layer still has all of them."""
 
     @classmethod
     def whole(cls, depth: int, width: int) -> Self:
-        """Returns the origin of a model that nothing is missing of.
+        """Returns the origin of an unpruned model.
 
         Args:
-            depth: Its layers.
-            width: Its channels.
+            depth: Number of layers.
+            width: Number of channels.
         """
         return cls(tuple(range(depth)), tuple(range(width)), (None,) * depth)
 
     @classmethod
     def of_config(cls, config: Any) -> Self | None:
-        """Returns the same from a Transformers config; None where layers have no one width and number of heads (ConvNeXt, Swin)."""
+        """Returns the origin of an unpruned model with this config; None if layers differ in width and number of heads (ConvNeXt, Swin)."""
         return None if _shape(config) is None else cls.whole(config.num_hidden_layers, config.hidden_size)
 
     def after(self, layers: Sequence[int], hidden: Sequence[int], heads: Sequence[Sequence[int] | None]) -> Self:
-        """Returns the origin of what is kept of a model of this one; `heads` has an entry for each layer that is kept."""
+        """Returns the origin after pruning a model of this origin.
+
+        Args:
+            layers: Layers to keep.
+            hidden: Channels to keep.
+            heads: For each kept layer, the heads to keep; None keeps all.
+        """
         before = [self.heads[layer] for layer in layers]
         composed = [
             theirs if ours is None else tuple(ours) if theirs is None else tuple(theirs[head] for head in ours)
@@ -46,9 +52,9 @@ class Origin:
 
 
 def same_shape(config: Any, other: Any) -> bool:
-    """Whether two models have the same layers, channels and heads, so that the parts of one have their like in the other.
+    """Whether two models have the same layers, channels and heads, so that each part of one has a counterpart in the other.
 
-    Never of models whose config has no such numbers (ConvNeXt), or others for each stage of the model (Swin).
+    Always False for models whose config has no such numbers (ConvNeXt) or different ones per stage (Swin).
     """
     found = _shape(config)
     return found is not None and found == _shape(other)

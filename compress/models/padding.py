@@ -1,7 +1,4 @@
-"""Padding: which rows of a tensor of activations stand for tokens.
-
-Left out: images, which have none.
-"""
+"""Padding: selects the activations of real tokens. Images have no padding."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from torch import Tensor
 
 
 def real_rows(x: Tensor, features: Mapping[str, Tensor]) -> Tensor:
-    """Returns the rows of a tensor [n, L, I] that `attention_mask` [n, L] calls real, [N, I]; all rows of a tensor of another shape."""
+    """Returns the rows of [n, L, I] where `attention_mask` [n, L] is set, as [N, I]; all rows if `x` has another shape."""
     mask = features.get("attention_mask")
     if mask is not None and x.dim() == 3 and x.shape[:2] == mask.shape:
         return x[mask.bool()]

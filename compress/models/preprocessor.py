@@ -1,4 +1,4 @@
-"""The preprocessor that fits a checkpoint: how its folder says that rows become features."""
+"""Builds the preprocessor of a checkpoint from the files in its folder."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from compress.models.own_shape import stock_type
 from compress.standalone.preprocess import BadRow, Preprocessor
 
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
-# Their position ids start behind the padding id, which takes that many places from the position table.
+# Their position ids start after the padding id, so that many entries of the position table are unusable.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
 
 
 def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) -> Preprocessor:
-    """Reads from a checkpoint folder how its rows have to be prepared.
+    """Returns the preprocessor of a checkpoint.
 
     Args:
-        checkpoint: A Transformers folder: config.json and tokenizer.json, or preprocessor_config.json.
-        task: What the model predicts.
-        max_length: Tokens kept of a row; unused for images.
-        target: Gives the lengths to pad to.
+        checkpoint: A Transformers folder with config.json, and tokenizer.json or preprocessor_config.json.
+        task: The task of the model.
+        max_length: Maximum tokens per row; unused for images.
+        target: Provides the sequence lengths to pad to.
 
     Raises:
-        InputError: A file is missing or damaged, `max_length` is beyond what the model takes, or the model needs steps that the
-            preprocessor does not have.
+        InputError: A file is missing or damaged, `max_length` exceeds the model's maximum, or the model needs preprocessing steps that
+            are not supported.
     """
     config = stock_type(_read_json(checkpoint / "config.json"))
     try:
-        if task == "image-classification":
+        if TASKS[task].modality == "image":
             image = _image_steps(checkpoint, int(config.get("num_channels", 3)))
             return Preprocessor("image", ("pixel_values",), _names(config, task), task, image=image)
         return _text_preprocessor(checkpoint, config, task, max_length, target)
@@ -54,13 +54,13 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the binding raises bare Exception
         raise InputError(f"{file}: not a tokenizer ({' '.join(str(error).split())[:160]}); save it again with save_pretrained") from error
-    generates = TASKS[task].answer == "tokens"  # its rows are blocks of ids: nothing is truncated, and what pads the last one is never read
+    generates = TASKS[task].answer == "tokens"  # its rows are blocks of ids: nothing is truncated, and padding is never read
     sides = {settings.get("padding_side", "right"), settings.get("truncation_side", "right")}
     if sides != {"right"} and not generates:
-        raise InputError(f"{checkpoint / 'tokenizer_config.json'}: padding or truncation on the left; right is allowed")
+        raise InputError(f"{checkpoint / 'tokenizer_config.json'}: padding or truncation on the left; only right is allowed")
     limit = min(_positions(config), int(settings.get("model_max_length") or 1e30))
     if max_length > limit:
-        raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} takes at most {limit} tokens")
+        raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens")
     return Preprocessor(
         modality="text",
         input_names=TEXT_INPUTS[:1] if generates else _input_names(checkpoint, config),
@@ -78,9 +78,9 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); a checkpoint folder of Transformers has it") from error
+        raise InputError(f"{path}: cannot be read ({error}); a Transformers checkpoint folder needs this file") from error
     if not isinstance(value, dict):
-        raise InputError(f"{path}: a JSON {type(value).__name__}; a map is allowed")
+        raise InputError(f"{path}: a JSON {type(value).__name__}; a JSON object is allowed")
     return value
 
 
@@ -92,7 +92,7 @@ def _names(config: dict[str, Any], task: Task) -> tuple[str, ...]:
 
 
 def _positions(config: dict[str, Any]) -> int:
-    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 10**30)  # the second is GPT-2's name for it
+    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 10**30)  # n_positions is GPT-2's name
     return positions - int(config.get("pad_token_id") or 0) - 1 if config.get("model_type") in OFFSET_POSITIONS else positions
 
 
@@ -108,9 +108,9 @@ def _pad_token_id(checkpoint: Path, tokenizer: Tokenizer, settings: dict[str, An
 
 
 def _input_names(checkpoint: Path, config: dict[str, Any]) -> tuple[str, ...]:
-    """Returns the arrays that the model's forward takes and makes use of.
+    """Returns the inputs that the model's forward accepts and uses.
 
-    Some families (RoBERTa) take token_type_ids for the sake of the interface but have a single type: nothing to say there.
+    Some models (RoBERTa) accept token_type_ids but have a single type; these do not get that input.
     """
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
@@ -123,7 +123,7 @@ def _input_names(checkpoint: Path, config: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
-    """Returns preprocessor_config.json with every default of its processor class written out."""
+    """Returns preprocessor_config.json with all defaults of its processor class filled in."""
     from transformers import AutoImageProcessor
     from transformers.image_processing_backends import PilBackend
 
@@ -132,12 +132,12 @@ def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
         processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
     except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
         kind = given.get("image_processor_type")
-        raise InputError(f"{checkpoint / 'preprocessor_config.json'}: processor {kind!r} cannot be made ({str(error)[:160]})") from error
+        raise InputError(f"{checkpoint / 'preprocessor_config.json'}: processor {kind!r} cannot be loaded ({str(error)[:160]})") from error
     own = [step for step in ("_preprocess", "resize", "center_crop", "rescale", "normalize") if not _is_stock(processor, PilBackend, step)]
     if own or getattr(processor, "do_pad", None):
         kind = type(processor).__name__.removesuffix("Pil")
         raise InputError(
-            f"{checkpoint}: {kind} has steps of its own ({', '.join(own) or 'padding'}); resize, crop, rescale and normalize are allowed"
+            f"{checkpoint}: {kind} has custom steps ({', '.join(own) or 'padding'}); only resize, crop, rescale and normalize are allowed"
         )
     keys = ("do_resize", "size", "resample", "do_center_crop", "crop_size", "do_rescale", "rescale_factor", "do_normalize", "image_mean")
     resolved = processor.to_dict()
@@ -145,7 +145,7 @@ def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
     steps |= {
         key: {name: edge for name, edge in dict(steps[key]).items() if edge is not None} for key in ("size", "crop_size") if steps[key]
     }
-    plain: dict[str, Any] = json.loads(json.dumps({**steps, "num_channels": num_channels}))  # no tuples and enums: as it is read back
+    plain: dict[str, Any] = json.loads(json.dumps({**steps, "num_channels": num_channels}))  # plain JSON types, no tuples or enums
     return plain
 
 

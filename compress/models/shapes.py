@@ -1,18 +1,17 @@
-"""Shapes that a stock config cannot express: other heads or another FFN in each layer, heads that keep their size while others go.
+"""Models whose shape a stock config cannot express: different heads or FFN sizes per layer, fewer heads of unchanged dimension.
 
-Where all layers are alike and the class of Transformers can build them, a shape is written into the stock keys, and the checkpoint loads
-with `AutoModel`. Otherwise config.json gets
+If all layers are equal and the stock class can build them, the shape goes into the stock config keys and the checkpoint loads with
+`AutoModel`. Otherwise config.json gets
 
     "compress_architecture": {"model_type": "bert", "head_dim": 64, "heads": [8, 12, ...], "key_value_heads": [8, 12, ...],
                               "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
 
-with one entry a layer, and the stock keys hold the nearest shape that the class can build. A model of such a config is the stock class,
-built from those keys, whose layers are then given their sizes; where they are is found by structure (`compress.models.structure`), so there
-is one mechanism for all architectures and no code comes with a checkpoint. Attention needs nothing else but its counts: it divides what its
-layers give into heads of `head_dim`.
+with one entry per layer, and the stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from
+those keys and then resizes its layers, which `compress.models.structure` finds. One mechanism thus covers all architectures, without code
+in the checkpoint. Attention modules only need their head counts updated: they split the outputs of their layers into heads of `head_dim`.
 
-`model_type` is written as a sentence: Transformers does not know it and says so in an error that names `compress.models.checkpoint.load`.
-Left out: a layer without attention or without FFN, sizes of a head that differ.
+`model_type` in such a config.json is a sentence: Transformers rejects it as unknown, with an error that shows the sentence, which names
+`compress.models.checkpoint.load`. Not supported: layers without attention or without FFN, heads of different dimensions.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "inner": ("all_head_size", "split_size"),
     "scaling": ("scaling",),
 }
-"""Names under which modules of attention keep their counts."""
+"""Attribute names of the head counts in attention modules."""
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")
 FFN_COUNTS = ("intermediate_dim", "intermediate_size")
 MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.load(folder)"
 
 
 def auto_class(task: Task, config: Any = None) -> Any:
-    """Returns the class of Transformers that picks the model class for a task.
+    """Returns the Transformers auto class of a task, or a model class with per-layer sizes if the config needs one.
 
     Args:
         task: The task.
-        config: Where it is given and describes a shape of its own: the class that makes such models is returned instead.
+        config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned.
     """
     auto = stock_auto(task)
     if not getattr(config, SHAPE_KEY, None):
@@ -70,15 +69,15 @@ def auto_class(task: Task, config: Any = None) -> Any:
 
 
 def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
-    """Returns a copy of a Transformers config with other sizes: a stock one where that can express them.
+    """Returns a copy of a Transformers config with other sizes, using only stock keys if they can express the sizes.
 
     Args:
-        config: A config, in a shape of its own or not.
-        sizes: What its models are to have; their number of layers is that of the config.
+        config: A config, with or without `SHAPE_KEY`.
+        sizes: The new sizes; they have as many layers as the config.
         key: Key path in the recipe, for messages.
 
     Raises:
-        InputError: No model of such a shape can be made.
+        InputError: A model of this shape cannot be built.
     """
     from huggingface_hub.errors import StrictDataclassError
 
@@ -89,7 +88,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
         for head_dim in (False, True):
             candidate = _stock(config, sizes, heads, head_dim)
             try:
-                type(candidate).from_dict(candidate.to_dict())  # a config checks itself where it is made
+                type(candidate).from_dict(candidate.to_dict())  # configs validate themselves on construction
                 built = Structure.of(on_meta(candidate), key, axes).sizes
             except (InputError, StrictDataclassError, *REFUSED) as error:
                 problem = error
@@ -99,7 +98,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
             if nearest is None or (built.head_dim == sizes.head_dim) > nearest[1]:
                 nearest = candidate, built.head_dim == sizes.head_dim
     if nearest is None:
-        raise InputError(f"{key}: no {config.model_type} of such a shape can be made ({one_line(problem)})") from problem
+        raise InputError(f"{key}: a {config.model_type} of this shape cannot be built ({one_line(problem)})") from problem
     changed = nearest[0]
     try:
         own = OwnShape(
@@ -114,23 +113,23 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
     except ValidationError as error:
         layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
         raise InputError(
-            f"{key}: layer {layer} of this {config.model_type} has no FFN like the others; sizes by layer cannot be written"
+            f"{key}: layer {layer} of this {config.model_type} lacks the FFN that other layers have; sizes per layer are not supported"
         ) from error
     setattr(changed, SHAPE_KEY, own.model_dump(mode="json", exclude_defaults=True))
     return changed
 
 
 def sizes_of(config: Any, key: str) -> Sizes:
-    """Returns the sizes of the models that a config makes; they are built on the meta device and looked at.
+    """Returns the sizes of a config's model, which is built on the meta device and inspected.
 
     Raises:
-        InputError: There is no such model, or it is no stack of blocks whose attention can be told.
+        InputError: The model cannot be built, is not a stack of blocks, or its attention layers cannot be identified.
     """
     return Structure.of(on_meta(config), key).sizes
 
 
 def on_meta(config: Any) -> nn.Module:
-    """Returns the model of a config on the meta device, its `Conv1D` as linear layers."""
+    """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`."""
     from transformers.initialization import no_init_weights
 
     task = task_of(config)
@@ -141,9 +140,9 @@ def on_meta(config: Any) -> nn.Module:
 
 @functools.cache
 def own_class(stock: Any) -> Any:
-    """Returns a class of models that takes configs with sizes for each layer, made of a stock class, whose name it keeps.
+    """Returns a subclass of a stock model class that accepts configs with per-layer sizes and keeps the stock name.
 
-    A class, because Transformers makes the model itself where it loads weights: it calls the constructor.
+    It has to be a class because Transformers calls the constructor itself when it loads weights.
     """
 
     class Resized(stock):  # type: ignore[misc]
@@ -163,7 +162,7 @@ def own_class(stock: Any) -> Any:
 
 
 def remade(model: nn.Module, config: Any) -> nn.Module:
-    """Returns a model of the class of another one, from another config, with new weights, its `Conv1D` as linear layers."""
+    """Builds a model of the same class from another config, with new weights and `nn.Linear` in place of `Conv1D`."""
     stock: Any = getattr(type(model), "STOCK", type(model))
     with torch.random.fork_rng(devices=[]), quiet():
         made: nn.Module = with_linears((own_class(stock) if getattr(config, SHAPE_KEY, None) else stock)(config))
@@ -171,7 +170,7 @@ def remade(model: nn.Module, config: Any) -> nn.Module:
 
 
 def mark(folder: Path) -> None:
-    """Writes into the config.json of a shape of its own that Transformers alone cannot load it."""
+    """Marks a config.json with per-layer sizes, so that Transformers refuses it with a message that says how to load it."""
     file = folder / "config.json"
     raw = json.loads(file.read_text(encoding="utf-8"))
     if raw.get(SHAPE_KEY):
@@ -179,12 +178,12 @@ def mark(folder: Path) -> None:
 
 
 def _dividing(width: int, most: int) -> int:
-    """Returns the largest divisor of `width` that is not above `most`."""
+    """Returns the largest divisor of `width` that is at most `most`."""
     return next(number for number in range(min(width, most), 0, -1) if width % number == 0)
 
 
 def _stock(config: Any, sizes: Sizes, heads: int, head_dim: bool) -> Any:
-    """Returns a stock config with these sizes, as far as its keys can say them."""
+    """Returns a stock config with these sizes, as far as its keys can express them."""
     changed = copy.deepcopy(config)
     if hasattr(changed, SHAPE_KEY):
         delattr(changed, SHAPE_KEY)
@@ -201,9 +200,9 @@ def _stock(config: Any, sizes: Sizes, heads: int, head_dim: bool) -> Any:
 
 
 def _resize(model: Any, own: Any) -> None:
-    """Gives the layers of a stock model their sizes, in place."""
+    """Resizes the layers of a stock model, in place."""
     shape = read_own(own, model.config.num_hidden_layers, "checkpoint")
-    stock = copy.copy(model)  # the same modules, under a config without sizes of its own
+    stock = copy.copy(model)  # the same modules, under a config without `SHAPE_KEY`
     stock.config = copy.deepcopy(model.config)
     delattr(stock.config, SHAPE_KEY)
     axes, prefix = axes_of(stock, "checkpoint"), repeated_blocks(model, "checkpoint")[0]
@@ -219,8 +218,8 @@ def _resize(model: Any, own: Any) -> None:
 def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_value_heads: int, head_dim: int, scaling: float) -> None:
     inner = {"query": heads * head_dim, "key": key_value_heads * head_dim, "value": key_value_heads * head_dim}
     for (weight, axis), parts in head_axes(model, attention).items():
-        turned = is_conv1d(model.get_submodule(weight.rpartition(".")[0])) and weight.endswith(".weight")
-        _set_axis(model, (weight, 1 - axis if turned else axis), sum(inner[what] for what, _ in parts))
+        transposed = is_conv1d(model.get_submodule(weight.rpartition(".")[0])) and weight.endswith(".weight")
+        _set_axis(model, (weight, 1 - axis if transposed else axis), sum(inner[what] for what, _ in parts))
     values = {
         "heads": heads,
         "key_value_heads": key_value_heads,
@@ -233,18 +232,18 @@ def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_va
 
 
 def _set_counts(module: nn.Module, values: Mapping[str, float]) -> None:
-    """Sets those counts that a module has."""
+    """Sets those of the attributes that the module already has as numbers."""
     for name, value in values.items():
         if isinstance(getattr(module, name, None), int | float):
             setattr(module, name, value)
 
 
 def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
-    """Gives one axis of a weight, counted as in a linear layer, another size and new values; returns the module that it belongs to."""
+    """Resizes one axis of a weight, counted as in `nn.Linear`, with new values; returns the module that owns the weight."""
     path, _, name = axis[0].rpartition(".")
     module: Any = model.get_submodule(path)
     old = getattr(module, name)
-    number = 1 - axis[1] if is_conv1d(module) and name == "weight" else axis[1]  # axes are those of linear layers
+    number = 1 - axis[1] if is_conv1d(module) and name == "weight" else axis[1]  # axes are counted as in `nn.Linear`
     new = torch.zeros([size if dim == number else length for dim, length in enumerate(old.shape)], dtype=old.dtype, device=old.device)
     if new.ndim > 1:
         new.normal_(std=getattr(model.config, "initializer_range", 0.02))

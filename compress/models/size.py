@@ -1,7 +1,7 @@
-"""Parameters and multiply-accumulates of a model, from its shape alone.
+"""Counts the parameters and multiply-accumulates of a model from its config.
 
-Multiply-accumulates (MACs) of one row are counted by running the shape on the meta device: each GEMM of [m, k] by [k, n] costs m k n,
-the products Q K^T and P V of attention included; FLOPs = 2 MACs.
+Multiply-accumulates (MACs) of one row are counted by running the model on the meta device: a GEMM of [m, k] by [k, n] costs m k n MACs,
+including the attention products Q K^T and P V. FLOPs = 2 MACs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Counts:
     """Size of a model."""
 
     parameters: int
-    """Number of parameters; shared ones count once."""
+    """Number of parameters; shared parameters count once."""
     macs: int
     """Multiply-accumulates of all GEMMs for one row."""
 
@@ -35,15 +35,15 @@ class Counts:
 
 
 def count(model: Any, task: Task, length: int) -> Counts:
-    """Returns parameters and MACs of the shape that a config describes; allocates and loads no weights.
+    """Returns the parameters and MACs of the model that a config describes; allocates no weights.
 
     Args:
-        model: A model (float or int8: its config decides) or a Transformers config.
+        model: A model (float or int8; only its config matters) or a Transformers config.
         task: The task.
-        length: Tokens of the row; ignored for images, which have the model's image size.
+        length: Tokens of the row; ignored for images, which use the model's image size.
 
     Raises:
-        InputError: Transformers cannot run this shape.
+        InputError: Transformers cannot run this config.
     """
     from torch.utils.flop_counter import FlopCounterMode
 
@@ -61,19 +61,19 @@ def count(model: Any, task: Task, length: int) -> Counts:
 
 
 def _countable(config: Any) -> Any:
-    """Returns a copy of a config whose experts, where it has any, run without a look at values and multiply float32 on the meta device."""
+    """Returns a copy of a config whose MoE experts, if any, run in float32 on the meta device without reading values."""
     changed = copy.deepcopy(config)
     changed._experts_implementation = "batched_mm"
     return changed
 
 
 def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
-    if task == "image-classification":
+    if TASKS[task].modality == "image":
         size = getattr(config, "image_size", 224)
         height, width = size if isinstance(size, list | tuple) else (size, size)
         return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}
-    # No attention mask: most models look at its values, and a meta tensor has none. The GEMMs are the same.
+    # No attention mask: most models read its values, which a meta tensor lacks. The GEMMs are the same.
     ids = torch.zeros(1, length, dtype=torch.long)
-    if TASKS[task].answer == "tokens":  # one that is additive already is taken as it is
+    if TASKS[task].answer == "tokens":  # a 4-D additive mask is used unchanged
         return {"input_ids": ids, "attention_mask": torch.zeros(1, 1, length, length)}
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if config.model_type.startswith("deberta") else {"input_ids": ids}

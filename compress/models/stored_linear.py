@@ -1,11 +1,11 @@
-"""Linear layers whose weights stay where they are stored: views of mapped files (`compress.artifacts.shards`), in the type of the file.
+"""Linear layers whose weights stay in their files: views of memory-mapped files (`compress.artifacts.shards`), in the dtype of the file.
 
     y[:, a:b] = x @ float32(W[a:b]).T + b[a:b]        for as many outputs at a time as fit into `WORK_BYTES`
 
-What large models need on the way to a quantized one is kept beside the weight and applied to the rows in use: factors for inputs and
-outputs (smoothing), and the grid that weights are rounded to. A weight that is stored in float32 is used as it is, without a copy.
+Changes made while quantizing a large model are not written to the weight but stored next to it and applied to the rows in use: smoothing
+factors for inputs and outputs, and the grid that weights are rounded to. A float32 weight is used directly, without a copy.
 
-Tensor names carry their shapes: I inputs, O outputs, H channels.
+Shape suffixes: I inputs, O outputs, H channels.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales
 
 WORK_BYTES = 16 * 2**20
-"""Of float32 weights at a time, in a product."""
+"""Float32 weights to hold at a time in a product, in bytes."""
 ROUND_BYTES = 2 * 2**20
-"""The same where some ten tensors of that size are made of them."""
+"""The same for rounding, which creates about ten tensors of that size."""
 AnyScales = LayerScales | DynamicScales | Int4Scales | Fp8Scales
 S = TypeVar("S", bound=AnyScales)
 
@@ -35,7 +35,7 @@ S = TypeVar("S", bound=AnyScales)
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: StoredLinear) -> Tensor:
     """Returns `x @ weight.T + bias` for a stored weight.
 
-    A function of its own, which torch function modes see as they see that of torch: `quantize.folding` follows tensors by it.
+    A separate function, so that torch function modes can intercept it like `torch.nn.functional.linear`; `quantize.folding` relies on that.
     """
     if has_torch_function((x, weight)):
         result: Tensor = handle_torch_function(linear, (x, weight), x, weight, bias, layer)
@@ -49,13 +49,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, layer: StoredLinear) 
 
 
 class StoredLinear(nn.Linear):
-    """A linear layer whose weight stays in its file, in whatever float type it is stored.
+    """A linear layer whose weight stays in its file, in its stored float dtype.
 
-    Factors for its inputs and outputs, and the grid that its weights are rounded to, are kept beside the weight and applied to the rows
-    that are in use.
+    Factors for inputs and outputs, and the grid that the weights are rounded to, are stored separately and applied to the rows in use.
 
     Args:
-        weight_OI: Float, as it is stored; a view of the transposed one of a `Conv1D`.
+        weight_OI: The stored weight, of any float dtype; for a `Conv1D` a transposed view of it.
         bias_O: float32, or None.
     """
 
@@ -70,20 +69,20 @@ class StoredLinear(nn.Linear):
 
     @property
     def is_plain(self) -> bool:
-        """Whether the weight can be used as it is."""
+        """Whether the weight can be used directly: contiguous float32, without factors or grid."""
         return self.weight.dtype == torch.float32 and self.weight.is_contiguous() and not self._factors and self.grid is None
 
     def load(self) -> None:
-        """Copies the weight into memory, as float32: for those who change it in place."""
+        """Copies the weight into memory as float32, for callers that change it in place."""
         self.weight.data = torch.cat([self.rows(start, stop) for start, stop in self.parts()])
         self._factors, self._loaded = [], True
 
     def store(self, weight_OI: Tensor, grid: AnyScales) -> None:
-        """Takes a stored weight in place of the one so far, which is on a grid up to the type that it is stored in."""
+        """Replaces the weight with a stored one that is on `grid`, up to the rounding of its stored dtype."""
         self.weight.data, self.grid, self._factors, self._loaded = weight_OI, grid, [], False
 
     def divide_outputs(self, factor_O: Tensor) -> None:
-        """Divides what the layer answers, bias included, by a factor float32 `[O]`."""
+        """Divides the output of the layer, including the bias, by a factor float32 `[O]`."""
         if self._loaded:
             self.weight.data = self.weight.data / factor_O[:, None]
         else:
@@ -92,19 +91,19 @@ class StoredLinear(nn.Linear):
             self.bias.data = self.bias.data / factor_O
 
     def multiply_inputs(self, factor_I: Tensor) -> None:
-        """Multiplies what the layer reads by a factor float32 `[I]`."""
+        """Multiplies the input of the layer by a factor float32 `[I]`."""
         if self._loaded:
             self.weight.data = self.weight.data * factor_I
         else:
             self._factors.append(("inputs", factor_I))
 
     def parts(self, work_bytes: int = WORK_BYTES) -> list[tuple[int, int]]:
-        """Returns the outputs in ranges whose weights take at most that many bytes in float32, or a single output."""
+        """Splits the outputs into ranges (start, stop) whose float32 weights take at most `work_bytes`, but at least one output each."""
         step = max(1, work_bytes // (4 * max(1, self.in_features)))
         return [(start, min(start + step, self.out_features)) for start in range(0, self.out_features, step)]
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Returns the weights of some outputs, contiguous float32 `[stop - start, I]`; not to be written to."""
+        """Returns the weights of outputs start to stop, contiguous float32 `[stop - start, I]`; read-only."""
         if self.is_plain:
             return self.weight.detach()[start:stop]
         rows_OI = torch.empty(stop - start, self.in_features).copy_(self.weight.detach()[start:stop])
@@ -116,7 +115,7 @@ class StoredLinear(nn.Linear):
         return rows_OI if self.grid is None else rows_of(self.grid, start, stop).on_grid(rows_OI)
 
     def part(self, start: int, stop: int) -> nn.Linear:
-        """Returns the layer of some outputs alone, float32."""
+        """Returns a float32 layer with only the outputs start to stop."""
         part = nn.Linear(self.in_features, stop - start, self.bias is not None, device="meta")
         part.weight = nn.Parameter(self.rows(start, stop), requires_grad=False)
         if self.bias is not None:
@@ -129,21 +128,21 @@ class StoredLinear(nn.Linear):
 
 
 class StoredEmbedding(nn.Embedding):
-    """An embedding whose table stays in its file; what is looked up becomes float32."""
+    """An embedding whose table stays in its file; looked-up entries are converted to float32."""
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Returns the entries of ids, float32 [..., H]."""
+        """Returns the embeddings of ids, float32 [..., H]."""
         return functional.embedding(ids, self.weight, self.padding_idx).float()
 
 
 def rows_of(scales: S, start: int, stop: int) -> S:
-    """Returns the scales of some outputs of a layer."""
+    """Returns the scales of the outputs start to stop of a layer."""
     return dataclasses.replace(scales, weight_scale=scales.weight_scale[start:stop])
 
 
 @dataclass(frozen=True)
 class WeightParts:
-    """The weights of layers as float32 matrices of some outputs each, made anew by each pass over them."""
+    """Iterates over the weights of layers as float32 matrices of a few outputs each, recomputed on every pass."""
 
     layers: Sequence[nn.Linear]
 

@@ -1,25 +1,25 @@
-"""Streaming: causal language models that are run unit by unit, from the files that hold their weights.
+"""Runs causal language models that do not fit into memory: layer by layer, with weights read from their files.
 
-    unit        the embeddings; each decoder layer; the last norm and the head
-    hidden      float32 [b, L, H] for each batch: what the rows are between two units, kept for all rows
+    unit        the embeddings; each decoder layer; the final norm with the head
+    hidden      float32 [b, L, H] per batch: the hidden states between two units, kept for all rows
 
-Each unit sees all rows before the next one is looked at, so that what is needed of the weights at a time is one unit. Even that is not
-loaded: a linear layer is a view of its file, of which a few megabytes at a time become float32 (`compress.models.stored_linear`). Beside
-the hidden states and what one batch takes on its way through a layer, memory of the process does not grow with the model; the pages of the
-files are the kernel's, which drops them as it needs room.
+All rows pass through one unit before the next unit starts, so only one unit's weights are needed at a time. Even those are not loaded: a
+linear layer is a view of its file, and a few megabytes at a time are converted to float32 (`compress.models.stored_linear`). Apart from the
+hidden states and the activations of one batch in one layer, process memory does not grow with the model. The file pages belong to the
+kernel, which drops them when it needs memory.
 
-A model is taken apart by its structure: the one `nn.ModuleList` that is in no other one holds the decoder layers, everything else stands
-around them. It is built on the meta device; modules around the layers are filled from the files once, a layer when its turn comes. What a
-layer takes beside the hidden states (attention mask, positions) is what the model itself gives it: its own forward runs on the batch with
-stand-ins for all layers, and the one that is asked for keeps its arguments. The last stand-in hands out the hidden states that norm and
-head then go on with.
+The model is split by its structure: the only `nn.ModuleList` that is not inside another one holds the decoder layers; all other modules
+surround them. The model is built on the meta device. The surrounding modules are filled from the files once, each layer when it runs. A
+layer's other arguments (attention mask, positions) come from the model itself: its own forward runs on the batch with placeholders for all
+layers, and the placeholder of the wanted layer captures its arguments. The last placeholder returns the hidden states that the norm and
+the head process.
 
-A quantized checkpoint runs as its quantized layers do; its codes are made when the turn of a layer comes.
+A quantized checkpoint runs with its quantized layers; the codes of a layer are computed when it runs.
 
-Left out: int8 products of attention and residuals (`compress.schemes.sites`); layers that give each other more than hidden states; mixtures
-of experts, whose three-dimensional weights would be copied; devices other than the CPU.
+Not supported: int8 attention products and residuals (`compress.schemes.sites`); layers that pass more than hidden states to each other;
+mixtures of experts, whose three-dimensional weights would be copied; devices other than the CPU.
 
-Tensor names carry their shapes: b rows of a batch, L positions, H channels, I inputs, O outputs.
+Shape suffixes: b rows of a batch, L positions, H channels, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -38,50 +38,37 @@ from torch import Tensor, nn
 
 from compress.artifacts.shards import StoredWeights, allocate, mapped
 from compress.core.errors import InputError
-from compress.core.tasks import Task
 from compress.machine.process import trim_memory
 from compress.models.config import read_config
 from compress.models.conv1d import is_conv1d, with_linears
-from compress.models.library import quiet, some, with_class
+from compress.models.library import quiet, some, task_of, with_class
 from compress.models.shapes import auto_class
 from compress.models.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.standalone.preprocess import Preprocessor
 
 BATCH_TOKENS = 256
-"""Tokens of a batch, unless a single row has more."""
-
-
+"""Maximum tokens per batch, unless a single row has more."""
 BATCH_SIZE = 32
-
-
 HIDDEN_SHARE = 0.25
-"""Of the available memory: hidden states that need more are kept in a mapped file."""
-
-
+"""Share of the available memory; hidden states that need more are kept in a memory-mapped file."""
 MODEL_SHARE = 0.5
-"""Of the available memory: a model whose float32 weights need more is streamed."""
-
-
+"""Share of the available memory; a model whose float32 weights need more is streamed."""
 LIMIT_FILES = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-
-
-TASK: Task = "text-generation"
-
 
 HIDDEN = "hidden_states"
 
 
 class _Reached(Exception):
-    """Ends a forward pass at the stand-in that was asked for."""
+    """Ends a forward pass at the placeholder of the wanted layer."""
 
 
-class _StandIn(nn.Module):
-    """Stands where a decoder layer was; what the model asks of it beside a forward, the layer answers."""
+class _Placeholder(nn.Module):
+    """Replaces a decoder layer; attributes that the model reads come from the layer itself."""
 
     def __init__(self, owner: StreamedModel, index: int, layer: nn.Module) -> None:
         super().__init__()
-        self.__dict__ |= {"_owner": owner, "_layer": layer}  # neither is to become a child
+        self.__dict__ |= {"_owner": owner, "_layer": layer}  # in __dict__, so that neither becomes a child module
         self.index = index
 
     def __getattr__(self, name: str) -> Any:
@@ -91,23 +78,23 @@ class _StandIn(nn.Module):
             return getattr(self.__dict__["_layer"], name)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__dict__["_owner"].stand_in(self.index, args, kwargs)
+        return self.__dict__["_owner"].placeholder_output(self.index, args, kwargs)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that go through the model together."""
+    """Rows that pass through the model together."""
 
     indices: list[int]
-    """Of the rows."""
+    """Indices of the rows."""
     features: Mapping[str, Tensor]
-    """What the model takes: `input_ids`, int64 [b, L]."""
+    """Inputs of the model: `input_ids`, int64 [b, L]."""
     hidden: Tensor
-    """float32 [b, L, H], written by each unit."""
+    """float32 [b, L, H], overwritten by each unit."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
-        """The features and the hidden states, as `StreamedModel.run` takes them."""
+        """The features and the hidden states, in the format of `StreamedModel.run`."""
         return {**self.features, HIDDEN: self.hidden}
 
 
@@ -119,33 +106,33 @@ class StreamedModel:
         key: Key path of the folder, for messages.
 
     Raises:
-        InputError: The folder holds no whole model, or one that cannot be run layer by layer; says why.
+        InputError: The model is incomplete or cannot be run layer by layer; the message says why.
     """
 
     def __init__(self, folder: Path, key: str = "checkpoint") -> None:
         self.config = read_config(folder, key)
         self.config.use_cache = False
         self.weights = StoredWeights(folder, key)
-        self.shape, self.turned = meta_model(self.config)
+        self.shape, self.transposed = meta_model(self.config)
         problem = structure_problem(self.shape)
         if problem is not None:
             raise InputError(f"{key}: {folder} cannot be streamed: {problem}")
-        self.place = decoder_layers(self.shape)
-        self._stored = stored_names(self.shape, self.turned, self.weights, f"{key}: {folder}")
-        self._shapes = list(self.shape.get_submodule(self.place).children())
+        self.layers_path = decoder_layers(self.shape)
+        self._stored = stored_names(self.shape, self.transposed, self.weights, f"{key}: {folder}")
+        self._shapes = list(self.shape.get_submodule(self.layers_path).children())
         self._outer = copy.deepcopy(self.shape)
-        stand_ins = nn.ModuleList(_StandIn(self, index, layer) for index, layer in enumerate(self._shapes))
-        owner, _, child = self.place.rpartition(".")
-        setattr(self._outer.get_submodule(owner), child, stand_ins)
+        placeholders = nn.ModuleList(_Placeholder(self, index, layer) for index, layer in enumerate(self._shapes))
+        owner, _, child = self.layers_path.rpartition(".")
+        setattr(self._outer.get_submodule(owner), child, placeholders)
         self._fill(self._outer, "")
         self._outer.eval()
-        self._wanted, self._given = -1, torch.zeros(0)
-        self._kept: tuple[Any, dict[str, Any]] = ((), {})
-        self._in_tuples = False
+        self._wanted, self._last_hidden = -1, torch.zeros(0)
+        self._captured: tuple[Any, dict[str, Any]] = ((), {})
+        self._layers_return_tuples = False
         quantized = (folder / QUANTIZATION_JSON).exists()
         self.scales: Mapping[str, Any] = load_quantization(folder)[0] if quantized else {}
-        for name in (name for name in self.scales if not name.startswith(f"{self.place}.")):
-            raise InputError(f"{key}: {folder} cannot be streamed: {name} is quantized, and in no decoder layer")
+        for name in (name for name in self.scales if not name.startswith(f"{self.layers_path}.")):
+            raise InputError(f"{key}: {folder} cannot be streamed: {name} is quantized but not part of a decoder layer")
         self._folder = folder
 
     def __len__(self) -> int:
@@ -154,27 +141,27 @@ class StreamedModel:
 
     def layer_name(self, index: int) -> str:
         """Returns the module path of a decoder layer."""
-        return f"{self.place}.{index}"
+        return f"{self.layers_path}.{index}"
 
     def parameters_around(self) -> list[str]:
-        """Returns the stored names of all that belongs to no decoder layer, each once, in the order of the model."""
-        names = [stored for name, stored in self._stored.items() if not name.startswith(f"{self.place}.")]
+        """Returns the stored names of all tensors outside the decoder layers, without duplicates, in model order."""
+        names = [stored for name, stored in self._stored.items() if not name.startswith(f"{self.layers_path}.")]
         return list(dict.fromkeys(names))
 
     def parameters_of(self, index: int) -> list[str]:
-        """Returns the names of the parameters and kept buffers of a decoder layer that are stored under their own names."""
+        """Returns the names of those parameters and persistent buffers of a decoder layer that are stored under their own names."""
         return [name for name, stored in self._stored.items() if name == stored and name.startswith(f"{self.layer_name(index)}.")]
 
     def unit_bytes(self) -> dict[str, int]:
-        """Returns the bytes of every unit as it is stored: each decoder layer, each parameter around them."""
+        """Returns the stored bytes of every decoder layer and of every tensor outside them."""
         sizes = {name: prod(self.weights.shape(name)) * self.weights.dtype(name).itemsize for name in dict.fromkeys(self._stored.values())}
         layers = {self.layer_name(index): sum(sizes[name] for name in self.parameters_of(index)) for index in range(len(self))}
         return layers | {name: sizes[name] for name in self.parameters_around()}
 
     @contextmanager
     def layer(self, index: int) -> Iterator[nn.Module]:
-        """Gives a decoder layer that can run; for as long as the block lasts, it stands at its path in `shape`."""
-        name, layers = self.layer_name(index), self.shape.get_submodule(self.place)
+        """Yields a decoder layer that can run; inside the block it is also at its path in `shape`."""
+        name, layers = self.layer_name(index), self.shape.get_submodule(self.layers_path)
         layer = copy.deepcopy(self._shapes[index])
         self._fill(layer, f"{name}.")
         setattr(layers, str(index), layer.eval())
@@ -186,23 +173,23 @@ class StreamedModel:
             setattr(layers, str(index), self._shapes[index])
 
     def run(self, index: int, layer: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Returns the hidden states behind a decoder layer, float32 [b, L, H].
+        """Returns the hidden states after a decoder layer, float32 [b, L, H].
 
         Args:
-            index: Which one; before the others, the first has to run.
-            layer: What `layer` gave.
+            index: Index of the layer; layer 0 must run before all others.
+            layer: Result of `self.layer`.
             inputs: Features of the batch, and `HIDDEN`: float32 [b, L, H].
         """
         features = {name: value for name, value in inputs.items() if name != HIDDEN}
         args, kwargs = self.arguments(index, features)
         output = layer(inputs[HIDDEN], *args, **kwargs)
-        trim_memory()  # what lies between blocks that are still in use is not given back by itself
-        self._in_tuples = isinstance(output, tuple)
-        hidden: Tensor = output[0] if self._in_tuples else output
+        trim_memory()  # malloc does not return free memory between blocks in use by itself
+        self._layers_return_tuples = isinstance(output, tuple)
+        hidden: Tensor = output[0] if self._layers_return_tuples else output
         return hidden
 
     def arguments(self, index: int, features: Mapping[str, Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns what the model gives to a decoder layer beside the hidden states."""
+        """Returns the arguments that the model passes to a decoder layer, without the hidden states."""
         (_, *args), kwargs = self._arguments(index, features)
         return tuple(args), kwargs
 
@@ -212,14 +199,14 @@ class StreamedModel:
         return hidden
 
     def logits(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """Returns the logits, float32 [b, L, V], of the hidden states behind the last decoder layer (`HIDDEN`)."""
-        self._wanted, self._given = -1, inputs[HIDDEN]
+        """Returns the logits, float32 [b, L, V], for the hidden states after the last decoder layer (`HIDDEN`)."""
+        self._wanted, self._last_hidden = -1, inputs[HIDDEN]
         features = {name: value for name, value in inputs.items() if name != HIDDEN}
         logits: Tensor = self._outer(**features, use_cache=False).logits
         return logits.float()
 
     def forward(self, features: Mapping[str, Tensor]) -> Tensor:
-        """Returns the logits, float32 [b, L, V], of one batch; reads all weights for it."""
+        """Returns the logits, float32 [b, L, V], of one batch; reads all weights."""
         hidden = self.embed(features)
         for index in range(len(self)):
             with self.layer(index) as layer:
@@ -229,13 +216,13 @@ class StreamedModel:
     def batches(
         self, preprocessor: Preprocessor, rows: Sequence[Any], scratch: Path, batch_size: int = BATCH_SIZE
     ) -> tuple[list[Batch], int]:
-        """Returns rows as batches with their first hidden states, and the bytes of all hidden states.
+        """Returns batches of rows with their embeddings as hidden states, and the total bytes of the hidden states.
 
         Args:
-            preprocessor: Prepares them.
+            preprocessor: Prepares the rows.
             rows: Blocks of token ids.
-            scratch: Folder for the hidden states that memory should not hold.
-            batch_size: Most rows of a batch.
+            scratch: Folder for hidden states that are too large for memory.
+            batch_size: Maximum rows per batch.
         """
         size = max(1, min(batch_size, BATCH_TOKENS // preprocessor.max_length))
         found = [
@@ -250,33 +237,33 @@ class StreamedModel:
             for (indices, features), count in zip(found, counts, strict=True):
                 first = self.embed(features)
                 used += first.numel()
-                if first.numel() != count * width:  # an embedding that is projected: the layers have another width
+                if first.numel() != count * width:  # projected embeddings: the layers have another width
                     raise InputError(f"checkpoint: {self._folder} cannot be streamed: its embeddings are not as wide as its layers")
                 hidden = pool[used - first.numel() : used].view(first.shape)
                 batches.append(Batch(indices, features, hidden.copy_(first)))
         return batches, pool.numel() * 4
 
-    def stand_in(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """What the stand-in of a decoder layer does when the model calls it."""
+    def placeholder_output(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the output of a layer's placeholder; for the wanted layer, captures the arguments and ends the forward pass."""
         if not args:
             kwargs = dict(kwargs)
             args = (kwargs.pop(HIDDEN),)
         if index == self._wanted:
-            self._kept = args, kwargs
+            self._captured = args, kwargs
             raise _Reached
-        hidden = self._given if self._wanted < 0 and index == len(self) - 1 else args[0]
-        return (hidden,) if self._in_tuples else hidden
+        hidden = self._last_hidden if self._wanted < 0 and index == len(self) - 1 else args[0]
+        return (hidden,) if self._layers_return_tuples else hidden
 
     def _arguments(self, index: int, features: Mapping[str, Tensor]) -> tuple[Any, dict[str, Any]]:
         self._wanted = index
         try:
             self._outer(**features, use_cache=False)
         except _Reached:
-            return self._kept
+            return self._captured
         raise AssertionError(f"the forward of {type(self._outer).__name__} did not reach its decoder layer {index}")
 
     def _fill(self, module: nn.Module, prefix: str) -> None:
-        """Gives a module on the meta device its weights: views of large ones, float32 copies of the others."""
+        """Fills a module on the meta device with weights: views of linear and embedding weights, float32 copies of all others."""
         for name, child in list(module.named_modules()):
             if any(buffer.is_meta for buffer in child.buffers(recurse=False)):
                 self._fill_buffers(child, f"{prefix}{name}".rstrip("."))
@@ -294,11 +281,11 @@ class StreamedModel:
                 child.__class__ = StoredEmbedding
 
     def _fill_buffers(self, module: nn.Module, path: str) -> None:
-        """Buffers that are stored are read; the others are made by what Transformers makes them with after loading."""
+        """Reads stored buffers; initializes the others the way Transformers does after loading."""
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[key] = torch.empty_like(buffer, device="cpu")
-        self.shape._init_weights(module)  # type: ignore[operator]  # its parameters are on the meta device still
+        self.shape._init_weights(module)  # type: ignore[operator]  # its parameters are still on the meta device
         for key in list(module._buffers):
             if f"{path}.{key}" in self._stored:
                 module._buffers[key] = self.weights[self._stored[f"{path}.{key}"]].clone()
@@ -306,39 +293,40 @@ class StreamedModel:
     def _linear(self, linear: nn.Linear, path: str) -> StoredLinear:
         weight = self.weights[self._stored[f"{path}.weight"]]
         bias_O = None if linear.bias is None else _copied(self.weights[self._stored[f"{path}.bias"]])
-        return StoredLinear(weight.T if path in self.turned else weight, bias_O)
+        return StoredLinear(weight.T if path in self.transposed else weight, bias_O)
 
     def _quantize(self, layer: nn.Module, path: str, name: str) -> None:
         stored = layer.get_submodule(name)
         if not isinstance(stored, StoredLinear):
-            raise InputError(f"{self._folder}: {QUANTIZATION_JSON} names {path}, which is no linear layer of the model; quantize again")
+            raise InputError(f"{self._folder}: {QUANTIZATION_JSON} names {path}, which is not a linear layer of the model; quantize again")
         _place(layer, name, quantized_layer(path, stored, self.scales[path], self._folder))
 
 
 def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
-    """Returns the model of a config on the meta device, with linear layers for every `Conv1D`, and the paths of those."""
+    """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`; returns it and the paths of those layers."""
     with torch.device("meta"), quiet():
-        model = auto_class(TASK, config).from_config(with_class(config, TASK), dtype=torch.float32)
-    turned = {name for name, module in model.named_modules() if is_conv1d(module)}
-    return with_linears(model), turned
+        task = task_of(config, "tokens")
+        model = auto_class(task, config).from_config(with_class(config, task), dtype=torch.float32)
+    transposed = {name for name, module in model.named_modules() if is_conv1d(module)}
+    return with_linears(model), transposed
 
 
 def structure_problem(model: nn.Module) -> str | None:
-    """Returns in one line why a model cannot be run layer by layer; None where it can."""
+    """Returns in one line why a model cannot be run layer by layer, or None if it can."""
     lists = _outermost_lists(model)
     if len(lists) != 1:
-        return f"{len(lists)} lists of layers ({some(lists) or 'none'}); one list of decoder layers is what streaming takes apart"
+        return f"it has {len(lists)} lists of layers ({some(lists) or 'none'}); streaming needs exactly one list of decoder layers"
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head is None:
-        return "it has no head that gives logits for tokens"
+        return "it has no language model head"
     inside = [name for name, parameter in model.named_parameters() if name.startswith(f"{lists[0]}.") and parameter.dim() > 2]
     if inside:
-        return f"{inside[0]} has {model.get_parameter(inside[0]).dim()} dimensions; layers of matrices are what streaming takes apart"
+        return f"{inside[0]} has {model.get_parameter(inside[0]).dim()} dimensions; streaming supports matrices and vectors only"
     return None
 
 
 def decoder_layers(model: nn.Module) -> str:
-    """Returns the path of the list of decoder layers of a model without `structure_problem`."""
+    """Returns the path of the list of decoder layers; the model must have no `structure_problem`."""
     return _outermost_lists(model)[0]
 
 
@@ -347,17 +335,17 @@ def _outermost_lists(model: nn.Module) -> list[str]:
     return [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
 
 
-def stored_names(model: nn.Module, turned: Collection[str], weights: StoredWeights, what: str) -> dict[str, str]:
-    """Returns for every parameter and kept buffer the name under which it is stored: its own, or that of one that it is tied to.
+def stored_names(model: nn.Module, transposed: Collection[str], weights: StoredWeights, what: str) -> dict[str, str]:
+    """Returns the stored name of every parameter and persistent buffer: its own name, or the name of a tensor it is tied to.
 
     Args:
-        model: On the meta device, its tied parameters being one object.
-        turned: Paths of its linear layers whose weights are stored the other way round.
+        model: A model on the meta device whose tied parameters are one object.
+        transposed: Paths of the linear layers whose weights are stored transposed.
         weights: The stored tensors.
-        what: Their folder and its key, for messages.
+        what: Key and folder of the model, for messages.
 
     Raises:
-        InputError: Some are missing, or of another shape.
+        InputError: Tensors are missing or have another shape.
     """
     named = model.state_dict(keep_vars=True)
     tied: dict[int, list[str]] = {}
@@ -366,21 +354,21 @@ def stored_names(model: nn.Module, turned: Collection[str], weights: StoredWeigh
     stored, wrong = {}, []
     for name, value in named.items():
         found = name if name in weights else next((other for other in tied[id(value)] if other in weights), None)
-        expected = tuple(value.shape)[:: -1 if name.removesuffix(".weight") in turned else 1]
+        expected = tuple(value.shape)[:: -1 if name.removesuffix(".weight") in transposed else 1]
         if found is None or weights.shape(found) != expected:
             wrong.append(name)
         else:
             stored[name] = found
     if wrong:
-        raise InputError(f"{what} lacks weights, or has them in another shape: {some(wrong)}; write it again with save_pretrained")
+        raise InputError(f"{what}: weights are missing or have another shape: {some(wrong)}; write it again with save_pretrained")
     return stored
 
 
 def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) -> Any:
-    """Returns the quantized form of a layer with grid weights, its codes made a part at a time.
+    """Returns the quantized layer for a stored layer whose weights are on the grid; codes are computed in parts.
 
     Raises:
-        InputError: The scales do not belong to the weights.
+        InputError: Scales and weights do not match.
     """
     parts = []
     for start, stop in stored.parts():
@@ -399,7 +387,7 @@ def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) 
 
 
 def hidden_pool(count: int, scratch: Path) -> Tensor:
-    """Returns room for so many float32 values: in memory, or in a file of `scratch` where they need more than `HIDDEN_SHARE` of it."""
+    """Returns a buffer of `count` float32 values: in memory, or in a file in `scratch` if it needs more than `HIDDEN_SHARE` of memory."""
     if 4 * count <= HIDDEN_SHARE * available_bytes():
         return torch.empty(count)
     scratch.mkdir(parents=True, exist_ok=True)
@@ -407,12 +395,12 @@ def hidden_pool(count: int, scratch: Path) -> Tensor:
     path.unlink(missing_ok=True)
     allocate(path, 0, 4 * count)
     pool = mapped(path, 0, (count,), torch.float32, writable=True)
-    path.unlink()  # the map keeps it; it is gone with the last tensor, however the process ends
+    path.unlink()  # the map keeps the data until the last tensor is freed or the process ends in any way
     return pool
 
 
 def available_bytes() -> int:
-    """Returns the memory that this process may take: what the machine has left, or the limit of its control group where that is less."""
+    """Returns the bytes that this process may use: the machine's available memory, or the limit of its control group if lower."""
     limits = [psutil.virtual_memory().available]
     for file in LIMIT_FILES:
         if file.is_file() and (text := file.read_text(encoding="ascii").strip()).isdecimal():
@@ -427,7 +415,7 @@ def is_large(folder: Path) -> bool:
 
 
 def _copied(stored: Tensor) -> Tensor:
-    """Returns a small tensor in float32, in memory."""
+    """Copies a small tensor into memory as float32."""
     return stored.to(torch.float32, copy=True)
 
 

@@ -1,13 +1,13 @@
-"""The structure of a Transformer: its blocks, what runs along every axis of every weight, and the sizes of each layer.
+"""The structure of a Transformer: its blocks, the meaning of every weight axis, and the sizes of each layer.
 
-    residual   channels of the residual stream: one choice for the whole model
-    heads      numbers of the heads of one block; queries of one group share keys and values
-    ffn        neurons of the FFN of one block
-    experts    experts of one block of a MoE
-    vocabulary rows of the embedding, and of the head of a language model
+    residual   channels of the residual stream, shared by the whole model
+    heads      head dimensions of one block; the queries of a group share keys and values
+    ffn        FFN neurons of one block
+    experts    experts of one MoE block
+    vocabulary rows of the embedding, and of a language model's head
 
-This is what surgery works on (`prune.surgery`, `distill.width`), and what `compress.models.shapes` writes into a config. All of it is found
-by structure, on the meta device (`compress.models.attention`, `compress.models.axes`).
+Model surgery works on this structure (`prune.surgery`, `distill.width`), and `compress.models.shapes` writes it into a config. It is found
+on the meta device, without relying on names of models or weights (`compress.models.attention`, `compress.models.axes`).
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The shape of a model: what surgery changes. Tuples have one entry a layer."""
+    """The shape of a model, which surgery changes. Tuples have one entry per layer."""
 
     hidden: int
     """Channels of the residual stream."""
     vocabulary: int
     """Rows of the embedding; 0 for images."""
     head_dim: int
-    """Numbers of a head."""
+    """Dimension of a head."""
     heads: tuple[int, ...]
     """Query heads."""
     key_value_heads: tuple[int, ...]
-    """Heads of keys and values."""
+    """Key and value heads."""
     scaling: tuple[float, ...]
     """Factor of the scores Q K^T."""
     ffn: tuple[int, ...]
-    """Neurons of the FFN, of each expert where there are several."""
+    """FFN neurons, per expert if there are several."""
     experts: tuple[int, ...]
     """Experts; 0 for a layer with one FFN."""
 
     def same(self, other: Sizes) -> bool:
-        """Whether two shapes are one."""
+        """Whether two shapes are equal, up to the rounding of `scaling`."""
         return len(self.heads) == len(other.heads) and all(
             all(map(math.isclose, getattr(self, field.name), getattr(other, field.name)))
             if isinstance(getattr(self, field.name), tuple)
@@ -58,55 +58,57 @@ class Sizes:
         )
 
     def of_layers(self, layers: Sequence[int]) -> Sizes:
-        """Returns the sizes of a model of some of the layers."""
+        """Returns the sizes of a model with only these layers."""
 
-        def some(values: Sequence[T]) -> tuple[T, ...]:
+        def pick(values: Sequence[T]) -> tuple[T, ...]:
             return tuple(values[layer] for layer in layers)
 
         return Sizes(
             self.hidden,
             self.vocabulary,
             self.head_dim,
-            some(self.heads),
-            some(self.key_value_heads),
-            some(self.scaling),
-            some(self.ffn),
-            some(self.experts),
+            pick(self.heads),
+            pick(self.key_value_heads),
+            pick(self.scaling),
+            pick(self.ffn),
+            pick(self.experts),
         )
 
 
 @dataclass(frozen=True)
 class Structure:
-    """What runs along the axes of the weights of a model."""
+    """The meaning of the weight axes of a model."""
 
     prefix: str
-    """Name of the list of blocks."""
+    """Module name of the list of blocks."""
     attentions: tuple[Attention, ...]
-    """By block."""
+    """Attention of each block."""
     residual: frozenset[Axis]
     """Axes over the channels of the residual stream."""
     heads: tuple[Mapping[Axis, tuple[tuple[str, int], ...]], ...]
-    """By block: axes over the numbers of heads, with the parts that lie along it (query, key or value, and its place)."""
+    """For each block: axes over head dimensions, with the parts along each (query, key or value, and its position)."""
     ffn: tuple[frozenset[Axis], ...]
-    """By block."""
+    """For each block: axes over FFN neurons."""
     experts: tuple[frozenset[Axis], ...]
-    """By block."""
+    """For each block: axes over experts."""
     vocabulary: frozenset[Axis]
+    """Axes over the vocabulary."""
     repeated: Mapping[Axis, int]
-    """How many times an axis holds its size, side by side; 1 where absent."""
+    """How many times an axis contains its size, side by side; 1 if absent."""
     sizes: Sizes
+    """Sizes of the model."""
 
     @classmethod
     def of(cls, model: nn.Module, key: str, axes: Axes | None = None) -> Structure:
         """Finds the structure of a model.
 
         Args:
-            model: A Transformers model, its `Conv1D` as linear layers; its weights are not looked at, and may lie on the meta device.
+            model: A Transformers model with `nn.Linear` in place of `Conv1D`; its weights are not read and may be on the meta device.
             key: Key path in the recipe, for messages.
-            axes: Its axes, where they are known already: they do not depend on its sizes.
+            axes: The model's axes if already known; they do not depend on its sizes.
 
         Raises:
-            InputError: It is no stack of blocks whose attention can be told, or its weights do not have the sizes of its config.
+            InputError: The model is not a stack of blocks, its attention layers cannot be identified, or weights and config do not match.
         """
         config: Any = model.config
         prefix, blocks = repeated_blocks(model, key)
@@ -121,14 +123,14 @@ class Structure:
         def size(found: frozenset[Axis]) -> int:
             lengths = {shapes[name][axis] / axes.repeated.get((name, axis), 1) for name, axis in found}
             if len(lengths) > 1:
-                raise InputError(f"{key}: {min(found)[0]} of this {config.model_type} is of another size than the weights beside it")
+                raise InputError(f"{key}: {min(found)[0]} of this {config.model_type} does not have the size of the weights next to it")
             return int(lengths.pop()) if lengths else 0
 
         if len({attention.head_dim for attention in attentions}) > 1:
-            raise InputError(f"{key}: the heads of this {config.model_type} are not all of one size")
-        odd = [name for name, axis in residual if shapes[name][axis] != config.hidden_size]
-        if odd:
-            raise InputError(f"{key}: {min(odd)} of this {config.model_type} is not as wide as its config says")
+            raise InputError(f"{key}: the heads of this {config.model_type} do not all have the same dimension")
+        wrong = [name for name, axis in residual if shapes[name][axis] != config.hidden_size]
+        if wrong:
+            raise InputError(f"{key}: {min(wrong)} of this {config.model_type} does not have the width in its config")
         sizes = Sizes(
             config.hidden_size,
             size_of(config, "vocabulary"),
@@ -152,7 +154,7 @@ def _by_block(axes: frozenset[Axis], inside: Sequence[str]) -> tuple[frozenset[A
 
 
 def head_axes(model: nn.Module, attention: Attention) -> dict[Axis, tuple[tuple[str, int], ...]]:
-    """Returns the axes over the numbers of the heads of one block, with what lies along each: query, key or value, and its place."""
+    """Returns the axes over the head dimensions of one block, with the parts along each: query, key or value, and its position."""
     found: dict[Axis, tuple[tuple[str, int], ...]] = {}
     for layer in {layer for layer, _ in attention.parts.values()}:
         parts = tuple(sorted(((what, place) for what, (name, place) in attention.parts.items() if name == layer), key=lambda part: part[1]))

@@ -1,13 +1,13 @@
-"""A tokenizer that the recipe trains: byte-level BPE, on the train split alone.
+"""Loads tokenizers, and trains a byte-level BPE tokenizer on the train split.
 
-Text is cut into words by GPT-2's pattern, a word starts as its UTF-8 bytes, and the pair of neighbours that occurs most often is merged
-into a new token until there are `vocab_size` of them (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909, section 3.2; on bytes,
-section 2.2 of the GPT-2 report). 256 tokens are the bytes themselves, so no text is unknown. Special tokens come first:
+Text is split into words by GPT-2's pattern, and each word starts as its UTF-8 bytes. The most frequent pair of adjacent tokens is merged
+into a new token until there are `vocab_size` tokens (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909, section 3.2; on bytes:
+section 2.2 of the GPT-2 report). The 256 bytes are tokens themselves, so no text is out of vocabulary. Special tokens come first:
 
-    <|endoftext|>   id 0: stands between documents; for the tasks with labels also at both ends of a text and between those of a pair
-    <|pad|>         id 1, for the tasks with labels: padding, which those mask; blocks of text-generation need none
+    <|endoftext|>   id 0: separates documents; for tasks with labels it also starts and ends a text and separates the texts of a pair
+    <|pad|>         id 1, only for tasks with labels: padding, which those tasks mask; text-generation blocks need none
 
-Training is deterministic: equal texts give equal files. Left out: other algorithms, and normalization.
+Training is deterministic: equal texts give equal files. Not supported: other algorithms, normalization.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from compress.models.library import REFUSED, one_line, quiet
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 BYTES = 256
 PIECE = 2**20
-"""Characters that are given to the tokenizers library at once: it keeps some hundred bytes for each token."""
+"""Characters passed to the tokenizers library at a time, which needs a few hundred bytes per token."""
 
 
 class TrainTokenizer(Config):
-    """A tokenizer that is trained on the train split."""
+    """A tokenizer to train on the train split."""
 
     train: Literal["bpe"]
-    """bpe: merge the most frequent pairs of bytes, and of what they became."""
+    """Algorithm; bpe: byte-level byte-pair encoding."""
     vocab_size: Annotated[int, Field(ge=BYTES + 2, le=1_000_000)] = 8192
-    """Number of tokens: the 256 bytes, the special ones, and what was merged."""
+    """Number of tokens: the 256 bytes, the special tokens, and the merged ones."""
 
 
 @dataclass(frozen=True)
 class TrainedTokenizer:
-    """What training gave."""
+    """A trained tokenizer."""
 
     text: str
-    """The contents of tokenizer.json."""
+    """Contents of tokenizer.json."""
     pads: bool
-    """Whether it has a padding token."""
+    """Whether the tokenizer has a padding token."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -64,31 +64,31 @@ class TrainedTokenizer:
 
     @property
     def ids(self) -> dict[str, int]:
-        """Ids of the special tokens by the names that a Transformers config has for them."""
+        """Ids of the special tokens, by their keys in a Transformers config."""
         return {"bos_token_id": 0, "eos_token_id": 0, **({"pad_token_id": 1} if self.pads else {})}
 
     @property
     def digest(self) -> str:
-        """sha256 (hex) of what `write` writes."""
+        """sha256 (hex) of the tokenizer."""
         return digest([self.text, self.pads])
 
     def write(self, folder: Path) -> None:
-        """Writes tokenizer.json and tokenizer_config.json, as Transformers reads them."""
+        """Writes tokenizer.json and tokenizer_config.json in Transformers' format."""
         (folder / "tokenizer.json").write_text(self.text, encoding="utf-8")
         names = dict.fromkeys(("bos_token", "eos_token"), END_OF_TEXT) | ({"pad_token": PADDING} if self.pads else {})
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool) -> TrainedTokenizer:
-    """Trains a byte-level BPE.
+    """Trains a byte-level BPE tokenizer.
 
     Args:
         texts: The texts of the train split.
         vocab_size: Number of tokens.
-        pads: For rows that are padded and marked at their ends (tasks with labels), not for blocks.
+        pads: Whether to add a padding token and mark the ends of texts (tasks with labels).
 
     Raises:
-        InputError: The texts do not hold that many different tokens.
+        InputError: The texts do not yield that many different tokens.
     """
     specials = [END_OF_TEXT, PADDING] if pads else [END_OF_TEXT]
     tokenizer = Tokenizer(models.BPE())
@@ -103,7 +103,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool) -> TrainedToken
     tokenizer.train_from_iterator((piece for text in texts for piece in pieces(text)), trainer)
     found = tokenizer.get_vocab_size()
     if found < vocab_size:
-        raise InputError(f"tokenizer.vocab_size: {vocab_size} given; the train split holds {found} different tokens: give at most that")
+        raise InputError(f"tokenizer.vocab_size: {vocab_size} given; the train split yields {found} tokens: give at most that")
     if pads:
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{END_OF_TEXT} $A {END_OF_TEXT}",
@@ -113,8 +113,8 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool) -> TrainedToken
     return TrainedTokenizer(tokenizer.to_str(pretty=True), pads)
 
 
-def settled(given: str | TrainTokenizer | None, trained: TrainedTokenizer | None) -> str | TrainedTokenizer | None:
-    """Returns the tokenizer that a recipe means: the Hub id or folder that it gives, or what was trained where it asks for that."""
+def resolve_tokenizer(given: str | TrainTokenizer | None, trained: TrainedTokenizer | None) -> str | TrainedTokenizer | None:
+    """Returns the tokenizer to use: the Hub id or folder in the recipe, or the trained one if the recipe asks for training."""
     if isinstance(given, TrainTokenizer):
         assert trained is not None, "the data is read, and the tokenizer trained, before anything else"
         return trained
@@ -122,7 +122,7 @@ def settled(given: str | TrainTokenizer | None, trained: TrainedTokenizer | None
 
 
 def pieces(text: str, size: int = PIECE) -> Iterable[str]:
-    """Yields a text in pieces of about `size` characters that end with a line feed; one longer where there is none."""
+    """Splits a text into pieces of about `size` characters that end with a line feed; a piece is longer if it has none."""
     start = 0
     while len(text) - start > size:
         cut = text.rfind("\n", start, start + size) + 1 or text.find("\n", start + size) + 1 or len(text)
@@ -133,10 +133,10 @@ def pieces(text: str, size: int = PIECE) -> Iterable[str]:
 
 
 def load_tokenizer(tokenizer: str) -> Any:
-    """Returns the fast tokenizer of Transformers that a Hub id or folder holds.
+    """Loads the Transformers fast tokenizer of a Hub id or folder.
 
     Raises:
-        InputError: There is none that can be loaded.
+        InputError: The tokenizer cannot be loaded, or is not a fast one.
     """
     from transformers import AutoTokenizer
 
@@ -146,7 +146,7 @@ def load_tokenizer(tokenizer: str) -> Any:
         with quiet():
             loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ImportError, *REFUSED) as error:
-        raise InputError(f"tokenizer: {folder} is no tokenizer ({one_line(error)}); a folder with tokenizer.json is allowed") from error
+        raise InputError(f"tokenizer: {folder} is not a tokenizer ({one_line(error)}); give a folder with tokenizer.json") from error
     if not loaded.is_fast:
-        raise InputError(f"tokenizer: {folder} has no fast form; a folder with tokenizer.json is allowed")
+        raise InputError(f"tokenizer: {folder} has no fast tokenizer; give a folder with tokenizer.json")
     return loaded

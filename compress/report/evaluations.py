@@ -17,8 +17,9 @@ from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
+from compress.core.engines import REFERENCE
 from compress.core.next_token import choices
-from compress.core.tasks import facts
+from compress.core.tasks import TASKS
 from compress.data.splits import Data
 from compress.measure.answers import load_predictions
 from compress.measure.engine_process import read_rows, write_rows
@@ -77,7 +78,7 @@ def evaluations(run: Run) -> Iterator[Evaluation]:
     """Yields the evaluations of every variant in the order torch, engines, server; of each engine only its recommended mode."""
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
-        yield _load(name, "torch", "eager", "", run.predictions(name), run.artifacts[f"evaluate-{name}"].metrics["metrics"])
+        yield _load(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"evaluate-{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
         for engine in recommended(build) if build else []:
             if engine.get("predictions") and build and exported:
@@ -92,7 +93,7 @@ def recommended(build: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns one entry for each engine of a build: its recommended mode, which is listed first."""
     first: dict[str, dict[str, Any]] = {}
     for engine in build["engines"]:
-        if engine["engine"] != "torch":
+        if engine["engine"] != REFERENCE:
             first.setdefault(engine["engine"], engine)
     return list(first.values())
 
@@ -108,11 +109,11 @@ def write_flips(run: Run, data: Data) -> int:
     lines: list[dict[str, Any]] = []
     baseline: np.ndarray | None = None
     before: tuple[np.ndarray, str] | None = None
-    generates = facts(run.recipe["model"]["task"]).answer == "tokens"
+    generates = TASKS[run.recipe["model"]["task"]].answer == "tokens"
     describe = TokenFlips(next(iter(run.variants.values())).path, data) if generates else RowFlips(data)
     for evaluation in evaluations(run):
         answers = describe.answers(evaluation.logits)
-        if evaluation.backend == "torch":
+        if evaluation.backend == REFERENCE:
             reference, origin = (baseline, "baseline torch") if baseline is not None else (answers, "")
             baseline = answers if baseline is None else baseline
         else:

@@ -16,8 +16,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compress.core.tasks import TASKS
+from compress.core.engines import REFERENCE
 from compress.machine.environment import NATIVE_INT8
+from compress.measure.metrics import METRICS
+from compress.schemes.table import of_precision
 
 FLOATS = ("fp32", "bf16", "fp16")
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01
@@ -62,6 +64,11 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
     return [goal for goal in judged if goal["limit"] is not None]
 
 
+def missed(report: Mapping[str, Any]) -> list[str]:
+    """Returns the goals that were judged and not met."""
+    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
+
+
 def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the last variant of the run; empty if there is none."""
     variants = report.get("variants") or [{}]
@@ -78,7 +85,7 @@ def first_engine(report: Mapping[str, Any]) -> str | None:
     """Returns the engine that goals are judged on: the first of the target, else the first measured one other than torch."""
     listed = (report.get("target") or {}).get("engines") or ()
     measured = [str(row["engine"]) for row in last_variant(report).get("latency") or () if row.get("engine")]
-    return next(iter([*listed, *(engine for engine in measured if engine != "torch"), *measured]), None)
+    return next(iter([*listed, *(engine for engine in measured if engine != REFERENCE), *measured]), None)
 
 
 def is_quantized(variant: Mapping[str, Any]) -> bool:
@@ -89,21 +96,27 @@ def is_quantized(variant: Mapping[str, Any]) -> bool:
 
 
 def is_int8(variant: Mapping[str, Any]) -> bool:
-    """Whether a variant was quantized to int8: not w4a16, which multiplies in float, and not fp8."""
-    return is_quantized(variant) and not any(row.get("precision") in ("w4a16", "fp8") for row in variant.get("latency") or ())
+    """Whether a variant was quantized to int8: not to numbers that are multiplied in float, and not to FP8."""
+    return is_quantized(variant) and all(_counts_int8(str(row.get("precision"))) for row in variant.get("latency") or ())
+
+
+def _counts_int8(precision: str) -> bool:
+    """Whether engines of this precision multiply int8, or are float rivals of one that does."""
+    row = of_precision(precision)
+    return row is None or row.numbers == "int8"
 
 
 def last_backend(report: Mapping[str, Any]) -> str | None:
     """Returns the last backend that evaluated the last variant: triton, else the first engine, else another, else torch."""
     cells = last_variant(report).get("accuracy") or {}
     measured = [backend for backend, cell in cells.items() if (cell or {}).get("value") is not None]
-    engines = [backend for backend in measured if backend not in ("triton", "torch")]
-    return next((backend for backend in ["triton", first_engine(report), *engines, "torch"] if backend in measured), None)
+    engines = [backend for backend in measured if backend not in ("triton", REFERENCE)]
+    return next((backend for backend in ["triton", first_engine(report), *engines, REFERENCE] if backend in measured), None)
 
 
 def drop(report: Mapping[str, Any]) -> Figure:
     """Returns the loss in the primary metric over the whole run; positive is a loss."""
-    before = ((baseline(report).get("accuracy") or {}).get("torch")) or {}
+    before = ((baseline(report).get("accuracy") or {}).get(REFERENCE)) or {}
     backend = last_backend(report)
     if before.get("value") is None:
         return Figure(reason=f"the baseline was not evaluated in torch{_because(before.get('reason'))}")
@@ -114,15 +127,17 @@ def drop(report: Mapping[str, Any]) -> Figure:
     if before.get("n") != after.get("n"):
         counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
         return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {backend} on {counts[1]}")
-    if is_relative((report.get("metric") or {}).get("name")):
-        return Figure(after["value"] / before["value"] - 1, at=backend, low=paired.get("low"), high=paired.get("high"))
-    sign = -1 if (report.get("metric") or {}).get("higher_is_better") is False else 1
-    return Figure(sign * (before["value"] - after["value"]), at=backend, low=paired.get("low"), high=paired.get("high"))
+    metric = report.get("metric") or {}
+    if metric.get("name") in METRICS:
+        lost = METRICS[metric["name"]].drop(before["value"], after["value"])
+    else:
+        lost = (-1 if metric.get("higher_is_better") is False else 1) * (before["value"] - after["value"])
+    return Figure(lost, at=backend, low=paired.get("low"), high=paired.get("high"))
 
 
 def is_relative(metric: str | None) -> bool:
     """Whether the drop of a metric is relative to its value before (perplexity) and not a difference."""
-    return any(row.relative for row in TASKS.values() if row.metric == metric)
+    return metric is not None and metric in METRICS and METRICS[metric].relative
 
 
 def speedup(report: Mapping[str, Any]) -> Figure:
@@ -205,7 +220,7 @@ def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
 
 def reference_cells(report: Mapping[str, Any], device: str | None) -> dict[Shape, Row]:
     """Returns the latency rows that speed-ups refer to, by shape: baseline in torch, fp32, eager, same device."""
-    rows = _measured(baseline(report), "torch")
+    rows = _measured(baseline(report), REFERENCE)
     kind = ("fp32", "eager", device)
     return _first_by_shape([row for row in rows if (row.get("precision"), row.get("mode"), row.get("device")) == kind])
 

@@ -28,12 +28,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity, perplexity_of
-from compress.core.tasks import Task
-from compress.measure.metrics import PRIMARY, num_predictions, pearson
+from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity_of
+from compress.measure.metrics import METRICS, Metric, num_predictions
 
 Array = NDArray[Any]
-Metric = Callable[[Array, Array], float]
+Figure = Callable[[Array, Array], float]
 """Maps predictions `[n, ...]` and labels `[n]` to a number."""
 
 RESAMPLES = 2000
@@ -71,7 +70,7 @@ def wilson(successes: int, n: int, confidence: float = CONFIDENCE) -> Interval:
 
 
 def bootstrap(
-    metric: Metric, predictions: Array, labels: Array, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE
+    metric: Figure, predictions: Array, labels: Array, *, resamples: int = RESAMPLES, seed: int = 0, confidence: float = CONFIDENCE
 ) -> Interval:
     """Returns the percentile bootstrap interval of `metric(predictions, labels)`.
 
@@ -102,7 +101,7 @@ def paired_bootstrap(
     seed: int = 0,
     confidence: float = CONFIDENCE,
 ) -> Interval:
-    """Returns the paired percentile bootstrap interval of `metric(before, labels) - metric(after, labels)`.
+    """Returns the paired percentile bootstrap interval of what a metric lost.
 
     Both predictions are `[n, ...]` in the same row order; see `bootstrap` for the other arguments.
 
@@ -114,7 +113,7 @@ def paired_bootstrap(
     differences = np.empty(resamples)
     for index in range(resamples):
         sample = draw.integers(0, rows, rows)
-        differences[index] = metric(before[sample], labels[sample]) - metric(after[sample], labels[sample])
+        differences[index] = metric.drop(metric.of(before[sample], labels[sample]), metric.of(after[sample], labels[sample]))
     return _percentiles(differences, confidence)
 
 
@@ -134,59 +133,41 @@ def paired_counts(lost: int, gained: int, n: int, *, resamples: int = RESAMPLES,
     return _percentiles((draws[:, 0] - draws[:, 1]) / n, confidence)
 
 
-def primary(task: Task) -> Metric:
-    """Returns the primary metric of a task as a function of logits and labels."""
-    metrics: dict[str, Metric] = {"accuracy": accuracy, "pearson": correlation, "perplexity": perplexity}
-    return metrics[PRIMARY[task]]
-
-
-def accuracy(logits: Array, labels: Array) -> float:
-    """Returns the share of rows of `logits` `[n, C]` whose argmax (ties: the lowest class) equals the label `[n]`."""
-    return float(np.mean(logits.argmax(axis=1) == labels))
-
-
-def correlation(values: Array, labels: Array) -> float:
-    """Returns the Pearson correlation of `[n, 1]` or `[n]` values with the labels `[n]`; 0 if either is constant."""
-    return pearson(values.reshape(len(labels)), labels)
-
-
 def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
     """Returns a metric with its 95 % interval: Wilson for `accuracy`, bootstrap otherwise (over blocks for `perplexity`).
 
     Args:
-        metric: From `primary`, or any other.
+        metric: A row of `METRICS`, or any other.
         predictions: `[n, ...]`.
         labels: `[n]`.
         seed: Seed of the bootstrap.
 
     Returns:
-        `value`, `low`, `high` and `n` (rows; tokens for perplexity).
+        `value`, `low`, `high` and `n` (rows; tokens where labels are tokens).
     """
     rows = _rows(labels, predictions)
-    if metric is accuracy:
+    if metric is METRICS["accuracy"] and labels.ndim == 1:
         low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
-    elif metric is perplexity:
+    elif metric is METRICS["perplexity"]:
         low, high = bootstrap(perplexity_of, *block_sums(predictions, labels), seed=seed)
-        rows = num_predictions(labels)
     else:
-        low, high = bootstrap(metric, predictions, labels, seed=seed)
-    return {"value": metric(predictions, labels), "low": low, "high": high, "n": rows}
+        low, high = bootstrap(metric.of, predictions, labels, seed=seed)
+    return {"value": metric.of(predictions, labels), "low": low, "high": high, "n": num_predictions(labels)}
 
 
 def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: int = 0) -> dict[str, Any]:
     """Compares two sets of predictions for the same rows.
 
     Args:
-        metric: From `primary`, or any other; `accuracy` needs no resampling of rows and is fast.
+        metric: A row of `METRICS`, or any other; `accuracy` needs no resampling of rows and is fast.
         before: Predictions of the reference, `[n, ...]`.
         after: Predictions of the model under test, in the same row order.
-        labels: `[n]`; integers are class ids.
+        labels: `[n]`, integers are class ids; or tokens `[n, T]`.
         seed: Seed of the bootstrap.
 
     Returns:
-        `difference` (before minus after; for perplexity after / before - 1; positive is a loss), its 95 % paired bootstrap interval `low`
-        and `high`, `n`, and the number of rows (tokens) that went `right_to_wrong`, went `wrong_to_right` or `changed` at all; these
-        three are None unless labels are classes.
+        `difference` (`Metric.drop`; positive is a loss), its 95 % paired bootstrap interval `low` and `high`, `n`, and the number of rows
+        (tokens) that went `right_to_wrong`, went `wrong_to_right` or `changed` at all; these three are None unless labels are classes.
 
     Raises:
         ValueError: There are no rows, or the three differ in length.
@@ -194,30 +175,37 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
     rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
     if not np.issubdtype(labels.dtype, np.integer):
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
-        return {"difference": metric(before, labels) - metric(after, labels), "low": low, "high": high, "n": rows, **counts}
-    if metric is perplexity:
-        return _paired_tokens(before, after, labels, seed)
+        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
+        return {"difference": difference, "low": low, "high": high, "n": rows, **counts}
+    if labels.ndim == 2:
+        return _paired_tokens(metric, before, after, labels, seed)
     first, second = before.argmax(axis=1), after.argmax(axis=1)
     lost, gained = int(np.sum((first == labels) & (second != labels))), int(np.sum((first != labels) & (second == labels)))
-    if metric is accuracy:
+    if metric is METRICS["accuracy"]:
         difference, (low, high) = (lost - gained) / rows, paired_counts(lost, gained, rows, seed=seed)
     else:
-        difference = metric(before, labels) - metric(after, labels)
+        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
     found = {"right_to_wrong": lost, "wrong_to_right": gained, "changed": int(np.sum(first != second))}
     return {"difference": difference, "low": low, "high": high, "n": rows, **found}
 
 
-def _paired_tokens(before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
+def _paired_tokens(metric: Metric, before: Array, after: Array, labels: Array, seed: int) -> dict[str, Any]:
     """Compares two sets of token predictions `[n, T, 2]` for the same blocks; see `paired`."""
-    (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
-    low, high = paired_bootstrap(mean_nll, sums, others, tokens, seed=seed)
+    if metric is METRICS["perplexity"]:
+        (sums, tokens), (others, _) = block_sums(before, labels), block_sums(after, labels)
+        falls = paired_bootstrap(Metric(mean_nll), sums, others, tokens, seed=seed)
+        difference = perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1
+        low, high = float(np.expm1(-falls.high)), float(np.expm1(-falls.low))
+    else:
+        difference = metric.drop(metric.of(before, labels), metric.of(after, labels))
+        low, high = paired_bootstrap(metric, before, after, labels, seed=seed)
     first, second = (choices(answers)[labels != IGNORED] for answers in (before, after))
     targets = labels[labels != IGNORED]
     return {
-        "difference": perplexity_of(others, tokens) / perplexity_of(sums, tokens) - 1,
-        "low": float(np.expm1(-high)),
-        "high": float(np.expm1(-low)),
+        "difference": difference,
+        "low": low,
+        "high": high,
         "n": len(targets),
         "right_to_wrong": int(np.sum((first == targets) & (second != targets))),
         "wrong_to_right": int(np.sum((first != targets) & (second == targets))),

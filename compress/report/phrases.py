@@ -9,21 +9,27 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compress.core.engines import ENGINES
+from compress.measure.metrics import METRICS
 from compress.report import goals
 
 NOT_MEASURED = "not measured"
 NO_REASON = "no reason was recorded"
-NAMES = {"torch": "torch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tensorrt": "TensorRT", "triton": "Triton"}
 DISTANCES = {"kl": "KL of the logits, nats", "mse": "squared error of the output"}
-SHARES = ("accuracy", "f1")
-"""Metrics written in percent, with differences in points; correlations are plain numbers."""
 
 MINUS, TIMES, TO, SPACE = "\u2212", "\u00d7", "\u2013\u2060", "\u00a0"  # no line break after a dash
 
 
 def engine_name(key: str | None) -> str:
     """Returns the official name of an engine or backend."""
-    return NAMES.get(str(key), str(key)) if key else "no engine"
+    if not key:
+        return "no engine"
+    return ENGINES[key].title if key in ENGINES else "Triton" if key == "triton" else str(key)
+
+
+def is_share(metric: str | None) -> bool:
+    """Whether a metric is written in percent with differences in points; correlations are plain numbers."""
+    return metric is not None and metric in METRICS and METRICS[metric].is_share
 
 
 def figure(value: float | None, metric: str | None) -> str:
@@ -32,7 +38,7 @@ def figure(value: float | None, metric: str | None) -> str:
         return NOT_MEASURED
     if goals.is_relative(metric):
         return f"{value:,.2f}"
-    return f"{100 * value:.2f}{SPACE}%".replace("-", MINUS) if metric in SHARES else f"{value:.4f}".replace("-", MINUS)
+    return f"{100 * value:.2f}{SPACE}%".replace("-", MINUS) if is_share(metric) else f"{value:.4f}".replace("-", MINUS)
 
 
 def interval(low: float | None, high: float | None, metric: str | None) -> str | None:
@@ -40,7 +46,7 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     if low is None or high is None:
         return None
     texts = [
-        f"{100 * end:.1f}" if metric in SHARES else f"{end:,.2f}" if goals.is_relative(metric) else f"{end:.3f}" for end in (low, high)
+        f"{100 * end:.1f}" if is_share(metric) else f"{end:,.2f}" if goals.is_relative(metric) else f"{end:.3f}" for end in (low, high)
     ]
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
@@ -49,7 +55,7 @@ def change(drop: float | None, metric: str | None) -> str | None:
     """Returns a drop as a signed change of the metric: a drop of 0.0046 is `-0.46 pt`, for perplexity `+0.46 %`."""
     if drop is None:
         return None
-    return _signed(drop, metric) + (f"{SPACE}pt" if metric in SHARES else f"{SPACE}%" if goals.is_relative(metric) else "")
+    return _signed(drop, metric) + (f"{SPACE}pt" if is_share(metric) else f"{SPACE}%" if goals.is_relative(metric) else "")
 
 
 def change_interval(low: float | None, high: float | None, metric: str | None) -> str | None:
@@ -62,7 +68,7 @@ def change_interval(low: float | None, high: float | None, metric: str | None) -
 
 
 def _signed(drop: float, metric: str | None) -> str:
-    text = f"{100 * drop:+.2f}" if goals.is_relative(metric) else f"{-100 * drop:+.2f}" if metric in SHARES else f"{-drop:+.4f}"
+    text = f"{100 * drop:+.2f}" if goals.is_relative(metric) else f"{-100 * drop:+.2f}" if is_share(metric) else f"{-drop:+.4f}"
     return text.lstrip("+-") if not float(text) else text.replace("-", MINUS)
 
 
@@ -163,7 +169,7 @@ def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
 
 
 def _points(value: float, metric: str | None) -> str:
-    return f"{100 * value:.2f} points" if metric in SHARES else f"{value:.4g}"
+    return f"{100 * value:.2f} points" if is_share(metric) else f"{value:.4g}"
 
 
 def verdict(report: Mapping[str, Any]) -> list[tuple[str, bool]]:
@@ -238,5 +244,5 @@ def goals_sentence(judged: list[Mapping[str, Any]]) -> str:
 
 def place(at: str | None) -> str | None:
     """Returns where a goal was judged, with official engine names and multiplication signs."""
-    words = [NAMES.get(word, word) for word in re.split(r"(, | )", at)] if at else []
+    words = [engine_name(word) if word in (*ENGINES, "triton") else word for word in re.split(r"(, | )", at)] if at else []
     return "".join(TIMES if word == "x" else word for word in words) or None

@@ -14,8 +14,9 @@ import yaml
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run, open_run
+from compress.core.engines import REFERENCE
 from compress.core.tasks import TASKS, Task
-from compress.measure.metrics import PRIMARY
+from compress.measure.metrics import primary
 from compress.report import evaluations, goals, intervals, page
 from compress.report.evaluations import Evaluation
 
@@ -38,11 +39,6 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
     return report
 
 
-def missed(report: dict[str, Any]) -> list[str]:
-    """Returns the goals that were judged and missed."""
-    return [str(goal["goal"]) for goal in report["goals"] if goal["met"] is False]
-
-
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
     """Returns the report of a run as plain data, in the schema of `report.json`."""
     task: Task = run.recipe["model"]["task"]
@@ -54,7 +50,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "name": run.recipe["name"],
         "task": task,
         "environment": {**run.environment["hardware"], "versions": run.environment["versions"]},
-        "metric": {"name": PRIMARY[task], "higher_is_better": TASKS[task].higher_is_better},
+        "metric": {"name": TASKS[task].metric, "higher_is_better": primary(task).higher_is_better},
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
@@ -74,7 +70,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
     build = evaluations.main_builds(run).get(name)
     first = next(iter(evaluations.recommended(build)), None) if build else None
     mine = [evaluation for evaluation in evaluated if evaluation.variant == name]
-    reference, metric = evaluated[0], intervals.primary(task)
+    reference, metric = evaluated[0], primary(task)
     return {
         "id": name,
         "stages": artifact.lineage(name, run.variants),
@@ -100,10 +96,10 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
 
 def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:
     """Returns the primary metric in every backend with its 95 % interval, or why it was not measured."""
-    metric = intervals.primary(task)
+    metric = primary(task)
     cells: dict[str, Any] = {one.backend: intervals.single(metric, one.logits, one.labels) for one in mine}
     for engine in run.recipe["target"]["engines"]:
-        if engine not in cells and engine != "torch":
+        if engine not in cells and engine != REFERENCE:
             entry = next((e for e in build["engines"] if e["engine"] == engine), None) if build else None
             reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
             cells[engine] = {"value": None, "reason": reason}
@@ -122,7 +118,7 @@ def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
         for engine in build["engines"]:
             float_precision = engine.get("float_precision", build["float_precision"])
             if (build["variant"], build["precision"], float_precision, engine["engine"], engine["mode"]) == wanted and engine["metrics"]:
-                return {**timed, "accuracy": {"value": engine["metrics"][PRIMARY[task]], "n": engine["n"]}}
+                return {**timed, "accuracy": {"value": engine["metrics"][TASKS[task].metric], "n": engine["n"]}}
     return timed
 
 

@@ -33,10 +33,10 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
         The artifact, whether it was cached, and the seconds that the step took.
     """
     context, parent, team = state.context_for(step, context), state.parent, context.team
-    key = team.tell(cache_key(step, parent, context) if team.is_first else "")
+    key = team.broadcast(cache_key(step, parent, context) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"
     found = None if force or not team.is_first else find(destination, key, context)
-    if team.tell(found is not None):
+    if team.broadcast(found is not None):
         context.progress.log(f"{step.id}: cached in {destination}")
         found = found or artifact.load(destination)
         return found, True, float(found.manifest["seconds"])
@@ -66,7 +66,7 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
     shutil.rmtree(context.scratch, ignore_errors=True)
     durations.record(step.NAME, step.work(state.macs or macs, context.data), seconds)
     context.progress.log(f"{step.id}: done in {seconds:.1f} s")
-    team.tell(None)  # the artifact is written
+    team.broadcast(None)  # the artifact is written
     return artifact.load(destination), False, seconds
 
 
@@ -76,5 +76,5 @@ def _join_in(step: Stage, parent: Artifact | None, context: Context, destination
         with tempfile.TemporaryDirectory() as unused:
             step.run(parent, context, Path(unused))  # type: ignore[arg-type]
         shutil.rmtree(context.scratch, ignore_errors=True)
-    team.tell(None)
+    team.broadcast(None)
     return artifact.load(destination)

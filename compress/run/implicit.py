@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.core.engines import ENGINES
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import save_predictions
-from compress.measure.metrics import PRIMARY, metrics, num_predictions
+from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, read_config
 from compress.models.importing import import_model, source_digest
-from compress.models.preprocessor import preprocessor
-from compress.models.tokenizer import TrainTokenizer, settled
+from compress.models.tokenizer import TrainTokenizer, resolve_tokenizer
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
@@ -39,12 +39,12 @@ class Source(Stage):
 
     def depends(self, context: Context) -> Any:
         """Returns the digest of the source model and the labels; the training rows do not matter."""
-        tokenizer = settled(self.tokenizer, context.data.tokenizer)
+        tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return {"source": source_digest(self.model, tokenizer), "labels": list(context.data.labels)}
 
     def run(self, parent: Artifact | None, context: Context, out: Path) -> dict[str, Any]:
         """Writes the checkpoint; this step has no parent."""
-        tokenizer = settled(self.tokenizer, context.data.tokenizer)
+        tokenizer = resolve_tokenizer(self.tokenizer, context.data.tokenizer)
         return import_model(self.model, context.data.labels, context.seed, out, tokenizer=tokenizer, log=context.progress.log)
 
 
@@ -61,7 +61,7 @@ class Evaluate(Stage):
         from compress.models.size import count
 
         split = context.data.evaluation
-        processor = preprocessor(parent.path, context.task, context.max_length, context.target)
+        processor = context.preprocessor(parent.path)
         if predictions.predicts_streamed(parent.path, context.task):
             model = read_config(parent.path, "checkpoint")
             logits = predictions.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
@@ -71,7 +71,8 @@ class Evaluate(Stage):
         save_predictions(out / PREDICTIONS, logits, split.labels)
         figures = metrics(context.task, logits, split.labels)
         count_judged = num_predictions(split.labels)
-        context.progress.log(f"  {parent.id} in torch: {PRIMARY[context.task]} {figures[PRIMARY[context.task]]:.4f} (n={count_judged})")
+        name = TASKS[context.task].metric
+        context.progress.log(f"  {parent.id} in torch: {name} {figures[name]:.4f} (n={count_judged})")
         size = count(model, context.task, context.max_length)
         return {"metrics": figures, "n": count_judged, "predictions": PREDICTIONS, "parameters": size.parameters, "macs": size.macs}
 
@@ -111,7 +112,7 @@ def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     ]
     for build in builds:
         for engine in build["engines"]:
-            if engine["runnable"] and engine["engine"] != "torch":
+            if engine["runnable"] and ENGINES[engine["engine"]].builds:
                 jobs.append((build["variant"], spec_of(exported.path, build, engine, context.target)))
     return jobs
 

@@ -20,7 +20,7 @@ from compress.models.files import find
 from compress.models.importing import check_model, source_digest
 from compress.models.library import some
 from compress.models.size import count
-from compress.models.tokenizer import settled
+from compress.models.tokenizer import resolve_tokenizer
 from compress.recipe import Recipe
 from compress.run.timer import Timer
 from compress.stage.context import Context
@@ -59,7 +59,7 @@ def _timer(recipe: Recipe, context: Context) -> Timer:
 
 def _check_model(recipe: Recipe, context: Context) -> int:
     """Checks the model against data, recipe and stages; returns its multiply-accumulates for one row."""
-    tokenizer = settled(recipe.tokenizer, context.data.tokenizer)
+    tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     config = check_model(recipe.model, num_classes(context.task, context.data.labels), context.max_length, tokenizer).config
     _check_stages(recipe, config, context)
     return count(config, context.task, context.max_length).macs

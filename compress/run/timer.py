@@ -22,10 +22,12 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from compress.artifacts.artifact import Artifact
+from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.data.splits import Split
 from compress.measure.latency import Shape, measure
+from compress.schemes.table import SCHEMES, of_precision
 from compress.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
@@ -90,7 +92,7 @@ class Timer:
             scheme=recipe.scheme,
             group_size=recipe.group_size,
             weight_bits=recipe.weight_bits,
-            calibration=Calibration(method="minmax" if recipe.scheme in ("w8a8", "fp8") else None, rows=ROWS),
+            calibration=Calibration(method="minmax" if SCHEMES[recipe.scheme].activations == "static" else None, rows=ROWS),
             smoothquant=False if smoothing is None else SmoothQuant(alpha=0.5, prescale=smoothing.prescale),
             attention=recipe.attention is True,
             residual=recipe.residual is True,
@@ -108,41 +110,39 @@ class Timer:
 
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
         """Builds an engine in `folder` and returns its spec in the recommended mode."""
-        from compress.models.preprocessor import preprocessor
-        from export.engines.spec import spec_of, torch_spec
-        from export.schemes import DYNAMIC, precision_of, refusal, runtime_options, write_graphs
+        from export.engines.registry import engine_module
+        from export.engines.spec import BuildRequest, spec_of, torch_spec
+        from export.graph.quantized import precision_of, write_graphs
 
         context = self.context
         engine, precision = context.target.engines[0], precision_of(checkpoint)
-        prepared = preprocessor(checkpoint, context.task, context.max_length, context.target)
+        prepared = context.preprocessor(checkpoint)
         prepared.save(folder)
-        if engine == "torch":
+        if not ENGINES[engine].builds:
             return torch_spec(checkpoint, folder, "fp32" if precision == "fp32" else "int8", context.target)
         model = write_graphs(checkpoint, prepared, folder / MODEL, context.target.engines)
-        reason = refusal(engine, precision, model)
-        mode, file, float_precision = "dynamic", model, "fp32"
-        match engine:
-            case "openvino" if reason is None:
-                from export.engines import openvino
-
-                mode, file = "static", openvino.build(model, folder, runtime_options(precision, model))[0]
-                halved = precision == "int8" and self.exporter.float_precision != "fp32" and openvino.computes_bf16()
-                float_precision = "bf16" if halved else "fp32"
-            case "onnxruntime" if reason is None:
-                from export.engines import onnxruntime
-
-                source = model.with_name(DYNAMIC) if precision == "int8-dynamic" else model
-                file = onnxruntime.build(source, folder, quantized=precision == "int8")
-            case "tensorrt" if reason is None:
-                from export.engines import tensorrt
-
-                largest = max(context.target.batch_sizes)
-                entries = tensorrt.build(
-                    model, folder, precision=precision, buckets=prepared.buckets, max_batch_size=largest, log=lambda _: None
-                )
-                reason, mode = entries[0]["reason"], entries[0]["mode"]
-                file = folder / str(entries[0]["file"]).rpartition("/")[2]
+        request = BuildRequest(
+            engine=engine,
+            checkpoint=checkpoint,
+            model=model,
+            root=folder.parent,
+            folder=folder,
+            shared=folder,
+            precision=precision,
+            float_precision="fp32",
+            bf16_float_part=False,
+            buckets=prepared.buckets,
+            target=context.target,
+            log=lambda line: None,
+        )
+        module = engine_module(engine)
+        reason = module.refusal(precision, model)
+        entry = next(iter(module.build(request))) if reason is None else {}
+        reason = reason or entry["reason"]
         if reason is not None:
             raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {reason}; put another engine first")
-        build = {"precision": precision, "float_precision": float_precision, "folder": "."}
-        return spec_of(folder, build, {"engine": engine, "mode": mode, "file": file.name}, context.target)
+        scheme = of_precision(precision)
+        static_int8 = scheme is not None and scheme.integer and scheme.activations == "static"
+        halved = static_int8 and self.exporter.float_precision != "fp32" and ENGINES[engine].bf16_float_part and module.computes_bf16()
+        build = {"precision": precision, "float_precision": "bf16" if halved else "fp32", "folder": folder.name}
+        return spec_of(folder.parent, build, {"engine": engine, "mode": entry["mode"], "file": entry["file"]}, context.target)

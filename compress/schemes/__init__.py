@@ -1,1 +1,1 @@
-"""Number formats of quantized models: their codes, scales and exact products, one scheme a file, and how a checkpoint keeps them."""
+"""Quantization schemes: codes, scales and quantized layers, one file per scheme, and the format of quantized checkpoints."""

@@ -1,6 +1,6 @@
-"""The products of attention, Q K^T and P V, in true int8.
+"""Attention products Q K^T and P V in true int8.
 
-Each multiplies the codes of two activations, with one static scale for each tensor:
+Each product multiplies the codes of two activations, with one static scale per tensor:
 
     q_A = clamp(rint(A / s_A), -128, 127)                int8 [..., M, K]        `<module>/qk`   A = Q, B = K
     q_B = clamp(rint(B / s_B), -128, 127)                int8 [..., N, K]        `<module>/pv`   A = P, B = V^T
@@ -8,17 +8,17 @@ Each multiplies the codes of two activations, with one static scale for each ten
 
     O = P V,   P = softmax(Q K^T * scaling + mask)       scaling, mask and softmax in float32
 
-Q is quantized as the model hands it over, before `scaling`: there stands the first MatMul of the plain ("eager") attention that the ONNX
-graph is traced from. The scale of P is the constant 1/127: a head that looks at one token gives it a probability of 1, the only value of
-its row that counts, and a scale from calibration may clip just that. What it costs: probabilities below 1/254 become 0.
+Q is quantized before it is multiplied by `scaling`, because the first MatMul of the plain ("eager") attention, from which the ONNX graph is
+traced, comes before the scaling. The scale of P is the constant 1/127: when a head attends to a single token, that probability is 1 and is
+the only value of its row that matters, and a calibrated scale might clip exactly that value. The cost: probabilities below 1/254 become 0.
 
-Transformers calls attention through a registry, by the name in `config._attn_implementation`. `use` sets that name to `IMPLEMENTATION`,
-whose function hands the call to the child `int8_attention` of the calling module, and to sdpa where there is none. So this works for
-every architecture that asks the registry, and for no other.
+Transformers calls attention through a registry, by the name in `config._attn_implementation`. `use` sets that name to `IMPLEMENTATION`. Its
+function delegates to the child `int8_attention` of the calling module, or to sdpa if there is none. This works for every architecture that
+uses the registry, and for no other.
 
-Left out: int8 key-value caches; attention that is more than the formula above (soft caps, sinks), which `quantize.products` refuses.
+Not supported: int8 key-value caches; attention variants beyond the formula above (soft caps, sinks), which `quantize.products` rejects.
 
-Tensor names carry their shapes: M, N rows, K what is summed over, B batch, H heads, S tokens, D features of a head.
+Shape suffixes: M, N rows, K summed dimension, B batch, H heads, S tokens, D head dimension.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from torch import Tensor, nn
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, EXACT_CHUNK, check_finite, quantize
 
 IMPLEMENTATION = "compress_int8"
-"""Name of the attention in Transformers' registry."""
+"""Name of the int8 attention in Transformers' registry."""
 ATTENTION = "int8_attention"
-"""Name of the child of an attention module that computes it."""
+"""Name of the child module that computes int8 attention."""
 PROBABILITY_SCALE = 1 / ACTIVATION_HIGH
 Kind = Literal["qk", "pv"]
 Multiply = Callable[[Kind, Tensor, Tensor], Tensor]
@@ -48,20 +48,20 @@ class ProductScales:
     """The scales of one product A B^T, float32 [] each."""
 
     left: Tensor
-    """Of A: queries, or probabilities."""
+    """Scale of A: queries or probabilities."""
     right: Tensor
-    """Of B: keys, or values."""
+    """Scale of B: keys or values."""
 
 
 def int8_bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Returns `a @ b^T` in exact integers, int32 [..., M, N]; for K below 2^17, where int32 itself ends.
+    """Returns `a @ b^T` in exact integers, int32 [..., M, N]. K must be below 2^17, so that int32 cannot overflow.
 
-    torch multiplies no batches of int8 matrices (`torch._int_mm` takes one pair), so the codes are multiplied as float32 in chunks of
+    torch has no batched int8 matrix product (`torch._int_mm` takes a single pair), so the codes are multiplied as float32 in chunks of
     1024 along K, which is exact for the reason given in `compress.schemes.int8.int8_matmul`.
 
     Args:
         a: int8 [..., M, K].
-        b: int8 [..., N, K], of the same leading dimensions.
+        b: int8 [..., N, K], with the same leading dimensions.
     """
     total = torch.zeros(*a.shape[:-1], b.shape[-2], dtype=torch.int32, device=a.device)
     for start in range(0, a.shape[-1], EXACT_CHUNK):
@@ -71,17 +71,17 @@ def int8_bmm(a: Tensor, b: Tensor) -> Tensor:
 
 
 def int8_product(name: str, a: Tensor, b: Tensor, left_scale: Tensor, right_scale: Tensor) -> Tensor:
-    """Returns A B^T by its codes, float32 [..., M, N].
+    """Quantizes A and B, multiplies their codes, and returns the rescaled A B^T, float32 [..., M, N].
 
     Args:
-        name: Of the site, for messages.
+        name: Name of the site, for messages.
         a: float32 [..., M, K].
         b: float32 [..., N, K].
         left_scale: float32 [].
         right_scale: float32 [].
 
     Raises:
-        InputError: A value is NaN or infinite; names the site.
+        InputError: A value is NaN or infinite; the message names the site.
     """
     check_finite(name, a)
     check_finite(name, b)
@@ -90,14 +90,14 @@ def int8_product(name: str, a: Tensor, b: Tensor, left_scale: Tensor, right_scal
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float, multiply: Multiply) -> Tensor:
-    """Returns softmax(Q K^T * scaling + mask) V as [B, S, H, D], in the type of the query; computed in float32.
+    """Returns softmax(Q K^T * scaling + mask) V as [B, S, H, D], in the dtype of the query; computed in float32.
 
     Args:
         query: [B, H, S, D].
-        key: [B, H or a divisor of it, S of the keys, D]; fewer heads are repeated (grouped queries).
-        value: [B, heads of the keys, S of the keys, D of the values].
-        mask: Is added to the scores: float, of a shape that broadcasts with [B, H, S, S of the keys]; None for nothing.
-        scaling: Of the scores.
+        key: [B, key heads, key tokens, D]; the number of key heads divides H, and key heads are repeated (grouped-query attention).
+        value: [B, key heads, key tokens, value head dimension].
+        mask: Added to the scores: float, broadcastable to [B, H, S, key tokens]; None for no mask.
+        scaling: Factor of the scores.
         multiply: Computes both products.
     """
     groups = query.shape[1] // key.shape[1]
@@ -111,18 +111,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scali
 
 
 class Int8Attention(nn.Module):
-    """Attention of whose two products those with scales multiply integers.
+    """Attention in which each of the two products is computed in int8 if it has scales, and in float otherwise.
 
     Args:
         name: Path of the attention module, for messages.
-        qk: Scales of queries and keys; None for a product in float.
-        pv: Scales of probabilities and values; None for a product in float.
+        qk: Scales of queries and keys; None computes Q K^T in float.
+        pv: Scales of probabilities and values; None computes P V in float.
     """
 
     def __init__(self, name: str, qk: ProductScales | None, pv: ProductScales | None) -> None:
         super().__init__()
         self.name = name
-        for kind, scales in (("qk", qk), ("pv", pv)):  # not persistent: a saved model stays one of stock Transformers
+        for kind, scales in (("qk", qk), ("pv", pv)):  # not persistent: stock Transformers can load the saved model
             self.register_buffer(f"{kind}_left", None if scales is None else scales.left, persistent=False)
             self.register_buffer(f"{kind}_right", None if scales is None else scales.right, persistent=False)
 
@@ -130,7 +130,7 @@ class Int8Attention(nn.Module):
         """Returns the output [B, S, H, D]; see `attend`.
 
         Raises:
-            InputError: What a product in int8 multiplies holds NaN or infinity.
+            InputError: An operand of an int8 product holds NaN or infinity.
         """
         return attend(query, key, value, mask, scaling, self._multiply)
 
@@ -142,18 +142,18 @@ class Int8Attention(nn.Module):
 
 
 def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """Returns the modules that call attention through the registry of Transformers, by name: those whose code asks it for a function."""
-    kinds = {kind for kind in {type(module) for module in model.modules()} if _asks_registry(kind)}
+    """Returns the modules whose code gets its attention function from the Transformers registry, by name."""
+    kinds = {kind for kind in {type(module) for module in model.modules()} if _uses_registry(kind)}
     return {name: module for name, module in model.named_modules() if type(module) in kinds}
 
 
-def _asks_registry(kind: type[nn.Module]) -> bool:
+def _uses_registry(kind: type[nn.Module]) -> bool:
     functions = (inspect.unwrap(value) for base in kind.__mro__ for value in vars(base).values() if inspect.isfunction(value))
     return any({"ALL_ATTENTION_FUNCTIONS", "get_interface"} <= set(function.__code__.co_names) for function in functions)
 
 
 def use(model: nn.Module) -> None:
-    """Lets a model call the attention of this module; masks are made for it as for eager: float, to be added."""
+    """Makes a model call the attention of this file; its masks have the eager format (float, added to the scores)."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface, eager_mask
 
@@ -164,7 +164,7 @@ def use(model: nn.Module) -> None:
 
 
 def configs(model: nn.Module) -> list[Any]:
-    """Returns the distinct Transformers configs of a model and its modules."""
+    """Returns the distinct Transformers configs of a model and its submodules."""
     found = [module.config for module in model.modules() if hasattr(getattr(module, "config", None), "_attn_implementation")]
     return list({id(config): config for config in found}.values())
 
@@ -179,7 +179,7 @@ def _attention(
     dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Hands a call of Transformers to the child of the module, in the form that Transformers asks for."""
+    """The function in Transformers' registry: delegates to the module's int8 child, or to sdpa."""
     inside = module._modules.get(ATTENTION)
     if inside is None:
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS

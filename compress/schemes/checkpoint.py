@@ -1,102 +1,65 @@
-"""Quantized checkpoints: what is written beside the weights, and how the quantized layers get into a model again.
+"""Quantized checkpoints: the files written next to the weights, and how quantized layers are restored from them.
 
-A scheme says in which numbers a linear layer multiplies. Each has a file of its own, with the scales of a layer and the layer itself:
+A scheme defines the number formats of a linear layer. Each scheme file has a class for the scales of a layer and the quantized layer:
 
-    w8a8           int8 weights, int8 activations with one scale from calibration       `compress.schemes.int8`
-    w8a8-dynamic   int8 weights, int8 activations with a scale for each token           `compress.schemes.int8`
-    w4a16          int4 weights with a scale for each group of inputs, the rest float   `compress.schemes.int4`
-    fp8            E4M3 weights, E4M3 activations with one scale from calibration       `compress.schemes.fp8`
+    w8a8           int8 weights, int8 activations with one calibrated scale per tensor     `compress.schemes.int8`
+    w8a8-dynamic   int8 weights, int8 activations with a scale per token, set at run time  `compress.schemes.int8`
+    w4a16          int4 weights with a scale per group of inputs, float activations        `compress.schemes.int4`
+    fp8            E4M3 weights, E4M3 activations with one calibrated scale per tensor     `compress.schemes.fp8`
 
-A quantized checkpoint keeps its weights in float32, or in the 16 bits of the model that it was made of, rounded to the grid of the scheme
-(scale times code, from which the code comes back exactly), in model.safetensors, so that stock Transformers loads it in float; the scales
-are in `quantization.safetensors`, and scheme, settings and float layers in `quantization.json`. All quantized layers of a checkpoint have
-one scheme.
+model.safetensors holds the weights in float32, or in the 16-bit type of the source model, rounded to the grid of the scheme: each weight is
+scale times code, from which the code is recovered exactly. Stock Transformers therefore loads the checkpoint as a float model.
+`quantization.safetensors` holds the scales; `quantization.json` holds the scheme, its settings and the list of float layers. All quantized
+layers of a checkpoint use the same scheme.
 
-Left out: checkpoints of packed integers, which `export.compressed_tensors` writes for other programs.
+Not supported: checkpoints with packed integers (`export.compressed_tensors` writes those for other programs).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
-from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import DynamicScales, LayerScales
+from compress.schemes.scales import Scales
+from compress.schemes.table import SCHEMES
 
 QUANTIZATION_JSON, QUANTIZATION_TENSORS = "quantization.json", "quantization.safetensors"
 SHORT_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
-Scheme = Literal["w8a8", "w8a8-dynamic", "w4a16", "fp8"]
-
-
-class Scales(Protocol):
-    """The scales of one quantized linear layer, whatever its scheme."""
-
-    SCHEME: ClassVar[str]
-
-    def tensors(self) -> dict[str, Tensor]:
-        """Returns what `quantization.safetensors` keeps, by name inside the layer."""
-
-    def entry(self) -> dict[str, Any]:
-        """Returns what `quantization.json` keeps: JSON types, `weight_bits` among them."""
-
-    def on_grid(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weights that a checkpoint keeps, float32 `[O, I]`: weights that are on the grid already stay what they are."""
-
-    def module(self, name: str, linear: nn.Linear) -> nn.Module:
-        """Returns the quantized form of a float layer, whose weights need not be on the grid; the layer itself stays as it is.
-
-        Args:
-            name: Module path, for messages.
-            linear: The float layer.
-        """
-
-    def problem(self, linear: nn.Linear) -> str | None:
-        """Returns in one line why these cannot be the scales of a layer with weights on their grid; None where they can."""
-
-
-READERS: Mapping[str, Callable[[str, Mapping[str, Tensor], Mapping[str, Any]], Scales]] = {
-    LayerScales.SCHEME: LayerScales.read,
-    DynamicScales.SCHEME: DynamicScales.read,
-    Int4Scales.SCHEME: Int4Scales.read,
-    Fp8Scales.SCHEME: Fp8Scales.read,
-}
-"""By scheme: from the name of a layer, all tensors and its entry to its scales; KeyError, TypeError or ValueError where they are wrong."""
 
 
 def save_quantization(folder: Path, layers: Mapping[str, Scales], float_layers: Mapping[str, str]) -> None:
     """Writes `quantization.json` and `quantization.safetensors`.
 
     Args:
-        folder: Checkpoint folder; its model.safetensors holds the weights of `layers` on their grids.
-        layers: Scales by module path, of one scheme; at least one.
-        float_layers: For each linear layer that stays float, the reason.
+        folder: Checkpoint folder; its model.safetensors holds the weights of `layers`, rounded to their grids.
+        layers: Scales by module path; at least one, all of the same scheme.
+        float_layers: The reason for each linear layer that stays float.
     """
     (scheme,) = {scales.SCHEME for scales in layers.values()}
     tensors = {f"{name}.{key}": tensor for name, scales in layers.items() for key, tensor in scales.tensors().items()}
-    # cloned: layers that read one tensor may share the very scale, and safetensors refuses tensors that share memory
+    # cloned: layers that read the same tensor may share a scale, and safetensors rejects tensors that share memory
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / QUANTIZATION_TENSORS)
     save_settings(folder, scheme, {name: scales.entry() for name, scales in layers.items()}, float_layers)
 
 
 def save_settings(folder: Path, scheme: str, entries: Mapping[str, Mapping[str, Any]], float_layers: Mapping[str, str]) -> None:
-    """Writes `quantization.json`; the scales stand in `quantization.safetensors` already.
+    """Writes `quantization.json` only; the caller writes `quantization.safetensors`.
 
     Args:
         folder: Checkpoint folder.
-        scheme: Of all layers.
-        entries: What the scales of each layer keep beside tensors, by module path.
-        float_layers: For each linear layer that stays float, the reason.
+        scheme: Scheme of all layers.
+        entries: `Scales.entry()` of each layer, by module path.
+        float_layers: The reason for each linear layer that stays float.
     """
     bits = {entry["weight_bits"] for entry in entries.values()}
     document = {
@@ -110,24 +73,24 @@ def save_settings(folder: Path, scheme: str, entries: Mapping[str, Mapping[str, 
 
 
 def load_quantization(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
-    """Returns the scales by module path, and the reasons of the layers that stay float.
+    """Returns the scales by module path, and the reason for each layer that stays float.
 
     Raises:
-        InputError: A file is missing or damaged, or of another version.
+        InputError: A file is missing, damaged or of another version.
     """
     try:
         document = _document(folder)
-        tensors, read = load_file(folder / QUANTIZATION_TENSORS), READERS[document["scheme"]]
+        tensors, read = load_file(folder / QUANTIZATION_TENSORS), SCHEMES[document["scheme"]].scales().read
         return {name: read(name, tensors, entry) for name, entry in document["layers"].items()}, dict(document["float_layers"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise unusable(folder, error) from error
 
 
 def scheme_of(folder: Path) -> str | None:
-    """Returns the scheme of a checkpoint; None for a float one.
+    """Returns the scheme of a checkpoint, or None if it is not quantized.
 
     Raises:
-        InputError: `quantization.json` is damaged, or of another version.
+        InputError: `quantization.json` is damaged or of another version.
     """
     if not (folder / QUANTIZATION_JSON).exists():
         return None
@@ -139,27 +102,27 @@ def scheme_of(folder: Path) -> str | None:
 
 def _document(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
-    if document["schema"] != 1 or document["scheme"] not in READERS:
-        known = ", ".join(READERS)
-        raise ValueError(f"schema {document['schema']}, scheme {document['scheme']}; schema 1, scheme {known} is what this version reads")
+    if document["schema"] != 1 or document["scheme"] not in SCHEMES:
+        known = ", ".join(SCHEMES)
+        raise ValueError(f"schema {document['schema']}, scheme {document['scheme']}; this version reads schema 1, schemes {known}")
     return document
 
 
 def unusable(folder: Path, error: Exception) -> InputError:
-    """Returns what is raised where the files of a quantized checkpoint cannot be read."""
+    """Returns the error to raise if the files of a quantized checkpoint cannot be read."""
     problem = f"{type(error).__name__}: {error}".splitlines()[0]
     return InputError(f"{folder}: {QUANTIZATION_JSON} and {QUANTIZATION_TENSORS} cannot be used ({problem}); quantize again")
 
 
 def apply_quantization(model: nn.Module, folder: Path) -> None:
-    """Replaces the quantized linear layers of a model that was loaded in float by those of the scheme, in place.
+    """Replaces linear layers of a model that was loaded in float by the quantized layers of its checkpoint, in place.
 
     Args:
-        model: Model with the grid weights of the checkpoint.
+        model: Model with the checkpoint's weights, which are on the grid.
         folder: The checkpoint.
 
     Raises:
-        InputError: Files are damaged, or the scales do not belong to the weights.
+        InputError: Files are damaged, or scales and weights do not match.
     """
     layers, _ = load_quantization(folder)
     modules = dict(model.named_modules())
@@ -167,7 +130,7 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
     for name, scales in layers.items():
         linear = modules.get(name)
         if not isinstance(linear, nn.Linear):
-            raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is no linear layer of the model; quantize again")
+            raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not a linear layer of the model; quantize again")
         problem = scales.problem(_as_stored(linear, stored.get(f"{name}.weight")))
         if problem is not None:
             raise InputError(f"{folder}: {name}: {problem}; quantize again")
@@ -176,7 +139,7 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
 
 
 def _as_stored(linear: nn.Linear, dtype: torch.dtype | None) -> nn.Linear:
-    """Returns a layer with its weight in the type that it was stored in: what is near enough to a grid depends on that."""
+    """Returns a layer with its weight in its stored dtype, which determines the tolerance of the grid check."""
     if dtype is None:
         return linear
     stored = nn.Linear(linear.in_features, linear.out_features, False, device="meta")

@@ -1,20 +1,21 @@
 """FP8 (scheme fp8): weights and activations in E4M3, products in float.
 
-E4M3 (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433) has 4 bits of exponent, 3 of fraction, no infinity, and ends at 448.
-float32 scales, per output channel for weights, per tensor from calibration for activations, round half to even, saturating:
+E4M3 (Micikevicius et al. 2022, https://arxiv.org/abs/2209.05433) has 4 exponent bits, 3 mantissa bits, no infinity, and a maximum of 448.
+Scales are float32: per output channel for weights, per tensor from calibration for activations. Rounding is half to even, saturating:
 
     e_w = E4M3(clamp(W / s_w, -448, 448))        s_w = max |W_o| / 448
     e_x = E4M3(clamp(x / s_x, -448, 448))
     y   = (e_x @ e_w.T) * (s_x * s_w) + b        summed in float32
 
-Its steps are relative, 1/16 at most, where those of int8 are all alike: a few large values cost the others nothing, so that ranges need
-no clipping. On CUDA with compute capability 8.9 or more this is `torch._scaled_mm`; elsewhere the same numbers are multiplied in float32.
+The rounding error of E4M3 is relative, at most 1/16, while int8 has equal steps over its whole range. A few outliers therefore do not cost
+the other values precision, and ranges need no clipping. On CUDA with compute capability 8.9 or higher the product is `torch._scaled_mm`;
+elsewhere the same numbers are multiplied in float32.
 
-A quantized checkpoint (`compress.schemes.checkpoint`) keeps s_w e_w in float, from which E4M3(w / s_w) gives e_w back.
+A quantized checkpoint (`compress.schemes.checkpoint`) stores s_w e_w in float; E4M3(w / s_w) recovers e_w.
 
-Left out: E5M2, which is for gradients; scales for each token.
+Not supported: E5M2, a format for gradients; scales per token.
 
-Tensor names carry their shapes: N rows, I inputs, O outputs.
+Shape suffixes: N rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from compress.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check
 LARGEST = 448
 STORED = torch.float8_e4m3fn
 HARDWARE = (8, 9)
-"""Compute capability of the first GPUs that multiply E4M3: Ada."""
+"""Lowest compute capability with E4M3 matrix products (Ada)."""
 
 
 @dataclass(frozen=True)
@@ -47,42 +48,52 @@ class Fp8Scales:
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Fp8Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Returns the scales of a layer, read from a checkpoint."""
         if entry["weight_bits"] != 8:
-            raise ValueError("weight_bits other than 8")
+            raise ValueError("weight_bits must be 8")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"])
 
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Fp8Scales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Returns what `quantization.safetensors` keeps."""
+        """Returns the tensors to store in `quantization.safetensors`."""
         return {"weight_scale": self.weight_scale, "input_scale": self.input_scale}
 
     def entry(self) -> dict[str, Any]:
-        """Returns what `quantization.json` keeps."""
+        """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": 8}
 
     def on_grid(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weights that a checkpoint keeps."""
+        """Returns the weights rounded to the grid, as the checkpoint stores them."""
         return to_e4m3(weight_OI, self.weight_scale[:, None]).float() * self.weight_scale[:, None]
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, float8_e4m3fn `[O, I]`."""
+        return to_e4m3(weight_OI, self.weight_scale[:, None])
+
     def module(self, name: str, linear: nn.Linear) -> Fp8Linear:
-        """Returns the E4M3 form of a float layer."""
+        """Returns the fp8 layer for a float layer."""
         bias_O = None if linear.bias is None else linear.bias.detach().float()
-        return Fp8Linear(name, to_e4m3(linear.weight.detach().float(), self.weight_scale[:, None]), self, bias_O)
+        return Fp8Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
-        """Returns why these cannot be the scales of a layer with weights on their grid."""
+        """Returns why these scales do not match the layer's grid weights, or None if they match."""
         sound = self.weight_scale.shape == (linear.out_features,) and self.input_scale.shape == ()
         if not sound or not positive(self.weight_scale, self.input_scale):
             return WRONG_SCALES
         steps_OI = linear.weight.detach().float() / self.weight_scale[:, None]
-        # A cast to a shorter type moves a weight by 2^-9 of itself in bfloat16; half a step of E4M3 is 2^-5 of it, or 2^-10 near 0.
+        # A cast to bfloat16 changes a weight by a relative 2^-9 at most; half a step of E4M3 is a relative 2^-5, or 2^-10 near 0.
         tolerance_OI = steps_OI.abs() * torch.finfo(linear.weight.dtype).eps + 1e-4
         near = (steps_OI - to_e4m3(steps_OI, torch.ones(())).float()).abs() <= tolerance_OI
         return None if bool(near.all()) else OFF_GRID
 
 
 class Fp8Linear(QuantizedLinear):
-    """A linear layer that multiplies E4M3 numbers: quantize the input, multiply, one rescale, bias.
+    """A linear layer in E4M3: quantizes the input, multiplies, rescales once and adds the bias.
 
     Args:
         name: Module path, for messages.
@@ -97,14 +108,14 @@ class Fp8Linear(QuantizedLinear):
         super().__init__(name, weight_OI, bias_O, {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale})
 
     def codes(self, x: Tensor) -> Tensor:
-        """Returns an input in E4M3, float8_e4m3fn of its shape."""
+        """Returns the input in E4M3, float8_e4m3fn of the same shape."""
         return to_e4m3(x, self.input_scale)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I], in the type of the input; summed in float32.
+        """Returns the output [..., O] for an input [..., I], in the dtype of the input; summed in float32.
 
         Raises:
-            InputError: The input holds NaN or infinity; names the layer.
+            InputError: The input holds NaN or infinity; the message names the layer.
         """
         check_finite(self.name, x)
         products = fp8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
@@ -116,13 +127,13 @@ def to_e4m3(x: Tensor, scale: Tensor) -> Tensor:
 
     Args:
         x: float32, any shape.
-        scale: float32, positive, of a shape that broadcasts with `x`.
+        scale: float32, positive, broadcastable to the shape of `x`.
     """
-    return (x / scale).clamp_(-LARGEST, LARGEST).to(STORED)  # without the clamp what is too large would become NaN
+    return (x / scale).clamp_(-LARGEST, LARGEST).to(STORED)  # without the clamp, values above 448 would become NaN
 
 
 def fp8_matmul(a_NI: Tensor, b_OI: Tensor) -> Tensor:
-    """Returns `a @ b.T` summed in float32, float32 [N, O]; on GPUs that have it by `torch._scaled_mm`.
+    """Returns `a @ b.T` summed in float32, float32 [N, O]; uses `torch._scaled_mm` on GPUs that support it.
 
     Args:
         a_NI: float8_e4m3fn [N, I].
@@ -131,12 +142,12 @@ def fp8_matmul(a_NI: Tensor, b_OI: Tensor) -> Tensor:
     if not (a_NI.is_cuda and torch.cuda.get_device_capability(a_NI.device) >= HARDWARE):
         return a_NI.float() @ b_OI.float().T
     n, outputs = a_NI.shape[0], b_OI.shape[0]
-    rows, inputs = -n % 16, -a_NI.shape[1] % 16  # cuBLASLt takes multiples of 16; zeros change nothing
+    rows, inputs = -n % 16, -a_NI.shape[1] % 16  # cuBLASLt requires multiples of 16; zeros do not change the sums
     a_NI, b_OI = _padded(a_NI, inputs, rows), _padded(b_OI, inputs, -outputs % 16)
     one = torch.ones((), device=a_NI.device)
     return torch._scaled_mm(a_NI, b_OI.T, scale_a=one, scale_b=one, out_dtype=torch.float32)[:n, :outputs]
 
 
 def _padded(values: Tensor, right: int, below: int) -> Tensor:
-    """Returns a float8 matrix with zeros at the right and below; torch pads bytes, not float8."""
+    """Returns a float8 matrix padded with zeros on the right and below; torch cannot pad float8, so the bytes are padded."""
     return nn.functional.pad(values.view(torch.uint8), (0, right, 0, below)).contiguous().view(STORED)

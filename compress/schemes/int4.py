@@ -1,18 +1,18 @@
-"""Int4 weights, float activations (scheme w4a16): a quarter of the bytes to read, which is what small batches wait for.
+"""Int4 weights, float activations (scheme w4a16): a quarter of the weight bytes to read, which is what limits small batches.
 
-Symmetric, float32 scales, one for each group of g inputs of an output channel, round half to even:
+Symmetric quantization with one float32 scale per group of g inputs of an output channel, rounding half to even:
 
-    q = clamp(rint(W / s), -8, 7)        s[o, i // g];   the last group is shorter where g does not divide I
-    y = x @ (s q).T + b                  x and the product in the type of the input
+    q = clamp(rint(W / s), -8, 7)        s[o, i // g];   the last group is shorter if g does not divide I
+    y = x @ (s q).T + b                  x and the product in the dtype of the input
 
-The module keeps two codes in a byte, the even input in the low half, as ONNX does, and makes the float weights anew in every call. The
-range is that of the hardware formats, so that -8 has no counterpart: a scale of max |w| / 7 never needs it, smaller ones do.
+The layer packs two codes per byte, the even input in the low half, as ONNX does, and dequantizes the weights in every call. The code range
+is the one of the hardware formats and is asymmetric: with a scale of max |w| / 7 the code -8 is never used, with smaller scales it is.
 
-A quantized checkpoint (`compress.schemes.checkpoint`) keeps s q in float, from which rint(w / s) gives q back.
+A quantized checkpoint (`compress.schemes.checkpoint`) stores s q in float; rint(w / s) recovers q.
 
-Left out: zero-points; kernels that multiply packed weights, which engines have.
+Not supported: zero-points; kernels that multiply packed weights (the engines have those).
 
-Tensor names carry their shapes: N rows, I inputs, O outputs, G groups, P bytes.
+Shape suffixes: N rows, I inputs, O outputs, G groups, P packed bytes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from compress.schemes.int8 import OFF_GRID, SMALLEST_SCALE, positive, quantize
 
 LOW, HIGH = -8, 7
-WRONG_SCALES = "its scales are no positive numbers, one for each group of inputs of each output"
+WRONG_SCALES = "its scales must be positive numbers, one for each group of inputs of each output"
 
 
 @dataclass(frozen=True)
@@ -39,21 +39,26 @@ class Int4Scales:
     weight_scale: Tensor
     """float32 [O, G]."""
     group_size: int
-    """Inputs that share a scale; G is I / group_size, rounded up."""
+    """Number of inputs that share a scale; G is I / group_size, rounded up."""
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Int4Scales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Returns the scales of a layer, read from a checkpoint."""
         if entry["weight_bits"] != 4 or not (isinstance(entry["group_size"], int) and entry["group_size"] > 0):
-            raise ValueError("weight_bits other than 4, or a group_size that is no positive integer")
+            raise ValueError("weight_bits must be 4 and group_size a positive integer")
         return cls(tensors[f"{name}.weight_scale"], entry["group_size"])
 
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Int4Scales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        return cls(weight_scale, group_size)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Returns what `quantization.safetensors` keeps."""
+        """Returns the tensors to store in `quantization.safetensors`."""
         return {"weight_scale": self.weight_scale}
 
     def entry(self) -> dict[str, Any]:
-        """Returns what `quantization.json` keeps."""
+        """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": 4, "group_size": self.group_size}
 
     def expanded(self, inputs: int) -> Tensor:
@@ -61,24 +66,27 @@ class Int4Scales:
         return expand(self.weight_scale, self.group_size, inputs)
 
     def on_grid(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weights that a checkpoint keeps."""
+        """Returns the weights rounded to the grid, as the checkpoint stores them."""
         scale_OI = self.expanded(weight_OI.shape[1])
         return quantize(weight_OI, scale_OI, LOW, HIGH).float() * scale_OI
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, int8 `[O, I]` in [-8, 7]."""
+        return quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH)
+
     def module(self, name: str, linear: nn.Linear) -> Int4Linear:
-        """Returns the packed form of a float layer."""
-        weight_OI = linear.weight.detach().float()
+        """Returns the int4 layer for a float layer."""
         bias_O = None if linear.bias is None else linear.bias.detach()
-        return Int4Linear(name, quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH), self, bias_O)
+        return Int4Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
 
     def problem(self, linear: nn.Linear) -> str | None:
-        """Returns why these cannot be the scales of a layer with weights on their grid."""
+        """Returns why these scales do not match the layer's grid weights, or None if they match."""
         if self.weight_scale.shape != (linear.out_features, num_groups(linear.in_features, self.group_size)):
             return WRONG_SCALES
         if not positive(self.weight_scale):
             return WRONG_SCALES
         steps_OI = linear.weight.detach().float() / self.expanded(linear.in_features)
-        # A cast to a shorter type moves a weight by half a unit in the last place: bfloat16 by 8 * 2^-8 = 0.03 codes.
+        # A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 by 8 * 2^-8 = 0.03 codes.
         tolerance = 8 * torch.finfo(linear.weight.dtype).eps / 2 + 1e-3
         near = (steps_OI - steps_OI.round().clamp(LOW, HIGH)).abs() <= tolerance
         return None if bool(near.all()) else OFF_GRID
@@ -111,7 +119,7 @@ class Int4Linear(nn.Module):
         return unpack(self.weight, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I], in the type of the input."""
+        """Returns the output [..., O] for an input [..., I], in the dtype of the input."""
         weight_OI = self.codes().float() * expand(self.weight_scale, self.group_size, self.in_features)
         return nn.functional.linear(x, weight_OI.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
@@ -121,17 +129,17 @@ class Int4Linear(nn.Module):
 
 
 def num_groups(inputs: int, group_size: int) -> int:
-    """Returns how many groups a number of inputs makes; the last one may be shorter."""
+    """Returns the number of groups; the last one may be shorter."""
     return -(-inputs // group_size)
 
 
 def expand(scale_OG: Tensor, group_size: int, inputs: int) -> Tensor:
-    """Returns the scale of every weight, `[O, I]`, from those of the groups."""
+    """Expands group scales to one scale per weight, `[O, I]`."""
     return scale_OG.repeat_interleave(group_size, dim=1)[:, :inputs]
 
 
 def group_scale(weight_OI: Tensor, group_size: int) -> Tensor:
-    """Returns the scale of each group that maps its largest weight to the code 7 or -7, float32 [O, G]; 1 for a group of zeros."""
+    """Returns the scales that map the largest |weight| of each group to the code 7 or -7, float32 [O, G]; 1 for a group of zeros."""
     outputs, inputs = weight_OI.shape
     groups = num_groups(inputs, group_size)
     padded_OI = nn.functional.pad(weight_OI, (0, groups * group_size - inputs))
@@ -140,7 +148,7 @@ def group_scale(weight_OI: Tensor, group_size: int) -> Tensor:
 
 
 def pack(codes_OI: Tensor) -> Tensor:
-    """Returns int4 codes two to a byte, uint8 [O, P]: input 2p in the low half of byte p, input 2p + 1 in the high half, 0 past the end.
+    """Packs two int4 codes per byte, uint8 [O, P]: input 2p in the low half of byte p, input 2p + 1 in the high half, 0 past the end.
 
     Args:
         codes_OI: int8 [O, I], in [-8, 7].
@@ -150,7 +158,7 @@ def pack(codes_OI: Tensor) -> Tensor:
 
 
 def unpack(packed_OP: Tensor, inputs: int) -> Tensor:
-    """Returns the codes int8 [O, I] that `pack` packed."""
+    """Returns the codes, int8 [O, I], from the output of `pack`."""
     halves_OP2 = torch.stack([packed_OP & 15, packed_OP >> 4], dim=2)
     codes_OI = halves_OP2.flatten(1)[:, :inputs].view(torch.int8)
     return torch.where(codes_OI > HIGH, codes_OI - 16, codes_OI)

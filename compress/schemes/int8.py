@@ -1,7 +1,7 @@
-"""True int8: integer codes, an exact integer GEMM, one rescale. QAT, export and the torch engine share what is here.
+"""True int8: integer codes, an exact integer GEMM, one rescale. Used by QAT, export and the torch engine.
 
-Symmetric, zero-point 0, float32 scales, round half to even. Weights per output channel; activations per tensor with a scale from
-calibration (scheme w8a8), or per token with a scale computed at run time (scheme w8a8-dynamic):
+Quantization is symmetric (zero-point 0) with float32 scales, rounding half to even. Weights have a scale per output channel. Activations
+have one calibrated scale per tensor (scheme w8a8), or a scale per token computed at run time (scheme w8a8-dynamic):
 
     q_w = clamp(rint(W / s_w), -L, L)            int8 [O, I], L = 127 (8 bits) or 63 (7 bits)
     w8a8           q_x = clamp(rint(x / s_x), -128, 127)                   int8 [N, I], as ONNX QuantizeLinear
@@ -9,16 +9,16 @@ calibration (scheme w8a8), or per token with a scale computed at run time (schem
     w8a8-dynamic   q_x = rint(x / s_n),   s_n = max_i |x_ni| / 127         for the row (token) n
                    y   = float32(q_x @ q_w.T) * s_n * s_w + b
 
-A layer may have a smoothing vector s [I] (SmoothQuant, where no norm can absorb it): x * (1 / s) takes the place of x, and q_w are the
-codes of W * s, so that y means the same. Layers that read one tensor share one vector.
+A layer may have a smoothing vector s [I] (SmoothQuant, if no norm can absorb it): x * (1 / s) replaces x, and q_w are the codes of W * s,
+which leaves y the same. Layers that read the same tensor share one vector.
 
-Seven bits are for processors without VNNI or AMX: their int8 kernels multiply with vpmaddubsw, which adds two products of a uint8 and an
-int8 in 16 bits with saturation. 255 * 127 * 2 = 64770 does not fit into 32767; 255 * 63 * 2 = 32130 does, so every sum is exact.
+Seven bits are for CPUs without VNNI or AMX: their int8 kernels use vpmaddubsw, which adds two uint8 * int8 products in 16 bits with
+saturation. 255 * 127 * 2 = 64770 exceeds 32767; 255 * 63 * 2 = 32130 does not, so every sum is exact.
 
-A quantized checkpoint (`compress.schemes.checkpoint`) keeps its float weights rounded to the grid: s_w * q_w / s, from which
-rint(w * s / s_w) gives q_w back; s = 1 without smoothing.
+A quantized checkpoint (`compress.schemes.checkpoint`) stores float weights rounded to the grid, s_w * q_w / s; rint(w * s / s_w) recovers
+q_w. s = 1 without smoothing.
 
-Tensor names carry their shapes: N rows, I inputs, O outputs.
+Shape suffixes: N rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from compress.machine.environment import NATIVE_INT8
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
 SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more
-EXACT_CHUNK = 1024  # inputs whose products of codes sum to 2^24 at most; see int8_matmul
-WRONG_SCALES = "its scales are no positive numbers, one for the input and one for each output"
+EXACT_CHUNK = 1024  # inputs whose products sum to at most 2^24, which float32 holds exactly; see int8_matmul
+WRONG_SCALES = "its scales must be positive numbers, one for the input and one for each output"
 OFF_GRID = "its weights are not on the grid of its scales: they were changed after quantization"
 
 
@@ -55,40 +55,50 @@ class LayerScales:
     weight_bits: int
     """8 or 7."""
     input_smooth: Tensor | None = None
-    """float32 [I], positive: what the input is divided by before it is quantized; None for nothing."""
+    """float32 [I], positive: the input is divided by it before it is quantized; None for no smoothing."""
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> LayerScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Returns the scales of a layer, read from a checkpoint."""
         bits, smooth_I = _bits(entry), tensors.get(f"{name}.input_smooth")
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], bits, smooth_I)
 
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> LayerScales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        assert input_scale is not None, "activations have one scale"
+        return cls(weight_scale, input_scale, bits, smooth_I)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Returns what `quantization.safetensors` keeps."""
+        """Returns the tensors to store in `quantization.safetensors`."""
         smooth = {} if self.input_smooth is None else {"input_smooth": self.input_smooth}
         return {"weight_scale": self.weight_scale, "input_scale": self.input_scale, **smooth}
 
     def entry(self) -> dict[str, Any]:
-        """Returns what `quantization.json` keeps."""
+        """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": self.weight_bits}
 
     def on_grid(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weights that a checkpoint keeps: on the grid, the smoothing taken out again."""
+        """Returns the weights rounded to the grid, with the smoothing undone, as the checkpoint stores them."""
         return on_grid_of(weight_OI, self)
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
+        return _weight_codes(weight_OI, self)
+
     def module(self, name: str, linear: nn.Linear) -> Int8Linear:
-        """Returns the integer form of a float layer."""
+        """Returns the int8 layer for a float layer."""
         return int8_linear(name, linear, self)
 
     def problem(self, linear: nn.Linear) -> str | None:
-        """Returns why these cannot be the scales of a layer with weights on their grid."""
+        """Returns why these scales do not match the layer's grid weights, or None if they match."""
         sound = self.input_scale.shape == () and positive(self.input_scale)
         return _problem(linear, self) if sound else WRONG_SCALES
 
 
 @dataclass(frozen=True)
 class DynamicScales:
-    """The scales of one linear layer in w8a8-dynamic: those of its weights."""
+    """The scales of one linear layer in w8a8-dynamic: weight scales only."""
 
     SCHEME: ClassVar[str] = "w8a8-dynamic"
 
@@ -97,59 +107,69 @@ class DynamicScales:
     weight_bits: int
     """8 or 7."""
     input_smooth: Tensor | None = None
-    """float32 [I], positive: what the input is divided by before it is quantized; None for nothing."""
+    """float32 [I], positive: the input is divided by it before it is quantized; None for no smoothing."""
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> DynamicScales:
-        """Reads the scales of a layer from those of a checkpoint; see `compress.schemes.checkpoint.READERS`."""
+        """Returns the scales of a layer, read from a checkpoint."""
         return cls(tensors[f"{name}.weight_scale"], _bits(entry), tensors.get(f"{name}.input_smooth"))
 
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> DynamicScales:
+        """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
+        return cls(weight_scale, bits, smooth_I)
+
     def tensors(self) -> dict[str, Tensor]:
-        """Returns what `quantization.safetensors` keeps."""
+        """Returns the tensors to store in `quantization.safetensors`."""
         return {"weight_scale": self.weight_scale, **({} if self.input_smooth is None else {"input_smooth": self.input_smooth})}
 
     def entry(self) -> dict[str, Any]:
-        """Returns what `quantization.json` keeps."""
+        """Returns the layer's entry in `quantization.json`."""
         return {"weight_bits": self.weight_bits}
 
     def on_grid(self, weight_OI: Tensor) -> Tensor:
-        """Returns the weights that a checkpoint keeps: on the grid, the smoothing taken out again."""
+        """Returns the weights rounded to the grid, with the smoothing undone, as the checkpoint stores them."""
         return on_grid_of(weight_OI, self)
 
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
+        return _weight_codes(weight_OI, self)
+
     def module(self, name: str, linear: nn.Linear) -> DynamicInt8Linear:
-        """Returns the integer form of a float layer."""
-        return DynamicInt8Linear(name, _weight_codes(linear, self), self, _float_bias(linear))
+        """Returns the int8 layer for a float layer."""
+        return DynamicInt8Linear(name, _weight_codes(linear.weight.detach().float(), self), self, _float_bias(linear))
 
     def problem(self, linear: nn.Linear) -> str | None:
-        """Returns why these cannot be the scales of a layer with weights on their grid."""
+        """Returns why these scales do not match the layer's grid weights, or None if they match."""
         return _problem(linear, self)
 
 
 @functools.cache
 def has_vnni() -> bool:
-    """Whether this processor multiplies int8 into int32 without saturating at 16 bits: VNNI or AMX. False where Linux does not tell."""
+    """Whether this CPU has VNNI or AMX, which accumulate int8 products in int32 without saturating at 16 bits; False if unknown."""
     cpuinfo = Path("/proc/cpuinfo")
     return cpuinfo.exists() and not NATIVE_INT8.isdisjoint(_cpu_flags(cpuinfo.read_text(encoding="utf-8", errors="replace")))
 
 
 def _cpu_flags(cpuinfo: str) -> list[str]:
-    """Returns the flags of the first processor in the text of /proc/cpuinfo."""
+    """Returns the flags of the first processor in a /proc/cpuinfo text."""
     return next((line.partition(":")[2].split() for line in cpuinfo.splitlines() if line.startswith("flags")), [])
 
 
 def weight_bits(device: str) -> Literal[7, 8]:
-    """Returns the bits of a weight that every kernel of `device` multiplies exactly: 7 for a CPU without VNNI or AMX, else 8.
+    """Returns the weight bits that every int8 kernel of `device` multiplies exactly: 7 for a CPU without VNNI or AMX, else 8.
 
-    Without them int8 kernels use vpmaddubsw, whose sums of two products saturate at 32767: 255 * 63 * 2 = 32130 fits, 255 * 127 * 2 not.
+    Without VNNI and AMX, kernels use vpmaddubsw, whose sums of two products saturate at 32767: 255 * 63 * 2 = 32130 fits, 255 * 127 * 2
+    does not.
 
     Args:
-        device: "cpu" (this processor is meant) or "cuda".
+        device: "cpu" (the CPU of this machine) or "cuda".
     """
     return 8 if device != "cpu" or has_vnni() else 7
 
 
 def levels(bits: int) -> int:
-    """Returns the largest weight code of a bit width: 127 for 8, 63 for 7."""
+    """Returns the largest weight code for a bit width: 127 for 8, 63 for 7."""
     return (1 << (bits - 1)) - 1
 
 
@@ -158,7 +178,7 @@ def quantize(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
 
     Args:
         x: float32, any shape.
-        scale: float32, positive, of a shape that broadcasts with `x`.
+        scale: float32, positive, broadcastable to the shape of `x`.
         low: Smallest code, at least -128.
         high: Largest code, at most 127.
     """
@@ -166,9 +186,9 @@ def quantize(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
 
 
 def weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
-    """Returns the scale of each output channel that maps its largest weight to the code `largest`, float32 [O].
+    """Returns the scales that map the largest |weight| of each output channel to the code `largest`, float32 [O].
 
-    A channel of zeros gets the scale 1, so that nothing is ever divided by 0.
+    A channel of zeros gets the scale 1, to avoid division by 0.
     """
     magnitude_O = weight_OI.abs().amax(dim=1) if weight_OI.shape[1] else weight_OI.new_zeros(weight_OI.shape[0])
     scale_O = (magnitude_O / largest).clamp(min=SMALLEST_SCALE)
@@ -176,12 +196,12 @@ def weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
 
 
 def int8_matmul(a_NI: Tensor, b_OI: Tensor) -> Tensor:
-    """Returns `a @ b.T` in exact integers, int32 [N, O]; for fewer than 2^17 inputs, where int32 itself ends.
+    """Returns `a @ b.T` in exact integers, int32 [N, O]. I must be below 2^17, so that int32 cannot overflow.
 
-    On CUDA and on processors with VNNI or AMX this is `torch._int_mm`. Elsewhere that kernel is 20 times slower than a float GEMM, so the
-    codes are multiplied as float32 in chunks of 1024 inputs. That is exact: a product of two codes is an integer of at most
-    128 * 128 = 2^14 in size, so any sum of some of the 2^10 products of a chunk, in whatever order and with whatever fused
-    multiply-adds, is an integer of at most 2^24 in size, and float32 holds all of those. The chunks are added in int32.
+    On CUDA and on CPUs with VNNI or AMX this is `torch._int_mm`. Elsewhere that kernel is 20 times slower than a float GEMM, so the codes
+    are multiplied as float32 in chunks of 1024 inputs. That is exact: a product of two codes is an integer of magnitude at most
+    128 * 128 = 2^14, so every partial sum of the 2^10 products of a chunk, in any order and with or without fused multiply-add, is an
+    integer of magnitude at most 2^24, which float32 represents exactly. The chunks are added in int32.
 
     Args:
         a_NI: int8 [N, I].
@@ -201,23 +221,23 @@ def int8_matmul(a_NI: Tensor, b_OI: Tensor) -> Tensor:
 
 def _int_mm(a_NI: Tensor, b_OI: Tensor) -> Tensor:
     n, outputs = a_NI.shape[0], b_OI.shape[0]
-    if a_NI.is_cuda:  # cuBLAS takes more than 16 rows, and inputs and outputs in multiples of 8; zeros change nothing
+    if a_NI.is_cuda:  # cuBLAS requires more than 16 rows and multiples of 8 inputs and outputs; zeros do not change the sums
         rows, inputs = max(0, 17 - n), -a_NI.shape[1] % 8
         a_NI = nn.functional.pad(a_NI, (0, inputs, 0, rows))
         b_OI = nn.functional.pad(b_OI, (0, inputs, 0, -outputs % 8))
-    elif a_NI.shape[1] == 1:  # its CPU kernel misreads the strides of a single column and returns memory that was never written
+    elif a_NI.shape[1] == 1:  # the CPU kernel misreads the strides of a single column and returns uninitialized memory
         a_NI, b_OI = nn.functional.pad(a_NI, (0, 1)), nn.functional.pad(b_OI, (0, 1))
     return torch._int_mm(a_NI.contiguous(), b_OI.contiguous().T)[:n, :outputs]
 
 
 class QuantizedLinear(nn.Module):
-    """What the linear layers that multiply codes have in common: codes, scales and bias as buffers.
+    """Base of the quantized linear layers: holds codes, scales and bias as buffers.
 
     Args:
         name: Module path, for messages.
-        weight_OI: Codes [O, I], of any type.
+        weight_OI: Codes [O, I], of any dtype.
         bias_O: float32 [O], or None.
-        scales: By name, what else it keeps; None for what it has not.
+        scales: Further buffers by name; None for an absent one.
     """
 
     weight: Tensor
@@ -234,7 +254,7 @@ class QuantizedLinear(nn.Module):
         self.register_buffer("bias", bias_O)
 
     def finished(self, y_NO: Tensor, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input `x` [..., I], in its type: the rescaled products float32 [N, O], and the bias."""
+        """Adds the bias to the rescaled products float32 [N, O]; returns the output [..., O] in the leading shape and dtype of `x`."""
         y_NO = y_NO if self.bias is None else y_NO + self.bias
         return y_NO.reshape(*x.shape[:-1], self.out_features).to(x.dtype)
 
@@ -244,7 +264,7 @@ class QuantizedLinear(nn.Module):
 
 
 class Int8Linear(QuantizedLinear):
-    """A linear layer that multiplies integers: quantize the input, int8 GEMM, one rescale, bias.
+    """A linear layer in int8: quantizes the input, runs an int8 GEMM, rescales once and adds the bias.
 
     Args:
         name: Module path, for messages.
@@ -257,18 +277,18 @@ class Int8Linear(QuantizedLinear):
     input_smooth: Tensor | None
 
     def __init__(self, name: str, weight_OI: Tensor, scales: LayerScales, bias_O: Tensor | None) -> None:
-        kept = {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale, "input_smooth": scales.input_smooth}
-        super().__init__(name, weight_OI, bias_O, kept)
+        buffers = {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale, "input_smooth": scales.input_smooth}
+        super().__init__(name, weight_OI, bias_O, buffers)
 
     def codes(self, x: Tensor) -> Tensor:
-        """Returns the int8 codes of an input, of its shape."""
+        """Returns the int8 codes of an input, in the same shape."""
         return quantize(_divided(x, self.input_smooth), self.input_scale, ACTIVATION_LOW, ACTIVATION_HIGH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I], in the type of the input; computed in float32.
+        """Returns the output [..., O] for an input [..., I], in the dtype of the input; scales are applied in float32.
 
         Raises:
-            InputError: The input holds NaN or infinity; names the layer.
+            InputError: The input holds NaN or infinity; the message names the layer.
         """
         check_finite(self.name, x)
         accumulated = int8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
@@ -276,7 +296,7 @@ class Int8Linear(QuantizedLinear):
 
 
 class DynamicInt8Linear(QuantizedLinear):
-    """A linear layer that multiplies integers and finds the scale of each token of its input by itself.
+    """A linear layer in int8 that computes the scale of each input token at run time.
 
     Args:
         name: Module path, for messages.
@@ -291,16 +311,16 @@ class DynamicInt8Linear(QuantizedLinear):
         super().__init__(name, weight_OI, bias_O, {"weight_scale": scales.weight_scale, "input_smooth": scales.input_smooth})
 
     def codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the int8 codes of an input [..., I] and the scale of each token, float32 [..., 1]."""
+        """Returns the int8 codes of an input [..., I], and the scale of each token, float32 [..., 1]."""
         x = _divided(x, self.input_smooth)
         scale = token_scale(x)
         return quantize(x, scale, -ACTIVATION_HIGH, ACTIVATION_HIGH), scale
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I], in the type of the input; computed in float32.
+        """Returns the output [..., O] for an input [..., I], in the dtype of the input; scales are applied in float32.
 
         Raises:
-            InputError: The input holds NaN or infinity; names the layer.
+            InputError: The input holds NaN or infinity; the message names the layer.
         """
         check_finite(self.name, x)
         codes, scale = self.codes(x.float())
@@ -309,31 +329,31 @@ class DynamicInt8Linear(QuantizedLinear):
 
 
 def token_scale(x: Tensor) -> Tensor:
-    """Returns the scale that maps the largest |x| of each token to the code 127, float32 [..., 1], for an input float32 [..., I]."""
+    """Returns the scales that map the largest |x| of each token to the code 127, float32 [..., 1]; `x` is float32 [..., I]."""
     return (x.abs().amax(dim=-1, keepdim=True) / ACTIVATION_HIGH).clamp(min=SMALLEST_SCALE)
 
 
 def check_finite(name: str, x: Tensor) -> None:
-    """Raises InputError where the input of a layer holds NaN or infinity, which have no code; names the layer."""
-    # A sum is cheap and is not finite where any value is not; that of large finite values may overflow, hence the second look.
+    """Raises an InputError that names the layer if its input holds NaN or infinity, which have no code."""
+    # The sum is cheap, and not finite if any value is not. Large finite values may overflow in it, hence the second check.
     if not torch.isfinite(x.sum()) and not torch.isfinite(x).all():
         raise InputError(f"{name}: the input of this quantized layer holds NaN or infinity, which have no code; check the model")
 
 
 def on_grid(weight_OI: Tensor, scale_O: Tensor, largest: int) -> Tensor:
-    """Returns weights rounded to the grid of their scales: scale times integer, float32 [O, I]."""
+    """Returns weights rounded to the grid of their scales (scale times integer), float32 [O, I]."""
     return quantize(weight_OI, scale_O[:, None], -largest, largest).float() * scale_O[:, None]
 
 
 def on_grid_of(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:
-    """Returns the weights that a checkpoint keeps of a layer: on the grid of its scales, its smoothing taken out again."""
+    """Returns a layer's weights as a checkpoint stores them: rounded to the grid of its scales, with the smoothing undone."""
     grid_OI = on_grid(_smoothed(weight_OI, scales), scales.weight_scale, levels(scales.weight_bits))
     return grid_OI if scales.input_smooth is None else grid_OI / scales.input_smooth
 
 
 def int8_linear(name: str, linear: nn.Linear, scales: LayerScales) -> Int8Linear:
-    """Returns the integer form of a float layer, whose weights need not be on the grid; the layer itself stays as it is."""
-    return Int8Linear(name, _weight_codes(linear, scales), scales, _float_bias(linear))
+    """Returns the int8 layer for a float layer, whose weights need not be on the grid; `linear` is not modified."""
+    return Int8Linear(name, _weight_codes(linear.weight.detach().float(), scales), scales, _float_bias(linear))
 
 
 def positive(*scales: Tensor) -> bool:
@@ -341,9 +361,9 @@ def positive(*scales: Tensor) -> bool:
     return all(bool((scale.isfinite() & (scale > 0)).all()) for scale in scales)
 
 
-def _weight_codes(linear: nn.Linear, scales: LayerScales | DynamicScales) -> Tensor:
+def _weight_codes(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:
     largest = levels(scales.weight_bits)
-    return quantize(_smoothed(linear.weight.detach().float(), scales), scales.weight_scale[:, None], -largest, largest)
+    return quantize(_smoothed(weight_OI, scales), scales.weight_scale[:, None], -largest, largest)
 
 
 def _float_bias(linear: nn.Linear) -> Tensor | None:
@@ -351,7 +371,7 @@ def _float_bias(linear: nn.Linear) -> Tensor | None:
 
 
 def _divided(x: Tensor, smooth_I: Tensor | None) -> Tensor:
-    return x if smooth_I is None else x * smooth_I.reciprocal()  # what the Mul of the ONNX graph does
+    return x if smooth_I is None else x * smooth_I.reciprocal()  # multiplies by the reciprocal, like the Mul of the ONNX graph
 
 
 def _smoothed(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:
@@ -360,18 +380,18 @@ def _smoothed(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:
 
 def _bits(entry: Mapping[str, Any]) -> int:
     if entry["weight_bits"] not in (7, 8):
-        raise ValueError("weight_bits other than 7 and 8")
+        raise ValueError("weight_bits must be 7 or 8")
     return int(entry["weight_bits"])
 
 
 def _problem(linear: nn.Linear, scales: LayerScales | DynamicScales) -> str | None:
-    """Returns why scales and weights do not belong together: shapes, signs, or weights off the grid."""
+    """Returns why scales and weights do not match (shapes, signs, or weights off the grid), or None if they do."""
     smooth_I = scales.input_smooth
     sound = scales.weight_scale.shape == (linear.out_features,) and (smooth_I is None or smooth_I.shape == (linear.in_features,))
     if not sound or not positive(scales.weight_scale, *([] if smooth_I is None else [smooth_I, smooth_I.reciprocal()])):
         return WRONG_SCALES
     steps_OI = _smoothed(linear.weight.detach().float(), scales) / scales.weight_scale[:, None]
-    # A cast to a shorter type moves a weight by half a unit in the last place: bfloat16 by 127 * 2^-8 = 0.496 codes, still below a half.
+    # A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 127 * 2^-8 = 0.496 codes, below 0.5.
     tolerance = 127 * torch.finfo(linear.weight.dtype).eps / 2 + 1e-3
-    near = (steps_OI - _weight_codes(linear, scales).float()).abs() <= tolerance
-    return None if bool(near.all()) else OFF_GRID  # NaN is not near anything
+    near = (steps_OI - _weight_codes(linear.weight.detach().float(), scales).float()).abs() <= tolerance
+    return None if bool(near.all()) else OFF_GRID  # NaN is never near

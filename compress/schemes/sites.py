@@ -1,16 +1,16 @@
-"""Sites: what is int8 beside the linear layers of a w8a8 model, how it gets into the model, and how a checkpoint keeps it.
+"""Sites: the int8 operations of a w8a8 model other than its linear layers, how they are added to a model, and how they are stored.
 
     <attention module>/qk    scores = Q K^T                        scales of Q and K          `compress.schemes.attention_products`
     <attention module>/pv    output = P V                          scales of P and V          `compress.schemes.attention_products`
     <layer>/residual         output of the layer + residual        scale of the residual      `compress.schemes.residual`
 
-Each is computed by a child that the attention module or the layer is given. Children take and return plain tensors, so that calibration
-puts observers in the very places where integers will be. Their scales are buffers that are not saved with the model.
+Each site is computed by a child module added to the attention module or the layer. Children take and return plain tensors, so calibration
+can put observers in exactly the same places. Their scales are non-persistent buffers, which are not saved with the model.
 
-A checkpoint lists its sites in `quantization.json` under `products` and `residuals`; `quantization.safetensors` has `<site>.left_scale` and
-`<site>.right_scale` of a product, `<site>.scale` of a residual, float32 [] each.
+A checkpoint lists its sites in `quantization.json` under `products` and `residuals`. `quantization.safetensors` holds `<site>.left_scale`
+and `<site>.right_scale` for a product and `<site>.scale` for a residual, each float32 [].
 
-Left out: training through these roundings. QAT trains the linear layers; sites are calibrated after it.
+Not supported: quantization-aware training of sites. QAT trains the linear layers; sites are calibrated afterwards.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from compress.schemes.int8 import positive
 from compress.schemes.residual import RESIDUAL, Int8Residual, mark
 
 KINDS = {"products": ("/qk", "/pv"), "residuals": ("/residual",)}
-"""How the names of sites end, by their key in quantization.json."""
+"""Suffixes of site names, by their key in quantization.json."""
 
 
 @dataclass(frozen=True)
 class Sites:
-    """Everything that is int8 beside the linear layers, with its scales."""
+    """All sites of a model with their scales."""
 
     products: Mapping[str, ProductScales] = field(default_factory=dict)
-    """By `<attention module>/qk` and `<attention module>/pv`."""
+    """Scales by site name, `<attention module>/qk` or `<attention module>/pv`."""
     residuals: Mapping[str, Tensor] = field(default_factory=dict)
-    """By `<layer>/residual`, float32 []."""
+    """Scale, float32 [], by site name, `<layer>/residual`."""
 
     @property
     def names(self) -> list[str]:
@@ -52,12 +52,12 @@ class Sites:
         return [*self.products, *self.residuals]
 
     def only(self, names: Collection[str]) -> Sites:
-        """Returns the sites of these names."""
+        """Returns the sites with these names."""
         products = {name: scales for name, scales in self.products.items() if name in names}
         return Sites(products, {name: scale for name, scale in self.residuals.items() if name in names})
 
     def forms(self) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-        """Returns the modules that compute them: by attention module, and by layer."""
+        """Returns the child modules that compute the sites: for attention modules, and for layers."""
         modules = dict.fromkeys(owner(name) for name in self.products)
         attention = {name: Int8Attention(name, self.products.get(f"{name}/qk"), self.products.get(f"{name}/pv")) for name in modules}
         return dict(attention), {owner(name): Int8Residual(name, scale) for name, scale in self.residuals.items()}
@@ -69,13 +69,13 @@ def owner(site: str) -> str:
 
 
 def put(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping[str, nn.Module]) -> list[Any]:
-    """Puts modules where attention and residuals are computed, in place.
+    """Adds child modules that compute attention and residuals, in place.
 
     Args:
         model: The model.
-        attention: By attention module: takes query, key, value, mask and scaling, and returns what
-        `compress.schemes.attention_products.attend` does. residuals: By layer: takes the tensor that is added to the output of the layer,
-        and returns what is added instead.
+        attention: By name of the attention module: takes query, key, value, mask and scaling, and returns the same as
+            `compress.schemes.attention_products.attend`.
+        residuals: By name of the layer: takes the tensor that is added to the output of the layer, and returns the tensor to add instead.
 
     Returns:
         The handles of the hooks.
@@ -90,7 +90,7 @@ def put(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping
 
 @contextmanager
 def placed(model: nn.Module, attention: Mapping[str, nn.Module], residuals: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Does what `put` does for as long as the block lasts; layers must not be replaced inside it."""
+    """Like `put`, but undone at the end of the block; layers must not be replaced inside the block."""
     before = [(config, config._attn_implementation) for config in configs(model)]
     handles = put(model, attention, residuals)
     try:
@@ -117,10 +117,10 @@ def save_sites(folder: Path, sites: Sites) -> None:
 
 
 def load_sites(folder: Path) -> Sites:
-    """Returns the sites of a quantized checkpoint; many have none.
+    """Returns the sites of a quantized checkpoint, which may be empty.
 
     Raises:
-        InputError: A file is missing or damaged, or a scale is no positive number.
+        InputError: A file is missing or damaged, or a scale is not a positive number.
     """
     try:
         document = json.loads((folder / QUANTIZATION_JSON).read_text(encoding="utf-8"))
@@ -138,21 +138,21 @@ def load_sites(folder: Path) -> Sites:
     given = {name: [scales.left, scales.right] for name, scales in sites.products.items()}
     for name, scales in (given | {name: [scale] for name, scale in sites.residuals.items()}).items():
         if not all(scale.shape == () and positive(scale) for scale in scales):
-            raise InputError(f"{folder}: {name}: its scales are no positive numbers, one for each tensor; quantize again")
+            raise InputError(f"{folder}: {name}: its scales must be positive numbers, one for each tensor; quantize again")
     return sites
 
 
 def apply_sites(model: nn.Module, folder: Path) -> None:
-    """Puts the sites of a quantized checkpoint into a model that has its quantized layers, in place.
+    """Adds the sites of a quantized checkpoint to a model that already has its quantized layers, in place.
 
     Raises:
-        InputError: Files are damaged, or name what the model does not have.
+        InputError: Files are damaged, or name modules that the model does not have.
     """
     attention, residuals = load_sites(folder).forms()
     modules = attention_modules(model) if attention else {}
     layers = load_quantization(folder)[0] if residuals else {}
-    for names, allowed, what in ((attention, modules, "attention"), (residuals, layers, "quantized layer")):
+    for names, allowed, what in ((attention, modules, "an attention module"), (residuals, layers, "a quantized layer")):
         for name in names:
             if name not in allowed:
-                raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is no {what} of the model; quantize again")
+                raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not {what} of the model; quantize again")
     put(model, attention, residuals)

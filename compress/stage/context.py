@@ -13,7 +13,9 @@ from compress.core.target import Target
 from compress.core.tasks import Task
 from compress.data.splits import Data
 from compress.machine.parallel import ALONE, Team
+from compress.models.preprocessor import preprocessor
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
+from compress.standalone.preprocess import Preprocessor
 
 if TYPE_CHECKING:
     from torch import nn
@@ -69,6 +71,20 @@ class Context:
     """The processes that run this stage."""
     fingerprint: Mapping[str, Any] = field(default_factory=dict)
     """Library versions and hardware of this machine, as written to the manifest."""
+
+    preprocessors: dict[tuple[Path, int, Target], Preprocessor] = field(default_factory=dict, repr=False, compare=False)
+    """Preprocessors that were made already; shared by all contexts of a run."""
+
+    def preprocessor(self, checkpoint: Path) -> Preprocessor:
+        """Returns how the rows of a checkpoint are prepared; read from its folder once a run.
+
+        Raises:
+            InputError: See `compress.models.preprocessor.preprocessor`.
+        """
+        key = checkpoint, self.max_length, self.target
+        if key not in self.preprocessors:
+            self.preprocessors[key] = preprocessor(checkpoint, self.task, self.max_length, self.target)
+        return self.preprocessors[key]
 
     @property
     def teacher(self) -> Artifact | None:

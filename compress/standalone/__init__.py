@@ -1,1 +1,1 @@
-"""Modules that are copied to servers and run there alone: they import nothing of this project."""
+"""Modules that are copied into model repositories and run on servers; they import nothing else of this project."""

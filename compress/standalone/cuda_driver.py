@@ -1,10 +1,10 @@
-"""The few calls of the CUDA driver that running an engine needs, through ctypes.
+"""The few CUDA driver calls that running an engine needs, through ctypes.
 
-`libcuda.so.1` comes with the NVIDIA driver itself, so that this works wherever a GPU does, in every container, without torch or a CUDA
-package. TensorRT uses the CUDA runtime, which shares the device's primary context with the driver: memory and streams made here are
-valid there. This file needs numpy only; it is copied beside `build_plans.py` in a GPU model repository.
+`libcuda.so.1` comes with the NVIDIA driver, so this works wherever a GPU works, in any container, without torch or a CUDA package.
+TensorRT uses the CUDA runtime, which shares the device's primary context with the driver: memory and streams created here are valid
+there. This file needs only numpy; it is copied next to `build_plans.py` in a GPU model repository.
 
-Left out: asynchronous copies and pinned memory. What is measured is the server's business, not this file's.
+Not supported: asynchronous copies and pinned memory; this file is not used for measuring speed.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LIBRARY = "libcuda.so.1"
 
 
 class CudaError(RuntimeError):
-    """The driver refused a call; one line: the call and the driver's name for the error."""
+    """A driver call failed; the message gives the call and the driver's name for the error."""
 
 
 def load_driver() -> Any | None:
-    """Returns the CUDA driver, or None where this machine has none."""
+    """Returns the CUDA driver, or None if this machine has none."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError:
@@ -32,8 +32,8 @@ def load_driver() -> Any | None:
 
 
 def capabilities(driver: Any | None) -> tuple[str, ...]:
-    """Returns the compute capability of every GPU in the driver's order, such as "80"; () where there is no driver or no GPU."""
-    if driver is None or driver.cuInit(0) != 0:  # cuInit fails with CUDA_ERROR_NO_DEVICE where the driver finds no GPU
+    """Returns the compute capability of every GPU, such as "80", in the driver's order; () without a driver or a GPU."""
+    if driver is None or driver.cuInit(0) != 0:  # cuInit fails with CUDA_ERROR_NO_DEVICE if the driver finds no GPU
         return ()
     count = ctypes.c_int()
     _check(driver, "cuDeviceGetCount", ctypes.byref(count))
@@ -41,11 +41,11 @@ def capabilities(driver: Any | None) -> tuple[str, ...]:
 
 
 class Device:
-    """One GPU: its primary context is current in this thread, and it has a stream.
+    """One GPU with a stream; makes the GPU's primary context current in this thread.
 
     Args:
-        driver: What `load_driver` gave.
-        ordinal: Its number in the driver's order.
+        driver: Result of `load_driver`.
+        ordinal: Index of the GPU in the driver's order.
     """
 
     def __init__(self, driver: Any, ordinal: int = 0) -> None:
@@ -62,11 +62,11 @@ class Device:
 
     @property
     def stream(self) -> int:
-        """Handle of the stream. It waits for copies, which run on the default stream."""
+        """Handle of the stream; it waits for copies, which run on the default stream."""
         return self._stream.value or 0
 
     def block(self, name: str, num_bytes: int) -> int:
-        """Returns the address of a block of at least `num_bytes` on the GPU; the same name gives the same block until it has to grow."""
+        """Returns the address of a named GPU buffer of at least `num_bytes`; it is reused across calls and reallocated only to grow."""
         address, size = self._blocks.get(name, (0, 0))
         if size < num_bytes:
             if address:
@@ -83,7 +83,7 @@ class Device:
         _check(self._driver, "cuMemcpyHtoD_v2", ctypes.c_uint64(address), ctypes.c_void_p(array.ctypes.data), size)
 
     def download(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
-        """Waits for the stream and returns a copy of what is at `address`."""
+        """Waits for the stream and copies an array from `address` on the GPU."""
         array = np.empty(shape, dtype)
         _check(self._driver, "cuStreamSynchronize", self._stream)
         size = ctypes.c_size_t(array.nbytes)

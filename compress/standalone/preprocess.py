@@ -1,17 +1,19 @@
-"""From a row (a text, a pair of texts, an encoded image) to the arrays of a model, and from its logits to an answer.
+"""Preprocessing and postprocessing: turns rows (texts, pairs of texts, encoded images) into model inputs, and logits into answers.
 
-This one file prepares rows for training, for every engine, and inside the Triton server, where it is copied beside the model: so it
-needs numpy (1 or 2), tokenizers and Pillow and nothing else. Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs:
-longest first) and padded to the smallest bucket that holds the longest row; blocks of token ids (text-generation) are padded alone, to the
-right, where no causal model looks. Images are decoded by Pillow, turned upright by their EXIF
-tag, converted, resized and cropped as the model's preprocessor_config.json says; rescaling and normalizing an 8-bit value v of channel c
+This single file prepares rows for training, for every engine, and inside the Triton server, where it is copied next to the model. It
+therefore needs only numpy (1 or 2), tokenizers and Pillow.
+
+Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
+longest row. Blocks of token ids (text-generation) are only padded, on the right, which causal attention never reads. Images are decoded by
+Pillow, rotated upright by their EXIF tag, and converted, resized and cropped as the model's preprocessor_config.json says. Rescaling and
+normalizing an 8-bit value v of channel c
 
     x = (float32(v * rescale_factor) - mean_c) / std_c
 
-has only 256 outcomes per channel, so it is one table look-up, computed once with the same roundings as the Transformers processor.
+has only 256 possible results per channel, so it is a table look-up, precomputed with the same rounding as the Transformers processor.
 
-Left out: padding to the left, images of more than 8 bits per channel, and the processors with steps of their own (crop_pct,
-reordered channels, patches); the callers refuse those.
+Not supported: left padding, images with more than 8 bits per channel, and image processors with extra steps (crop_pct, reordered
+channels, patches); callers reject those.
 """
 
 from __future__ import annotations
@@ -31,7 +33,6 @@ from tokenizers import Tokenizer
 SCHEMA = 1
 PREPROCESS = "preprocess.json"
 TOKENIZER = "tokenizer.json"
-GENERATION = "text-generation"
 LOGIT_BYTES = 2**28
 FORMATS = ("PNG", "JPEG")
 MAX_IMAGE_BYTES = 64 * 2**20
@@ -43,7 +44,7 @@ Row = str | tuple[str, str] | bytes | NDArray[np.int32]
 
 
 class BadRow(ValueError):
-    """A row cannot be prepared; one line: which row, what was given, what is allowed."""
+    """A row cannot be prepared; the message says in one line which row, what was given, and what is allowed."""
 
 
 def decode_image(data: bytes, draft: bool = False) -> Image.Image:
@@ -51,10 +52,10 @@ def decode_image(data: bytes, draft: bool = False) -> Image.Image:
 
     Args:
         data: The encoded file.
-        draft: Decode a JPEG at an eighth of its size and leave it as it lies: a quick check that it is whole.
+        draft: Decode a JPEG at an eighth of its size, without rotating it: a quick check that the file is complete.
 
     Raises:
-        BadRow: It is not a whole PNG or JPEG, or too large (a decompression bomb), or has more than 8 bits per channel.
+        BadRow: The data is not a complete PNG or JPEG, is too large (a decompression bomb), or has more than 8 bits per channel.
     """
     if len(data) > MAX_IMAGE_BYTES:
         raise BadRow(f"an image of {len(data)} bytes; at most {MAX_IMAGE_BYTES} are allowed")
@@ -69,7 +70,7 @@ def decode_image(data: bytes, draft: bool = False) -> Image.Image:
         upright = image if draft else ImageOps.exif_transpose(image)
     except BadRow:
         raise
-    except Exception as error:  # Pillow raises whatever a decoder trips over: OSError, SyntaxError, struct.error, EOFError, ...
+    except Exception as error:  # Pillow passes on any error of its decoders: OSError, SyntaxError, struct.error, EOFError, ...
         raise BadRow(f"not a readable image ({' '.join(str(error).split())[:120]}); a whole PNG or JPEG file is allowed") from error
     if upright.mode not in MODES:
         raise BadRow(f"an image of mode {upright.mode}; 8 bits per channel (grey, palette, RGB, with or without alpha) are allowed")
@@ -78,29 +79,29 @@ def decode_image(data: bytes, draft: bool = False) -> Image.Image:
 
 @dataclass(frozen=True)
 class ImageSteps:
-    """What preprocessor_config.json asks for, ready to run on images."""
+    """The steps of preprocessor_config.json, ready to apply to images."""
 
     height: int
-    """Rows after resizing; 0 where `shortest_edge` rules, or where nothing is resized."""
+    """Height after resizing, in pixels; 0 if `shortest_edge` applies or if there is no resizing."""
     width: int
-    """Columns after resizing; 0 as for `height`."""
+    """Width after resizing, in pixels; 0 as for `height`."""
     shortest_edge: int
-    """Length of the shorter side after resizing, the aspect ratio kept; 0 for a fixed size."""
+    """Length of the shorter side after resizing with the aspect ratio preserved; 0 for a fixed size."""
     resample: int
-    """Pillow's number of the filter."""
+    """Pillow's number for the resampling filter."""
     crop: tuple[int, int] | None
-    """(height, width) of the centre crop."""
+    """(height, width) of the centre crop, or None."""
     on_white: bool
-    """Whether transparency is laid on white (do_convert_rgb); it is dropped otherwise."""
+    """Whether to composite transparent images on white (do_convert_rgb); otherwise alpha is dropped."""
     table: np.ndarray
-    """float32 [C, 256]: the value of an 8-bit value in each channel."""
+    """float32 [C, 256]: the normalized value for each 8-bit value and channel."""
 
     @classmethod
     def build(cls, image: Mapping[str, Any]) -> ImageSteps:
-        """Prepares the steps of an "image" map: the keys of preprocessor_config.json, all resolved, and `num_channels`.
+        """Builds the steps from an "image" map: the keys of preprocessor_config.json with defaults filled in, and `num_channels`.
 
         Raises:
-            BadRow: It asks for something that this file does not do.
+            BadRow: The map requires a step that this file does not support.
         """
         size = dict(image["size"]) if image["do_resize"] else {}
         if sorted(size) not in ([], ["height", "width"], ["shortest_edge"]):
@@ -119,7 +120,7 @@ class ImageSteps:
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
-        """(channels, height, width) of every output; None where it depends on the image."""
+        """(channels, height, width) of every output; None if it depends on the image."""
         size = self.crop or ((self.height, self.width) if self.height else None)
         return (len(self.table), *size) if size else None
 
@@ -130,7 +131,7 @@ class ImageSteps:
             size = (self.width, self.height) if self.height else _edge_size(image.size, self.shortest_edge)
             if size[0] * size[1] > MAX_IMAGE_PIXELS:
                 raise BadRow(
-                    f"an image of {image.width} x {image.height} pixels is too narrow to resize: it would have {size[0]} x {size[1]}"
+                    f"an image of {image.width} x {image.height} pixels is too narrow: resizing would make it {size[0]} x {size[1]}"
                 )
             image = image.resize(size, resample=Image.Resampling(self.resample))
         pixels = np.asarray(image, dtype=np.uint8)
@@ -148,7 +149,7 @@ class ImageSteps:
 
 
 def _table(image: Mapping[str, Any]) -> np.ndarray:
-    """Returns float32 [C, 256], rounded where the Transformers processor rounds: after rescaling in float64, then in float32."""
+    """Returns float32 [C, 256], rounding like the Transformers processor: rescale in float64, round to float32, normalize in float32."""
     channels = int(image["num_channels"])
     if channels not in (1, 3):
         raise BadRow(f"a model of {channels} channels; 1 (grey) or 3 (RGB) are allowed")
@@ -175,7 +176,7 @@ def _edge_size(size: tuple[int, int], edge: int) -> tuple[int, int]:
 
 
 def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Cuts the centre out of uint8 [C, H, W]; what is too small is surrounded by zeros first, the odd row and column before it."""
+    """Crops the centre of uint8 [C, H, W]; pads smaller images with zeros first, an odd extra row or column at the top or left."""
     lacking = [max(0, height - pixels.shape[1]), max(0, width - pixels.shape[2])]
     top, left = ((pixels.shape[1] - height) // 2, (pixels.shape[2] - width) // 2)
     if any(lacking):
@@ -187,28 +188,28 @@ def _center_crop(pixels: np.ndarray, height: int, width: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Preprocessor:
-    """Prepares rows and reads answers for one checkpoint; frozen, and safe to share between threads."""
+    """Prepares rows and decodes answers for one checkpoint; immutable and safe to share between threads."""
 
     modality: str
     """"text" or "image"."""
     input_names: tuple[str, ...]
-    """Names of the model's inputs, in the order in which its graph takes them."""
+    """Names of the model's inputs, in the order of its graph."""
     labels: tuple[str, ...]
-    """Name of each class by id; the single name of the value for regression; none for generation."""
+    """Class names by id; the single name of the value for regression; empty for generation."""
     task: str
-    """text-classification, text-regression, text-generation or image-classification."""
+    """What the model was made for, as the recipe names it."""
     max_length: int = 0
-    """Tokens kept of a row; 0 for images."""
+    """Maximum tokens per row; longer rows are truncated. 0 for images."""
     buckets: tuple[int, ...] = ()
-    """Lengths (tokens) that rows are padded to, ascending, the last one max_length; () for images."""
+    """Lengths (tokens) that rows are padded to, ascending; the last is max_length. () for images."""
     pad_token_id: int = 0
-    """Id that fills input_ids."""
+    """Padding value of input_ids."""
     pad_token_type_id: int = 0
-    """Id that fills token_type_ids."""
+    """Padding value of token_type_ids."""
     image: Mapping[str, Any] | None = None
-    """The resolved preprocessor_config.json with `num_channels`; None for text."""
+    """preprocessor_config.json with defaults filled in, and `num_channels`; None for text."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
-    """The tokenizer, truncating to max_length, not padding; None for images."""
+    """The tokenizer, set to truncate to max_length and not to pad; None for images."""
     steps: ImageSteps | None = field(default=None, init=False, repr=False, compare=False)
     """The image steps, derived from `image`."""
 
@@ -216,9 +217,14 @@ class Preprocessor:
         if self.image is not None:
             object.__setattr__(self, "steps", ImageSteps.build(self.image))
         if self.tokenizer is not None:
-            # Set once, here: changing a tokenizer while another thread encodes with it would be a race.
+            # Set only here: changing a tokenizer while another thread encodes with it would be a race.
             self.tokenizer.no_padding()
             self.tokenizer.enable_truncation(self.max_length, strategy="longest_first")
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model predicts the next token: rows are blocks of token ids, and there are no labels."""
+        return not self.labels
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
@@ -232,7 +238,7 @@ class Preprocessor:
         return cls(**values, tokenizer=tokenizer)
 
     def save(self, folder: Path) -> None:
-        """Writes preprocess.json and, for text, tokenizer.json; the same preprocessor writes the same bytes."""
+        """Writes preprocess.json and, for text, tokenizer.json; the output is deterministic."""
         values = {
             "schema": SCHEMA,
             "task": self.task,
@@ -254,14 +260,14 @@ class Preprocessor:
 
         Args:
             rows: n rows of the model's modality.
-            length: Pad to this many tokens; 0 for the longest row (training). The smallest bucket that holds the longest row where
-                absent. Ignored for images.
+            length: Number of tokens to pad to; 0 pads to the longest row (training). None pads to the smallest bucket that fits the
+                longest row. Ignored for images.
 
         Returns:
             Text: int64 [n, L] for each of `input_names`. Images: `{input_names[0]: float32 [n, C, H, W]}`.
 
         Raises:
-            BadRow: A row is of the wrong type, or a broken image.
+            BadRow: A row has the wrong type or is a damaged image.
             ValueError: A row is longer than `length`.
         """
         if self.steps is not None:
@@ -269,20 +275,20 @@ class Preprocessor:
         return self._pad(self._tokenize(rows), length)
 
     def groups(self, rows: Sequence[Row]) -> dict[int, list[int]]:
-        """Returns bucket -> indices of the rows whose smallest bucket it is, buckets ascending; `{0: all}` for images."""
+        """Groups rows by the smallest bucket that fits them: bucket -> row indices, buckets ascending; `{0: all}` for images."""
         if self.steps is not None:
             return {0: list(range(len(rows)))} if rows else {}
         return self._by_bucket(self._tokenize(rows))
 
     def batches(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
-        """Yields (row indices, prepared batch) of at most `batch_size` rows, every row once, each batch of one bucket.
+        """Yields (row indices, prepared batch): at most `batch_size` rows per batch, all of one bucket; every row exactly once.
 
-        For generation a batch has no more rows than `LOGIT_BYTES` allow: their logits have an entry for every token of the vocabulary.
+        For generation, `LOGIT_BYTES` limits the rows of a batch further: the logits have an entry for every token of the vocabulary.
         """
         tokens = self._tokenize(rows) if self.steps is None else None
         groups = self.groups(rows) if tokens is None else self._by_bucket(tokens)
         for bucket, members in groups.items():
-            size = self._most_rows(bucket, batch_size)
+            size = self._max_rows(bucket, batch_size)
             for start in range(0, len(members), size):
                 indices = members[start : start + size]
                 if tokens is None:
@@ -290,26 +296,26 @@ class Preprocessor:
                 else:
                     yield indices, self._pad([tokens[i] for i in indices], bucket)
 
-    def _most_rows(self, bucket: int, batch_size: int) -> int:
-        if self.task != GENERATION:
+    def _max_rows(self, bucket: int, batch_size: int) -> int:
+        if not self.generates:
             return batch_size
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
         return max(1, min(batch_size, LOGIT_BYTES // (4 * bucket * self.tokenizer.get_vocab_size())))
 
     def answer(self, logits: np.ndarray) -> list[tuple[str, float]]:
-        """Reads logits.
+        """Turns logits into answers.
 
         Args:
             logits: float32 [n, C].
 
         Returns:
-            Classification: label and float32 softmax score of the largest logit, the lowest class id on ties. Regression: the name
-            of the value, and the value.
+            Classification: the label with the largest logit (ties take the lowest class id) and its float32 softmax score. Regression:
+            the name of the value, and the value.
         """
         if logits.ndim != 2 or logits.shape[1] != len(self.labels):
             raise ValueError(f"logits of shape {logits.shape}; [n, {len(self.labels)}] expected")
         values = np.asarray(logits, dtype=np.float32)
-        if self.task.endswith("regression"):
+        if len(self.labels) == 1:
             return [(self.labels[0], float(value)) for value in values[:, 0]]
         best = values.argmax(axis=1)
         powers = np.exp(values - values.max(axis=1, keepdims=True))
@@ -317,8 +323,8 @@ class Preprocessor:
         return [(self.labels[i], float(row[i])) for i, row in zip(best, scores, strict=True)]
 
     def _tokenize(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Returns int32 [2, length] per row: ids and type ids, truncated, not padded."""
-        if self.task == GENERATION:
+        """Returns int32 [2, length] per row (ids and type ids), truncated but not padded."""
+        if self.generates:
             return [np.stack([_block(index, row, self.max_length), np.zeros(len(row), np.int32)]) for index, row in enumerate(rows)]
         for index, row in enumerate(rows):
             _check_text(index, row)
@@ -354,12 +360,11 @@ class Preprocessor:
         pixels = np.empty((len(rows), *(shape or (len(self.steps.table), 0, 0))), np.float32)
         for index, row in enumerate(rows):
             one = self._image(index, row, self.steps)
-            if index == 0 and shape is None:  # the size is the images' own; it has to be one size
+            if index == 0 and shape is None:  # the images determine the size; all must have the same
                 pixels = np.empty((len(rows), *one.shape), np.float32)
             if one.shape != pixels.shape[1:]:
-                raise BadRow(
-                    f"row {index}: an image of {one.shape[2]} x {one.shape[1]} pixels beside one of {pixels.shape[3]} x {pixels.shape[2]}"
-                )
+                (_, height, width), (_, _, first_height, first_width) = one.shape, pixels.shape
+                raise BadRow(f"row {index}: {width} x {height} pixels, row 0: {first_width} x {first_height}; give images of one size")
             pixels[index] = one
         return pixels
 

@@ -1,18 +1,19 @@
-"""From a Q/DQ ONNX graph to a TensorRT engine, what the engine says of itself, and running it.
+"""Builds a TensorRT engine from a Q/DQ ONNX graph, lists its layers, and runs it.
 
-The module of the library is a parameter, `trt`: TensorRT 10, TensorRT 11 and TensorRT-RTX have the same interface here, so that the code
-which builds plans on a GPU is the code that proves the graph without one. It needs numpy only, and is copied beside `build_plans.py` in
-a GPU model repository.
+The TensorRT module is a parameter, `trt`. TensorRT 10, TensorRT 11 and TensorRT-RTX share the interface used here, so the same code builds
+plans on a GPU and checks, without a GPU, that a graph compiles. It needs only numpy and is copied next to `build_plans.py` in a GPU model
+repository.
 
-- The network is strongly typed: the types in the graph are the types that run. int8 is what stands between QuantizeLinear and
-  DequantizeLinear, and nothing else; there are no calibrators and no precision flags.
-- There is one optimisation profile for each bucket, in their order, with the sequence fixed to the bucket and batches from 1 to the
-  largest, tuned for the largest: rows are padded to a bucket anyway, the compiler knows every size but the batch, and weights are shared
-  between profiles. Images have one profile.
-- TF32 is switched off, which is on by default: float_precision fp32 has to mean float32.
-- SPARSE_WEIGHTS is switched on: the builder looks for weights in 2:4 and takes kernels for them where those are faster.
+- The network is strongly typed: the types in the graph are the types that run. Only tensors between QuantizeLinear and DequantizeLinear
+  are int8. There are no calibrators and no precision flags.
+- Each bucket has one optimisation profile, in the order of the buckets: the sequence length is fixed to the bucket, the batch ranges from 1
+  to the largest, and kernels are tuned for the largest. Rows are padded to a bucket anyway, so the compiler knows every size except the
+  batch; the profiles share weights. Images have a single profile.
+- TF32, on by default in TensorRT, is disabled: float_precision fp32 must mean float32.
+- SPARSE_WEIGHTS is enabled: for weights with 2:4 sparsity the builder uses sparse kernels if they are faster.
 
-Left out: float16. It is casts in the graph, with islands left in float32, and needs nothing here; plugins; several GPUs in one engine.
+float16 needs no code here: it is expressed by casts in the graph, which leave some parts in float32. Not supported: plugins; one engine
+across several GPUs.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
-"""Smallest, tuned and largest shape of an input in one profile."""
+"""Minimum, optimum and maximum shape of an input in one profile."""
 FLOATS = {"float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 POINTWISE = "kgen"
 _LISTED = re.compile(
@@ -44,7 +45,7 @@ _DATATYPE = re.compile(r"Datatype: (\w+)")
 
 
 class PlanError(RuntimeError):
-    """An engine cannot be built, loaded or fed; one line: what the library said, with the names of the nodes."""
+    """An engine cannot be built, loaded or run; the message gives the library's errors and node names in one line."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,13 @@ class Layer:
     name: str
     kind: str
     inputs: tuple[str, ...]
-    """Data types of its inputs, in the library's words, lower case."""
+    """Data types of its inputs, as the library names them, in lower case."""
     constants: tuple[str, ...]
     """Data types of its weights and other constants."""
     nodes: tuple[str, ...]
-    """ONNX nodes it was made of."""
+    """ONNX nodes that were fused into it."""
     tactic: str
-    """The kernel; "__myelin_CASK_STUB" where it is chosen on the GPU."""
+    """Name of the kernel; "__myelin_CASK_STUB" if it is chosen later, on the GPU."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Built:
 
     plan: bytes
     layers: tuple[Layer, ...]
-    """As listed in the builder's log."""
+    """Layers as listed in the builder's log."""
     seconds: float
     timing_cache: bytes
 
@@ -81,18 +82,18 @@ def build(
 
     Args:
         trt: The module `tensorrt` or `tensorrt_rtx_bindings`.
-        onnx: The graph; its inputs are [batch, sequence], or [batch, C, H, W] where there are no buckets.
+        onnx: The graph; its inputs are [batch, sequence], or [batch, C, H, W] without buckets.
         buckets: Sequence lengths (tokens), one profile each; () for images.
         max_batch_size: Largest batch of every profile.
-        capability: Build ahead of time for this compute capability, such as "80" (TensorRT-RTX only); for the current GPU where absent.
-        timing_cache: Measured kernel times of an earlier build by the same library on the same GPU.
+        capability: Compute capability to build for ahead of time, such as "80" (TensorRT-RTX only); None builds for the current GPU.
+        timing_cache: Kernel timings from an earlier build with the same library on the same GPU.
 
     Raises:
-        PlanError: The graph does not parse, or does not compile.
+        PlanError: The graph does not parse or does not compile.
     """
     started, log = time.perf_counter(), Log(trt)
     builder = trt.Builder(log.logger)
-    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)  # needed by TensorRT 10, the only way in 11
+    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)  # an option in TensorRT 10, the only mode in 11
     network = builder.create_network(flags)
     parser = trt.OnnxParser(network, log.logger)
     if not parser.parse_from_file(str(onnx)):
@@ -100,7 +101,7 @@ def build(
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.clear_flag(trt.BuilderFlag.TF32)
-    config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)  # weights in 2:4 may go to kernels for that; other weights are not touched
+    config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)  # allows sparse kernels for 2:4 weights; does not change any weight
     _add_profiles(builder, network, config, buckets, max_batch_size)
     if capability is None:
         config.set_timing_cache(config.create_timing_cache(timing_cache), False)
@@ -115,7 +116,7 @@ def build(
 
 
 class Log:
-    """Keeps of the library's log what is of use: errors, and the list of compiled layers."""
+    """Collects errors and the list of compiled layers from the library's log."""
 
     def __init__(self, trt: Any) -> None:
         self.messages: list[str] = []
@@ -135,25 +136,25 @@ class Log:
         self.logger = Logger()
 
     def errors(self) -> str:
-        """Returns the last errors as one line."""
+        """Returns the last three errors in one line."""
         return "; ".join(self.messages[-3:]) or "the library gave no message"
 
 
 def profile_ranges(name: str, shape: Sequence[int], bucket: int | None, max_batch_size: int) -> Range:
-    """Returns the shapes of one input in one profile.
+    """Returns the minimum, optimum and maximum shape of one input in one profile.
 
     Args:
         name: Name of the input, for the message.
-        shape: Its shape in the graph, -1 where it is dynamic: [-1, -1] or [-1, C, H, W].
+        shape: Shape in the graph, with -1 for dynamic axes: [-1, -1] or [-1, C, H, W].
         bucket: Sequence length in tokens; None for images.
         max_batch_size: Largest batch.
 
     Raises:
-        PlanError: An axis is dynamic that a profile does not fix, or the batch is not dynamic.
+        PlanError: The batch axis is not dynamic, or an axis is dynamic that the profile does not fix.
     """
     rest = [bucket if size == -1 and axis == 1 and bucket else size for axis, size in enumerate(shape[1:], 1)]
     if shape[0] != -1 or -1 in rest:
-        raise PlanError(f"input {name} has shape {list(shape)}: [-1, -1] with buckets, or [-1, C, H, W] without, is allowed")
+        raise PlanError(f"input {name} has shape {list(shape)}; [-1, -1] with buckets, or [-1, C, H, W] without, is allowed")
     smallest, largest = (1, *rest), (max_batch_size, *rest)
     return smallest, largest, largest
 
@@ -173,15 +174,15 @@ def inspected_layers(information: str) -> tuple[Layer, ...]:
 
 
 def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, str]:
-    """Returns the precision of each GEMM node of the ONNX graph by what goes into the layers that were made of it.
+    """Returns the precision of each GEMM node of the ONNX graph, judged by the operands of the layers it was compiled into.
 
-    A GEMM is int8 where an input and a second operand (weights, or another input) are int8 in every such layer; otherwise it has the
-    type of the layer's first input that is a float. A node that no layer tells of is absent.
+    A GEMM counts as int8 if in every such layer one input and a second operand (weights or another input) are int8. Otherwise it has the
+    type of the layer's first float input. Nodes that no layer names are absent from the result.
     """
     found: dict[str, str] = {}
     for gemm in gemms:
         made = [layer for layer in layers if gemm in layer.nodes]
-        # The generated pointwise kernel behind an int8 GEMM names its node too, because it applies the scales: it is not the GEMM.
+        # The generated pointwise kernel after an int8 GEMM also names the GEMM's node, because it applies the scales; skip it.
         made = [layer for layer in made if layer.kind != POINTWISE] or made
         precisions = {precision for layer in made if (precision := _precision(layer)) is not None}
         if precisions:
@@ -193,12 +194,12 @@ class Plan:
     """An engine on one GPU, ready to predict.
 
     Args:
-        trt: The module that built it.
-        device: The GPU; has to be current.
-        plan: The engine.
+        trt: The module that built the engine.
+        device: The GPU; its context must be current.
+        plan: The serialized engine.
 
     Raises:
-        PlanError: It does not load: built by another version of the library, or for another GPU.
+        PlanError: The plan does not load; it was built by another version of the library or for another GPU.
     """
 
     def __init__(self, trt: Any, device: Device, plan: bytes) -> None:
@@ -213,18 +214,18 @@ class Plan:
         self._contexts: dict[int, Any] = {}
 
     def layers(self) -> tuple[Layer, ...]:
-        """Returns the layers by the engine inspector."""
+        """Returns the layers from the engine inspector."""
         inspector = self.engine.create_engine_inspector()
         return inspected_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
 
     def predict(self, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
-        """Returns logits float32 [n, C]; batches above the largest of the profile are split.
+        """Returns logits float32 [n, C]; batches larger than the profile allows are split.
 
         Args:
             features: Arrays [n, ...] by input name, padded to a bucket.
 
         Raises:
-            PlanError: No profile takes these shapes.
+            PlanError: No profile accepts these shapes.
         """
         count = len(features[self.inputs[0]])
         index, largest = self._profile({name: features[name].shape for name in self.inputs})
@@ -233,12 +234,12 @@ class Plan:
         return np.concatenate(parts)
 
     def _profile(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
-        """Returns the first profile that takes these shapes but for the batch, and its largest batch."""
+        """Returns the index of the first profile that accepts these shapes (any batch size), and its largest batch."""
         for index in range(self.engine.num_optimization_profiles):
             largest = {name: tuple(self.engine.get_tensor_profile_shape(name, index)[2]) for name in shapes}
             if all(tuple(shapes[name][1:]) == largest[name][1:] for name in shapes):
                 return index, int(largest[self.inputs[0]][0])
-        raise PlanError(f"no profile of the plan takes {dict(shapes)}")
+        raise PlanError(f"no profile of the plan accepts {dict(shapes)}")
 
     def _context(self, index: int) -> Any:
         if index not in self._contexts:
@@ -255,7 +256,7 @@ class Plan:
             address = self._device.block(name, array.nbytes)
             self._device.upload(array, address)
             if not (context.set_input_shape(name, array.shape) and context.set_tensor_address(name, address)):
-                raise PlanError(f"input {name} of shape {array.shape} is refused: {self._log.errors()}")
+                raise PlanError(f"input {name} of shape {array.shape} is rejected: {self._log.errors()}")
         shape, dtype = tuple(context.get_tensor_shape(self.output)), np.dtype(self._trt.nptype(self.engine.get_tensor_dtype(self.output)))
         address = self._device.block(self.output, int(np.prod(shape)) * dtype.itemsize)
         context.set_tensor_address(self.output, address)
@@ -271,7 +272,7 @@ def _add_profiles(builder: Any, network: Any, config: Any, buckets: Sequence[int
         for tensor in inputs:
             profile.set_shape(tensor.name, *profile_ranges(tensor.name, tuple(tensor.shape), bucket, max_batch_size))
         if config.add_optimization_profile(profile) < 0:
-            raise PlanError(f"the profile for bucket {bucket} is refused")
+            raise PlanError(f"TensorRT rejects the profile for bucket {bucket}")
 
 
 def _set_capability(trt: Any, config: Any, capability: str) -> None:

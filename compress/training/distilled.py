@@ -135,7 +135,7 @@ class Distilled(nn.Module):
                 "cross_entropy": hard * token_losses(logits_bC, labels_b),
                 "teacher": soft * token_divergence(logits_bC, target_bC, labels_b, self.temperature),
             }
-        if self.task == "text-regression":
+        if TASKS[self.task].answer == "value":
             value_b = logits_bC[:, 0]
             return {"squared_error": hard * (value_b - labels_b).square(), "teacher": soft * (value_b - target_bC[:, 0]).square()}
         return {

@@ -18,14 +18,12 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
-from compress.measure.metrics import PRIMARY
 from compress.models.checkpoint import load, save
-from compress.models.preprocessor import preprocessor
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.selection import selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import TrainConfig, autocast_dtype, train, training_device
+from compress.training.train import TrainConfig, Training, autocast_dtype, train, training_device
 
 
 class Finetune(Stage):
@@ -69,30 +67,24 @@ class Finetune(Stage):
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
 
-        if self.label_smoothing and context.task == "text-regression":
+        if self.label_smoothing and TASKS[context.task].answer == "value":
             raise InputError(
                 f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes, so leave it out"
             )
         device = training_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
-        prepared = preprocessor(parent.path, context.task, context.max_length, context.target)
+        prepared = context.preprocessor(parent.path)
         config = TrainConfig.of(self)
-        history = train(
-            model,
-            supervised(context.task, self.label_smoothing),
-            context.data.train.rows,
-            context.data.train.labels,
+        training = Training.of(
+            context,
             prepared,
             config,
-            context.seed,
-            context.scratch,
-            context.progress,
-            selection_metric(context, prepared),
-            label=self.id or self.NAME,
+            self.id or self.NAME,
+            select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing},
-            higher_is_better=TASKS[context.task].higher_is_better,
             team=context.team,
         )
+        history = train(model, supervised(context.task, self.label_smoothing), training)
         if context.team.is_first:
             save(
                 model.cpu(),
@@ -102,7 +94,7 @@ class Finetune(Stage):
             )
         return {
             "losses": history.losses,
-            "selection": {"metric": PRIMARY[context.task], "values": history.selection, "best_step": history.best_step},
+            "selection": {"metric": TASKS[context.task].metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
             "autocast": str(autocast_dtype(device)).removeprefix("torch."),

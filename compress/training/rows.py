@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compress.standalone.preprocess import GENERATION, Preprocessor
+from compress.standalone.preprocess import Preprocessor
 
 MULTIPLE = 8
 WINDOW = 50
@@ -65,7 +65,7 @@ class Rows:
             size = preprocessor.encode(rows[:1])[preprocessor.input_names[0]].nbytes * len(rows)
             pixels = preprocessor.encode(rows)[preprocessor.input_names[0]] if size <= IMAGE_CACHE_BYTES else None
             return cls(preprocessor, rows, np.zeros(len(rows), np.int64), {}, pixels)
-        if preprocessor.task == GENERATION:
+        if preprocessor.generates:
             return cls(preprocessor, rows, np.array([len(row) for row in rows]), {preprocessor.input_names[0]: np.concatenate(rows)}, None)
         lengths: list[NDArray[Any]] = []
         pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in preprocessor.input_names}

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from compress.core.tasks import TASKS
 from compress.data.splits import Split
-from compress.measure.metrics import PRIMARY, metrics
+from compress.measure.metrics import metrics
 from compress.measure.predictions import compared
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
@@ -30,7 +31,7 @@ def selection_metric(context: Context, prepared: Preprocessor) -> Callable[[nn.M
 
     def value(model: nn.Module) -> float:
         logits = compared(model, prepared, split.rows, EVALUATION_BATCH)
-        return metrics(context.task, logits, split.labels)[PRIMARY[context.task]]
+        return metrics(context.task, logits, split.labels)[TASKS[context.task].metric]
 
     return value
 
@@ -45,5 +46,5 @@ def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> C
 def answered(context: Context, logits: NDArray[Any]) -> Context:
     """Returns the context with the labels of the selection split replaced by the predictions of these logits, float32 `[n, C]`."""
 
-    answers = logits[:, 0] if context.task == "text-regression" else logits.argmax(axis=1)
+    answers = logits[:, 0] if TASKS[context.task].answer == "value" else logits.argmax(axis=1)
     return replace(context, data=replace(context.data, selection=Split(context.data.selection.rows, answers)))

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -31,15 +31,16 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.progress import Progress
-from compress.machine.parallel import ALONE, Team, clip_gradients, divided_like, full, put_together, shard, skeleton
+from compress.data.splits import Split
+from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, sharded_like, skeleton, unshard
+from compress.measure.metrics import primary
 from compress.models.blocks import repeated_blocks
 from compress.models.forward import device_of
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
 from compress.training.rows import Rows, plan_epoch
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
-
-if TYPE_CHECKING:
-    from compress.standalone.preprocess import Preprocessor
 
 ROUNDING = 1e-9
 RANK_SEED = 1_000_003
@@ -131,40 +132,53 @@ class History:
         return value > self.best if self.higher_is_better else value < self.best
 
 
-def train(
-    model: nn.Module,
-    objective: Objective,
-    rows: Sequence[Any],
-    labels: NDArray[Any],
-    preprocessor: Preprocessor,
-    config: TrainConfig,
-    seed: int,
-    scratch: Path,
-    progress: Progress,
-    select: Callable[[nn.Module], float] | None = None,
-    label: str = "train",
-    depends: Any = None,
-    higher_is_better: bool = True,
-    team: Team = ALONE,
-) -> History:
+@dataclass(frozen=True)
+class Training:
+    """The data, the settings and the checkpoint folder of one training."""
+
+    split: Split
+    """Training rows with class ids or values `[n]`, or ids of the next tokens `[n, T]`."""
+    preprocessor: Preprocessor
+    """Turns rows into features."""
+    config: TrainConfig
+    """Settings of the loop."""
+    seed: int
+    """Seed of row order and dropout."""
+    scratch: Path
+    """Folder for checkpoints within the stage; a checkpoint with the same settings is resumed."""
+    progress: Progress
+    select: Callable[[nn.Module], float] | None = None
+    """Returns the value on the selection split; None keeps the last weights."""
+    higher_is_better: bool = True
+    """Whether a higher selection value is better."""
+    label: str = "train"
+    """Name in the progress bar and in messages."""
+    depends: Any = None
+    """Further dependencies of the objective (JSON types); a checkpoint in `scratch` is resumed only if they match."""
+    team: Team = ALONE
+    """The training processes; all of them call `train` with the same arguments. Only the first one evaluates on the selection split (all of
+    them if the model is sharded) and writes to `scratch`."""
+
+    @classmethod
+    def of(cls, context: Context, preprocessor: Preprocessor, config: TrainConfig, label: str, **changes: Any) -> Training:
+        """Returns a training on the train split of a run; `changes` take precedence over the context."""
+        usual: dict[str, Any] = {
+            "split": context.data.train,
+            "seed": context.seed,
+            "scratch": context.scratch,
+            "progress": context.progress,
+            "higher_is_better": primary(context.task).higher_is_better,
+        }
+        return cls(preprocessor=preprocessor, config=config, label=label, **{**usual, **changes})
+
+
+def train(model: nn.Module, objective: Objective, training: Training) -> History:
     """Trains `model` in place and leaves it in evaluation mode with the best or last weights (`config.keep`).
 
     Args:
         model: A loaded checkpoint on the training device.
         objective: Returns the loss terms of a batch.
-        rows: Training rows.
-        labels: Class ids or values `[n]`, or ids of the next tokens `[n, T]`.
-        preprocessor: Turns rows into features.
-        config: Settings of the loop.
-        seed: Seed of row order and dropout.
-        scratch: Folder for checkpoints within the stage; a checkpoint with the same settings is resumed.
-        progress: Where progress is shown.
-        select: Returns the value on the selection split; None keeps the last weights.
-        label: Name in the progress bar and in messages.
-        depends: Further dependencies of the objective (JSON types); a checkpoint in `scratch` is resumed only if they match.
-        higher_is_better: Whether a higher selection value is better.
-        team: The training processes; all of them make this call with the same arguments. Only the first one evaluates on the selection
-            split (all of them if the model is sharded) and writes to `scratch`.
+        training: Data, settings and checkpoint folder.
 
     Returns:
         The history of the whole training, including resumed parts.
@@ -172,28 +186,29 @@ def train(
     Raises:
         InputError: There are no rows, or the loss or its gradient became NaN or infinite.
     """
-    if not len(rows):
-        raise InputError(f"{label}: no rows to train on; give a train split")
+    config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
+    if not len(training.split):
+        raise InputError(f"{training.label}: no rows to train on; give a train split")
     if team.shards and getattr(getattr(model, "config", None), NOTE, False):
-        raise InputError(f"{label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
+        raise InputError(f"{training.label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
     trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
     team.align(trained)
     digest = weights_digest(trained)
-    loop = _Loop(model, objective, trained, Rows.prepare(rows, preprocessor), labels, config, seed, select, label, team)
+    loop = _Loop(model, objective, trained, training)
     settings = {
         "config": config.model_dump(mode="json", exclude={"checkpoint_seconds"}),
-        "seed": seed,
-        "rows": _rows_digest(rows, labels),
+        "seed": training.seed,
+        "rows": _rows_digest(training.split.rows, training.split.labels),
         "weights": digest,
-        "depends": depends,
+        "depends": training.depends,
         "threads": torch.get_num_threads(),
         "autocast": str(loop.autocast),
         "torch": torch.__version__,
         "processes": team.size,
         "strategy": team.strategy if team.size > 1 else None,
     }
-    loop.history.higher_is_better = higher_is_better
-    with seeded(seed + RANK_SEED * team.rank), zeros_held(model):
+    loop.history.higher_is_better = training.higher_is_better
+    with seeded(training.seed + RANK_SEED * team.rank), zeros_held(model):
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
         loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
@@ -244,31 +259,21 @@ def parameter_groups(module: nn.Module, weight_decay: float) -> list[dict[str, A
 class _Loop:
     """The state of one training and its steps."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        trained: nn.Module,
-        rows: Rows,
-        labels: NDArray[Any],
-        config: TrainConfig,
-        seed: int,
-        select: Callable[[nn.Module], float] | None,
-        label: str,
-        team: Team,
-    ) -> None:
-        self.model, self.objective, self.trained, self.rows, self.config = model, objective, trained, rows, config
-        self.seed, self.select, self.label, self.team = seed, select, label, team
-        self.labels = torch.from_numpy(labels)
+    def __init__(self, model: nn.Module, objective: Objective, trained: nn.Module, training: Training) -> None:
+        config, label, team = training.config, training.label, training.team
+        self.model, self.objective, self.trained, self.config, self.team = model, objective, trained, config, team
+        self.seed, self.select, self.label = training.seed, training.select, label
+        self.rows = Rows.prepare(training.split.rows, training.preprocessor)
+        self.labels = torch.from_numpy(training.split.labels)
         self.plain = skeleton(model) if team.shards else None
         if team.shards:
             shard(model, repeated_blocks(model, label)[1])
         self.device = device_of(model)
         self.autocast = autocast_dtype(self.device)
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
-        self.epoch_steps = -(-len(rows.lengths) // config.batch_size)
+        self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
-        self.keeps_best = config.keep == "best" and select is not None
+        self.keeps_best = config.keep == "best" and self.select is not None
         self.history = History()
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
@@ -293,7 +298,7 @@ class _Loop:
                 advance(1)
                 now = time.monotonic()
                 self.history.seconds, last = self.history.seconds + now - last, now
-                if self.team.tell(now - saved >= self.config.checkpoint_seconds):
+                if self.team.broadcast(now - saved >= self.config.checkpoint_seconds):
                     state = self.state()
                     if self.team.is_first:
                         write(state)
@@ -360,12 +365,12 @@ class _Loop:
             message = f", loss {sum(means.values()):.4f}{message}"
             self.sums, self.seen = {}, 0
         if message:
-            progress.log(f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
+            progress.tick(self.label, f"  {self.label}: epoch {epoch + 1}, step {steps}/{self.num_steps}{message}")
 
     def _judge(self, select: Callable[[nn.Module], float]) -> float:
         """Returns the selection value; keeps a copy of the weights if it is the best so far."""
         looks = self.team.is_first or self.team.shards
-        value = self.team.tell(select(self.model) if looks else 0.0)
+        value = self.team.broadcast(select(self.model) if looks else 0.0)
         self._check_finite(value, "value on the selection split")
         if self.history.improves(value):
             self.history.best_step = self.history.steps
@@ -393,7 +398,7 @@ class _Loop:
 
     def resume(self, state: State | None, progress: Progress) -> None:
         """Resumes from the checkpoint of the first process, if there is one."""
-        values = self.team.tell(None if state is None else state.values)
+        values = self.team.broadcast(None if state is None else state.values)
         if values is None:
             return
         now = self.trained.state_dict()
@@ -402,12 +407,12 @@ class _Loop:
         for key, value in self.team.spread({} if state is None else state.tensors):
             kind, _, name = key.partition(".")
             if kind == "now":
-                now[name].copy_(divided_like(now[name], value))
+                now[name].copy_(sharded_like(now[name], value))
             elif kind == "best":
-                self.best[name] = divided_like(now[name], value)
+                self.best[name] = sharded_like(now[name], value)
             elif kind == "optimizer":
                 number, _, moment = name.partition(".")
-                moments.setdefault(int(number), {})[moment] = divided_like(parameters[int(number)], value)
+                moments.setdefault(int(number), {})[moment] = sharded_like(parameters[int(number)], value)
             elif int(name) == self.team.rank:
                 _set_generator(self.device, value)
         self.optimizer.load_state_dict({"state": moments, "param_groups": self.optimizer.state_dict()["param_groups"]})
@@ -419,7 +424,7 @@ class _Loop:
         if self.best:
             self.trained.load_state_dict(self.best)
         if self.plain is not None:
-            put_together(self.model, self.plain)
+            unshard(self.model, self.plain)
         self.model.eval()
         return self.history
 

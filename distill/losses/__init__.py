@@ -1,1 +1,1 @@
-"""The losses of distillation, one a file, and what they have in common (`loss`); `distill.presets` combines them."""
+"""Distillation losses: one file each, with their shared base class in `loss`; `distill.presets` combines them."""

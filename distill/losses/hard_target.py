@@ -1,4 +1,4 @@
-"""Hard targets: what the student owes to the labels, beside what it learns from its teacher.
+"""Hard targets: the loss against the labels, next to what the student learns from its teacher.
 
 classification  loss_b = -log softmax(z_b)[y_b]
 regression      loss_b = (z_b - y_b)^2
@@ -11,12 +11,12 @@ from torch.nn import functional
 
 
 def hard_target(logits_bC: Tensor, labels_b: Tensor, regression: bool = False) -> Tensor:
-    """Returns the cross entropy, or the squared error, of each row, float32 `[b]`.
+    """Returns the cross-entropy (classification) or the squared error (regression) of each row, float32 `[b]`.
 
     Args:
-        logits_bC: Logits of the student, float32 `[b, C]`.
-        labels_b: Class ids int64 `[b]`, or values float32 `[b]`.
-        regression: Whether the logits are values.
+        logits_bC: Student logits, float32 `[b, C]`.
+        labels_b: Class ids, int64 `[b]`; regression targets, float32 `[b]`.
+        regression: Whether the task is a regression.
     """
     if regression:
         return (logits_bC[:, 0] - labels_b).square()

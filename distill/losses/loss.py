@@ -1,9 +1,9 @@
-"""What every distillation loss has in common: a weight, a span of the training, and parts of the loss for every row.
+"""The base class of distillation losses: a weight, the steps in which the loss is active, and named loss terms for every row.
 
-A loss is a config with three methods. `wants` says what has to be looked at in student and teacher, `build` makes what is trained
-along (projections between widths), `parts` gives the loss of each row. The formulas are pure tensor functions in the file of the loss.
-Unless a loss says otherwise, a value of a row depends on that row alone, whatever it is batched with or padded to, so that splitting a
-batch changes nothing; means over tokens are means over the tokens of the row.
+A loss is a config with three methods. `wants` declares what to capture in student and teacher, `build` creates modules that are trained
+along with the student (projections between widths), `parts` computes the loss of each row. The formulas are pure tensor functions in the
+file of the loss. Unless a loss says otherwise, the loss of a row depends on that row alone, however it is batched or padded, so splitting
+a batch into micro-batches changes nothing. Means over tokens are taken per row.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a model that losses look at; 0 for what it does not have."""
+    """The model dimensions that losses depend on; 0 if the model has no such dimension."""
 
     kind: str
+    """Model type of Transformers."""
     layers: int
     hidden: int
     heads: int
-    """0 where layers differ, as pruning may leave them."""
+    """Attention heads per layer; 0 if layers differ, for example after pruning."""
     classes: int
     inner: int = 0
-    """Numbers of all heads of a layer, what all layers have in common; 0 where that is the width."""
+    """Total width of the heads of a layer, or the greatest common divisor if layers differ; 0 if it equals `hidden`."""
     causal: bool = False
-    """Whether a token sees only those before it."""
+    """Whether attention is causal: a token attends only to tokens before it."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
-        """Reads them off a Transformers config."""
+        """Reads the dimensions from a Transformers config."""
         layers, hidden, heads = (getattr(config, name, 0) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
         own, head_dim = getattr(config, SHAPE_KEY, None), getattr(config, "head_dim", None)
         inner = heads * head_dim if head_dim else 0
@@ -57,37 +58,38 @@ class Shape:
 
     @property
     def attention(self) -> int:
-        """Numbers of all heads of a layer."""
+        """Total width of the heads of a layer."""
         return self.inner or self.hidden
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What a loss is used in."""
+    """What a loss is applied to: the two models, the task, and the recipe key."""
 
     student: Shape
     teacher: Shape
     task: Task
     key: str
     """Key path of the loss in the recipe, for messages."""
-    part: bool = False
-    """Whether the student is a part of the teacher, of which then only that part is seen: every head has its like."""
+    student_is_part: bool = False
+    """Whether the student is a pruned copy of the teacher. Only the matching part of the teacher is then captured, so that every student
+    head has its counterpart."""
 
     @property
     def same_heads(self) -> bool:
-        """Whether the heads of a layer of the student can be compared with those of one of the teacher, one by one."""
-        return self.part or (bool(self.student.heads) and self.student.heads == self.teacher.heads)
+        """Whether the heads of student and teacher can be compared one by one."""
+        return self.student_is_part or (bool(self.student.heads) and self.student.heads == self.teacher.heads)
 
     @property
     def heads(self) -> str:
-        """How many heads both have, for messages."""
-        ours, theirs = (str(shape.heads or "unlike numbers of") for shape in (self.student, self.teacher))
+        """The number of heads of both models, for error messages."""
+        ours, theirs = (str(shape.heads or "different numbers of") for shape in (self.student, self.teacher))
         return f"the student has {ours} heads, the teacher {theirs}"
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What a loss is computed from."""
+class LossInputs:
+    """What a loss is computed from: one batch, and what was captured of both models."""
 
     setting: Setting
     batch: Batch
@@ -95,44 +97,44 @@ class Seen:
     student: Captured
     teacher: Captured
     pair: Pair
-    """Both models, for a loss that asks them about other inputs."""
+    """Both models, for a loss that runs them on inputs of its own."""
 
 
 class Loss(Config):
-    """Base of every loss: when it counts, and how much."""
+    """Base class of all losses: when a loss is active, and its weight."""
 
     ANSWERS_ONLY: ClassVar[bool] = False
-    """Whether only logits are compared, so that the teacher may have another tokenizer."""
+    """Whether the loss needs only logits, so that the teacher may have a different tokenizer."""
     COMPARES_ANSWERS: ClassVar[bool] = False
-    """Whether answers are compared, at least of mixtures: plain text has none to learn."""
+    """Whether the loss compares logits, of rows or of mixtures; it then needs task data, not a plain-text corpus."""
     ONE_ANSWER: ClassVar[bool] = False
-    """Whether each row has one answer, or is one point: text-generation answers at every token."""
+    """Whether the loss assumes one prediction or one vector per row; text-generation predicts at every token."""
     OWN_INPUTS: ClassVar[bool] = False
-    """Whether the models are asked about inputs of its own, made with their embeddings, which a divided model does not have whole."""
+    """Whether the loss builds its own inputs from the models' embeddings; fsdp2 shards these, so it cannot be used with it."""
     ACROSS_ROWS: ClassVar[bool] = False
-    """Whether rows of a batch are compared with each other, so that it has to be in memory whole."""
+    """Whether the loss compares the rows of a batch with each other, so that the batch cannot be split into micro-batches."""
 
     weight: Annotated[float, Field(gt=0)] | Ramp = 1.0
-    """Factor of the loss; {start, end} changes it in a straight line over the training."""
+    """Weight of the loss; {start, end} changes it linearly over the training."""
     steps: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.0, 1.0)
-    """Part of the training in which the loss counts, as fractions of its steps."""
+    """Span of the training in which the loss is active, as fractions of all steps."""
 
     @model_validator(mode="after")
     def _in_order(self) -> Loss:
         if self.steps[0] >= self.steps[1]:
-            raise ValueError(f"steps: {list(self.steps)} given; the first fraction has to be below the second")
+            raise ValueError(f"steps: {list(self.steps)} given; the first fraction must be below the second")
         if smallest(self.weight) < 0:
-            raise ValueError("weight: at least 0 at both ends")
+            raise ValueError("weight: must be at least 0 at both ends")
         if always_zero(self.weight):
-            raise ValueError("weight: 0 given at both ends; one has to be above 0, or leave the loss out")
+            raise ValueError("weight: 0 given at both ends; give a value above 0 for one, or remove the loss")
         return self
 
     def counts(self, step: int, num_steps: int) -> bool:
-        """Returns whether the loss counts in step `step` (from 0)."""
+        """Returns whether the loss is active in step `step` (from 0)."""
         return self.steps[0] * num_steps <= step < self.steps[1] * num_steps
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """Returns what has to be looked at in the student and in the teacher.
+        """Returns what to capture in the student and in the teacher.
 
         Raises:
             InputError: The loss does not fit these two models.
@@ -140,24 +142,24 @@ class Loss(Config):
         raise NotImplementedError
 
     def build(self, setting: Setting) -> nn.Module | None:
-        """Returns what is trained along with the student; None where there is nothing."""
+        """Returns a module to train along with the student, or None."""
         return None
 
     def prepare(self, pair: Pair) -> None:
-        """Finds out what only the loaded models can tell.
+        """Checks what only the loaded models can show.
 
         Raises:
-            InputError: The loss does not fit them.
+            InputError: The loss does not fit the models.
         """
 
-    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
-        """Returns the parts of the loss by name, float `[b]` each, without the weight."""
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns the unweighted terms of the loss by name, float `[b]` each; `trained` is what `build` returned."""
         raise NotImplementedError
 
 
 def is_causal(config: Any) -> bool:
-    """Whether the tokens of a model see only those before them: Transformers has a head for the next token for it, but none for hidden
-    ones, or its config says that it is a decoder."""
+    """Returns whether a model's attention is causal: Transformers has a causal but no masked language model of its type, or its config says
+    it is a decoder."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_MASKED_LM_MAPPING_NAMES
 
     kind = config.model_type
@@ -166,27 +168,27 @@ def is_causal(config: Any) -> bool:
 
 
 def check_first(setting: Setting, name: str) -> None:
-    """Finds out whether the first token of a row can stand for it.
+    """Checks that the first token of a row can represent the row.
 
     Raises:
-        InputError: It sees nothing but itself in one of the models.
+        InputError: One of the models is causal: its first token attends only to itself.
     """
     for side, shape in (("student", setting.student), ("teacher", setting.teacher)):
         if shape.causal:
             raise InputError(
-                f"{setting.key}: {name} of the first token given; the {side} is a {shape.kind}, whose first token sees only itself: "
+                f"{setting.key}: {name} of the first token given; the {side} is a {shape.kind}, whose first token attends only to itself: "
                 f"give {name} with other tokens in `losses`, or another loss"
             )
 
 
 def projection(student: int, teacher: int) -> nn.Module:
-    """Returns what brings the student's hidden states to the teacher's width: a linear map without bias, nothing for equal widths."""
+    """Returns the projection from the student's to the teacher's width: a linear layer without bias, the identity for equal widths."""
     return nn.Identity() if student == teacher else nn.Linear(student, teacher, bias=False)
 
 
-def kept(hidden_bLD: Tensor, mask_bL: Tensor) -> Tensor:
-    """Returns hidden states, float `[b, L, D]`, with 0 in the place of padding: what padding holds then reaches neither a loss nor its
-    gradient, where 0 times NaN would be NaN."""
+def zero_padding(hidden_bLD: Tensor, mask_bL: Tensor) -> Tensor:
+    """Returns hidden states, float `[b, L, D]`, with padding set to 0; unlike a multiplication by 0, this keeps a NaN in padding out of the
+    loss and its gradient."""
     return torch.where(mask_bL[:, :, None], hidden_bLD, torch.zeros((), dtype=hidden_bLD.dtype, device=hidden_bLD.device))
 
 
@@ -194,8 +196,8 @@ def row_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Returns the mean of each row over its tokens, `[b]`.
 
     Args:
-        values: Float `[b, L]`; may be anything where `mask` is false, but the gradient of what they come from is finite only if that is.
+        values: Float `[b, L]`; ignored where `mask` is False, but the gradient is finite only if the ignored values are finite.
         mask: Bool `[b, L]`.
     """
-    counted = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
-    return counted.sum(dim=1) / mask.sum(dim=1)
+    masked = torch.where(mask, values, torch.zeros((), dtype=values.dtype, device=values.device))
+    return masked.sum(dim=1) / mask.sum(dim=1)

@@ -1,15 +1,15 @@
-"""MiniLM: the attention of one layer of the teacher, seen as relations between tokens, taught to the last layer of the student.
+"""MiniLM: the student's last layer learns the self-attention relations between tokens of one teacher layer.
 
-    R(X, Y) = softmax(X Y^T / sqrt(d)) over the keys that a query may see          KL(R_t || R_s) summed over keys
+    R(X, Y) = softmax(X Y^T / sqrt(d)) over the keys a query may attend to         KL(R_t || R_s) summed over keys
 
-    MiniLM    loss_b = mean_h,t KL(R(Q, K)) + mean_h,t KL(R(V, V))                 own heads, last layer of the teacher
+    MiniLM    loss_b = mean_h,t KL(R(Q, K)) + mean_h,t KL(R(V, V))                 attention heads, teacher's last layer
               https://arxiv.org/abs/2002.10957, section 3
-    MiniLMv2  loss_b = sum over X in {Q, K, V} of mean_r,t KL(R(X, X))             r: relation heads, any layer of the teacher
+    MiniLMv2  loss_b = sum over X in {Q, K, V} of mean_r,t KL(R(X, X))             r: relation heads, any teacher layer
               https://arxiv.org/abs/2012.15828, section 3
 
-The second cuts the concatenated heads anew into relation heads, so that student and teacher may have any number of heads each; widths
-need not be equal in either, as only relations are compared. A value of a row is the mean over its tokens t. The presets add soft
-targets: relations alone do not train the head. Left out: teacher assistants (a recipe may distil twice).
+MiniLMv2 splits the concatenated heads into relation heads, so student and teacher may have different numbers of attention heads. Neither
+loss needs equal widths, as only relations are compared. The loss of a row is the mean over its tokens t. The presets add soft targets:
+relations alone do not train the head. Not supported: teacher assistants (use two distill stages instead).
 """
 
 from __future__ import annotations
@@ -23,36 +23,36 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.core.errors import InputError
-from distill.capture import Wanted, seen_by_both
-from distill.losses.loss import Loss, Seen, Setting, row_mean
+from distill.capture import Wanted, visible_in_both
+from distill.losses.loss import Loss, LossInputs, Setting, row_mean
 
 MOST_RELATION_HEADS = 48
-HIDDEN_SCORE = -1e4  # exp underflows to an exact 0; infinities would turn rows of nothing but padding into NaN
+MASKED_SCORE = -1e4  # exp underflows to exactly 0; -inf would turn queries that attend to nothing (padding) into NaN
 
 
 class MiniLM(Loss):
     """Attention and value relations of the last layer."""
 
     name: Literal["minilm"] = "minilm"
-    """Attention and value relations of the last layer; student and teacher have as many heads."""
+    """Attention and value relations of the last layer; needs equal numbers of heads."""
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """The last layer of both.
+        """The last layer of both models.
 
         Raises:
-            InputError: They have different numbers of heads.
+            InputError: The models have different numbers of heads.
         """
         student, teacher = setting.student, setting.teacher
         if not setting.same_heads:
-            raise InputError(f"{setting.key}: minilm given; {setting.heads}: give minilmv2, which has heads of its own")
+            raise InputError(f"{setting.key}: minilm given; {setting.heads}: give minilmv2, which works with any numbers")
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({teacher.layers - 1}))
 
-    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `attention_relation` and `value_relation`."""
-        student = seen.student.blocks[seen.setting.student.layers - 1]
-        teacher = seen.teacher.blocks[seen.setting.teacher.layers - 1]
-        assert seen.student.mask is not None
-        masks = seen_by_both(student, teacher, seen.student.mask), seen.student.mask
+        student = inputs.student.blocks[inputs.setting.student.layers - 1]
+        teacher = inputs.teacher.blocks[inputs.setting.teacher.layers - 1]
+        assert inputs.student.mask is not None
+        masks = visible_in_both(student, teacher, inputs.student.mask), inputs.student.mask
         attention = relation_divergence(
             student.scaling * student.query @ student.key.mT, teacher.scaling * teacher.query @ teacher.key.mT, *masks
         )
@@ -61,17 +61,17 @@ class MiniLM(Loss):
 
 
 class MiniLMv2(Loss):
-    """Query, key and value relations of the student's last layer and any of the teacher's."""
+    """Query, key and value relations of the student's last layer and any teacher layer."""
 
     name: Literal["minilmv2"] = "minilmv2"
-    """Query, key and value relations of the student's last layer and any of the teacher's."""
+    """Query, key and value relations of the student's last layer and any teacher layer."""
     relation_heads: Annotated[int, Field(ge=1)] | None = None
-    """Heads to compare; has to divide the width of both. Absent: as many as possible, at most 48."""
+    """Number of relation heads; must divide the width of both models. Absent: the largest possible number up to 48."""
     teacher_layer: Annotated[int, Field(ge=1)] | None = None
-    """Layer of the teacher, counted from 1; absent: the last, the best for 12 layers. Of 24 layers the paper takes 21 (BERT) or 19."""
+    """Teacher layer, counted from 1; absent: the last, the best choice for 12 layers. For 24 layers the paper uses 21 (BERT) or 19."""
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """The last layer of the student, one of the teacher.
+        """The student's last layer and one teacher layer.
 
         Raises:
             InputError: The teacher has no such layer, or the heads do not divide the widths.
@@ -87,17 +87,17 @@ class MiniLMv2(Loss):
             )
         return Wanted(blocks=frozenset({student.layers - 1})), Wanted(blocks=frozenset({self._layer(setting)}))
 
-    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `query_relation`, `key_relation` and `value_relation`."""
-        student = seen.student.blocks[seen.setting.student.layers - 1]
-        teacher = seen.teacher.blocks[self._layer(seen.setting)]
-        assert seen.student.mask is not None
-        allowed = seen_by_both(student, teacher, seen.student.mask)
-        heads = self._heads(seen.setting)
+        student = inputs.student.blocks[inputs.setting.student.layers - 1]
+        teacher = inputs.teacher.blocks[self._layer(inputs.setting)]
+        assert inputs.student.mask is not None
+        allowed = visible_in_both(student, teacher, inputs.student.mask)
+        heads = self._heads(inputs.setting)
         parts = {}
         for name in ("query", "key", "value"):
             ours, theirs = (scaled_products(relation_heads(getattr(side, name), heads)) for side in (student, teacher))
-            parts[f"{name}_relation"] = relation_divergence(ours, theirs, allowed, seen.student.mask)
+            parts[f"{name}_relation"] = relation_divergence(ours, theirs, allowed, inputs.student.mask)
         return parts
 
     def _heads(self, setting: Setting) -> int:
@@ -111,7 +111,7 @@ class MiniLMv2(Loss):
 
 
 def relation_heads(x_bhLd: Tensor, heads: int) -> Tensor:
-    """Cuts the concatenated heads anew: `[b, h, L, d]` -> `[b, heads, L, h d / heads]`."""
+    """Splits the concatenated heads into relation heads: `[b, h, L, d]` -> `[b, heads, L, h d / heads]`."""
     rows, _, length, _ = x_bhLd.shape
     return x_bhLd.transpose(1, 2).reshape(rows, length, heads, -1).transpose(1, 2)
 
@@ -122,17 +122,17 @@ def scaled_products(x_bhLd: Tensor) -> Tensor:
 
 
 def relation_divergence(student_bhLL: Tensor, teacher_bhLL: Tensor, allowed_bLL: Tensor, mask_bL: Tensor) -> Tensor:
-    """Returns KL(softmax(teacher) || softmax(student)), summed over keys and averaged over heads and tokens of a row, float32 `[b]`.
+    """Returns KL(softmax(teacher) || softmax(student)), summed over keys and averaged over the heads and tokens of a row, float32 `[b]`.
 
     Args:
         student_bhLL: Scores, float `[b, h, queries, keys]`.
-        teacher_bhLL: Scores, float `[b, h, queries, keys]`; takes no gradient.
-        allowed_bLL: Keys that each query may see, bool `[b, 1, queries, keys]`.
-        mask_bL: Queries that are no padding, bool `[b, L]`.
+        teacher_bhLL: Scores, float `[b, h, queries, keys]`; detached.
+        allowed_bLL: Keys each query may attend to, bool `[b, 1, queries, keys]`.
+        mask_bL: False for padding, bool `[b, L]`.
     """
-    hidden_bLL = ~(allowed_bLL & mask_bL[:, None, :, None])
+    masked_bLL = ~(allowed_bLL & mask_bL[:, None, :, None])
     log_q, log_p = (
-        functional.log_softmax(scores.float().masked_fill(hidden_bLL, HIDDEN_SCORE), dim=-1) for scores in (student_bhLL, teacher_bhLL)
+        functional.log_softmax(scores.float().masked_fill(masked_bLL, MASKED_SCORE), dim=-1) for scores in (student_bhLL, teacher_bhLL)
     )
     divergence_bhL = functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(dim=-1)
     return row_mean(divergence_bhL.mean(dim=1), mask_bL)

@@ -1,17 +1,17 @@
-"""MixKD: the student is asked about mixtures of two rows, and learns what the teacher says of them.
+"""MixKD: the student learns the teacher's logits for mixtures (mixup) of two rows.
 
 https://arxiv.org/abs/2011.00593, section 3:
 
-    x' = l e(x_i) + (1 - l) e(x_j)        l ~ Beta(a, a); e: word embeddings of each model's own, padded to one length
+    x' = l e(x_i) + (1 - l) e(x_j)        l ~ Beta(a, a); e: each model's own word embeddings, padded to equal length
     y' = l y_i + (1 - l) y_j
     mixed_labels_b  = CE(z_s(x'), y')     regression: (z_s(x') - y')^2
     mixed_answers_b = soft targets of z_t(x') for z_s(x')
 
-The tokens of x' are those of either row; its token types are those of x_i where it has a token, else those of x_j. The patch embedding
-of an image is linear, so that mixed pixels are mixed embeddings. The partner j and l of a row are drawn from (seed, step, row), however
-the batch is cut, and j among the rows of like length: as a batch holds rows of like length anyway, little is lost, and no time on
-padding. Of masked copies (`distill.masking`) the hidden tokens are mixed, and a row is never mixed with a copy of itself. Where one of
-the two has no label, mixed_labels is 0. Left out: back-translated rows.
+x' has a token wherever either row has one; its token type is that of x_i if x_i has a token there, else that of x_j. The patch embedding of
+an image is linear, so mixing pixels equals mixing embeddings. The partner j and l are drawn from (seed, step, row), independent of how the
+batch is split. j is drawn among rows of similar length: batches hold similar lengths anyway, so this loses little and wastes no time on
+padding. For masked copies (`distill.masking`) the masked tokens are mixed, and a row is never mixed with its own copy. mixed_labels is 0
+where either row has no label. Not supported: back-translation.
 """
 
 from __future__ import annotations
@@ -26,52 +26,53 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.tasks import TASKS
 from compress.models.forward import device_of
 from compress.training.rows import ByLength, Rows
 from distill.capture import Capture, Wanted
 from distill.losses.hard_target import hard_target
-from distill.losses.loss import Loss, Seen, Setting
+from distill.losses.loss import Loss, LossInputs, Setting
 from distill.losses.soft_target import soft_target
 from distill.masking import Masking
 from distill.teacher import Pair, on_device
 
 NEIGHBOURS = 256
-"""Rows before and after a row, in the order of their lengths, that it is mixed with."""
+"""How far away in the rows sorted by length a partner may be, to either side."""
 PROBED_ROWS = 4
 TOLERANCE = 1e-3
 
 
 class MixKD(Loss):
-    """Answers to mixtures of two rows."""
+    """Labels and teacher logits of mixtures of two rows."""
 
     COMPARES_ANSWERS: ClassVar[bool] = True
     ONE_ANSWER: ClassVar[bool] = True
     OWN_INPUTS: ClassVar[bool] = True
 
     name: Literal["mixkd"] = "mixkd"
-    """Answers to mixtures of two rows."""
+    """Labels and teacher logits of mixtures of two rows (mixup)."""
     alpha: Annotated[float, Field(gt=0, le=100)] = 0.4
-    """Both parameters of the Beta distribution of l: 1 is uniform, below 1 one of the two rows prevails."""
+    """Both parameters of the Beta distribution of the mixing ratio: 1 is uniform, below 1 one of the two rows dominates."""
     labels: Annotated[float, Field(ge=0)] = 1.0
     """Weight of the mixed labels."""
     answers: Annotated[float, Field(ge=0)] = 1.0
-    """Weight of the teacher's answers to the mixtures; the teacher runs on every batch."""
+    """Weight of the soft targets for the mixtures; the teacher runs on every batch."""
 
     @model_validator(mode="after")
     def _learns(self) -> MixKD:
         if not self.labels and not self.answers:
-            raise ValueError("labels and answers: 0 given for both; at least one has to be above 0, or leave mixkd out")
+            raise ValueError("labels and answers: 0 given for both; give a value above 0 for one, or remove mixkd")
         return self
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """Nothing: it runs both models on rows of its own."""
+        """Nothing: the loss runs both models on its own inputs."""
         return Wanted(), Wanted()
 
     def prepare(self, pair: Pair) -> None:
-        """Finds out whether both models give the same answers to embeddings as to tokens.
+        """Checks that both models compute the same logits from embeddings as from token ids.
 
         Raises:
-            InputError: One does not: it looks for the end of a text in its tokens, as decoders do.
+            InputError: One does not, such as a decoder that finds the end of a text by its padding token.
         """
         indices = np.arange(min(PROBED_ROWS, len(pair.labels)))
         for capture, rows in ((pair.student, pair.rows), (pair.teacher.capture, pair.teacher.rows)):
@@ -82,39 +83,41 @@ class MixKD(Loss):
                 mixed = capture(mixture(capture.model, features, features, ones), Wanted(logits=True)).logits
             if float((given - mixed).abs().max()) > TOLERANCE * (1 + float(given.abs().max())):
                 kind = capture.model.config.model_type  # type: ignore[union-attr]
-                raise InputError(f"{capture.key}: mixkd given; this {kind} answers embeddings otherwise than tokens: choose another loss")
+                raise InputError(
+                    f"{capture.key}: mixkd given; this {kind} gives other logits for embeddings than for tokens: choose another loss"
+                )
 
-    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
-        """Returns `mixed_labels` and `mixed_answers`, those with a weight."""
-        pair, batch = seen.pair, seen.batch
-        device, regression = batch.labels.device, seen.setting.task == "text-regression"
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns `mixed_labels` and `mixed_answers`, omitting those of weight 0."""
+        pair, batch = inputs.pair, inputs.batch
+        device, regression = batch.labels.device, TASKS[inputs.setting.task].answer == "value"
         originals = None if pair.masking is None else pair.masking.originals
         partners, shares = draw(batch.indices, batch.step, pair.rows.by_length, pair.seed, self.alpha, originals)
         share_b = torch.from_numpy(shares).to(device)
         both = np.concatenate([batch.indices, partners])
-        asked = self._asked(pair.student, masked(pair.rows, both, batch.step, pair.masking), share_b)
+        logits_bC = self._mixed_logits(pair.student, masked(pair.rows, both, batch.step, pair.masking), share_b)
         parts = {}
         if self.labels:
             other_labels = torch.from_numpy(pair.labels[partners]).to(device)
-            mixed_b = mixed_target(asked, batch.labels, other_labels, share_b, regression)
+            mixed_b = mixed_target(logits_bC, batch.labels, other_labels, share_b, regression)
             labelled_b = pair.labelled(batch.indices, partners)
             parts["mixed_labels"] = self.labels * (mixed_b if labelled_b is None else torch.where(labelled_b.to(device), mixed_b, 0.0))
         if self.answers:
             with torch.no_grad():
-                theirs = masked(pair.teacher.rows, both, batch.step, pair.masking)
-                answers = self._asked(pair.teacher.capture, theirs, share_b)
-            parts["mixed_answers"] = self.answers * soft_target(asked, answers, seen.temperature, regression)
+                features = masked(pair.teacher.rows, both, batch.step, pair.masking)
+                teacher_bC = self._mixed_logits(pair.teacher.capture, features, share_b)
+            parts["mixed_answers"] = self.answers * soft_target(logits_bC, teacher_bC, inputs.temperature, regression)
         return parts
 
-    def _asked(self, capture: Capture, features: Mapping[str, Tensor], share_b: Tensor) -> Tensor:
-        """Returns the logits of mixtures of the first half of some rows with the second."""
+    def _mixed_logits(self, capture: Capture, features: Mapping[str, Tensor], share_b: Tensor) -> Tensor:
+        """Returns the logits for mixtures of the first half of the rows with the second half."""
         half, device = len(share_b), device_of(capture.model)
         first, second = (on_device({name: value[part] for name, value in features.items()}, device) for part in _halves(half))
         return capture(mixture(capture.model, first, second, share_b), Wanted(logits=True)).logits
 
 
 def masked(rows: Rows, indices: NDArray[np.int64], step: int, masking: Masking | None) -> dict[str, Tensor]:
-    """Returns the features of some rows, copies with their tokens hidden."""
+    """Returns the features of some rows, with tokens masked in masked copies."""
     features = rows.batch(indices)
     return features if masking is None else masking(features, indices, step)
 
@@ -123,7 +126,7 @@ def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, 
     """Returns the inputs of a model for mixtures of rows.
 
     Args:
-        model: A Transformers model: its word embeddings are used.
+        model: A Transformers model, whose word embeddings are used.
         first: Features of rows x_i, int64 `[b, L]` each, or `pixel_values` float32 `[b, channels, H, W]`.
         second: Features of rows x_j, of the same shapes.
         share_b: l of each row, float32 `[b]`.
@@ -141,32 +144,34 @@ def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, 
 
 
 def mixed_target(logits_bC: Tensor, first_b: Tensor, second_b: Tensor, share_b: Tensor, regression: bool = False) -> Tensor:
-    """Returns the cross entropy to mixed labels, or the squared error to mixed values, float32 `[b]`.
+    """Returns the cross-entropy against mixed labels, or the squared error against mixed values, float32 `[b]`.
 
     Args:
-        logits_bC: Answers of the student to the mixtures, float32 `[b, C]`.
-        first_b: Labels of rows x_i, int64 `[b]`, or values float32 `[b]`.
+        logits_bC: Student logits for the mixtures, float32 `[b, C]`.
+        first_b: Labels of rows x_i: class ids, int64 `[b]`; regression targets, float32 `[b]`.
         second_b: Labels of rows x_j.
         share_b: l of each row, float32 `[b]`.
-        regression: Whether labels are values.
+        regression: Whether the task is a regression.
     """
     if regression:
         return hard_target(logits_bC, share_b * first_b + (1 - share_b) * second_b, True)
-    return share_b * hard_target(logits_bC, first_b) + (1 - share_b) * hard_target(logits_bC, second_b)  # CE is linear in the target
+    return share_b * hard_target(logits_bC, first_b) + (1 - share_b) * hard_target(
+        logits_bC, second_b
+    )  # cross-entropy is linear in the target
 
 
 def draw(
     indices: NDArray[np.int64], step: int, rows: ByLength, seed: int, alpha: float, originals: int | None = None
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Returns the partner and l of each row, int64 and float32 `[b]`; a row is its own partner only where there is no other.
+    """Returns the partner and l of each row, int64 and float32 `[b]`; a row is its own partner only if there is no other row nearby.
 
     Args:
         indices: Rows of the batch.
         step: Number of the step.
-        rows: The training rows in the order of their lengths.
+        rows: The training rows sorted by length.
         seed: Seed of the training.
         alpha: Both parameters of the Beta distribution.
-        originals: Rows from this position on are copies of the first ones, in their order; None where there are none.
+        originals: Number of rows before their masked copies, which follow in the same order; None without copies.
     """
     partners, shares = np.empty_like(indices), np.empty(len(indices), np.float32)
     number = len(rows.order) if originals is None else originals

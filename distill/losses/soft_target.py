@@ -1,11 +1,10 @@
-"""Soft targets: the student learns the teacher's answer, softened by a temperature (https://arxiv.org/abs/1503.02531, section 2).
+"""Soft targets: the student learns the teacher's temperature-softened probabilities (https://arxiv.org/abs/1503.02531, section 2).
 
     p = softmax(z_t / T),  q = softmax(z_s / T)
     loss_b = T^2 * sum_c p_c (log p_c - log q_c)
 
-The gradient of the KL divergence shrinks like 1 / T^2; the factor keeps its size, so that the weight against the labels need not
-change with T. A regression has no classes: loss_b = (z_s - z_t)^2. Text-generation answers at every token: loss_b is the mean over those of
-a block (`compress.training.token_losses`).
+The gradient of the KL divergence scales with 1 / T^2; the factor T^2 compensates, so the weight relative to the labels need not change with
+T. Regression: loss_b = (z_s - z_t)^2. Text generation: loss_b is the mean over the tokens of a block (`compress.training.token_losses`).
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from compress.core.tasks import TASKS
 from compress.training.distilled import soft_target_loss
 from compress.training.token_losses import token_divergence
 from distill.capture import Wanted
-from distill.losses.loss import Loss, Seen, Setting
+from distill.losses.loss import Loss, LossInputs, Setting
 
 
 class SoftTarget(Loss):
-    """The teacher's answers, softened by the temperature."""
+    """KL divergence from the teacher's temperature-softened probabilities."""
 
     ANSWERS_ONLY: ClassVar[bool] = True
     COMPARES_ANSWERS: ClassVar[bool] = True
 
     name: Literal["soft_target"] = "soft_target"
-    """The teacher's answers, softened by the temperature."""
+    """KL divergence from the teacher's temperature-softened probabilities."""
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """The logits of both."""
+        """The logits of both models."""
         return Wanted(logits=True), Wanted(logits=True)
 
-    def parts(self, seen: Seen, trained: nn.Module | None) -> Mapping[str, Tensor]:
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `soft_target`."""
-        if TASKS[seen.setting.task].answer == "tokens":
-            return {"soft_target": token_divergence(seen.student.logits, seen.teacher.logits, seen.batch.labels, seen.temperature)}
-        regression = seen.setting.task == "text-regression"
-        return {"soft_target": soft_target(seen.student.logits, seen.teacher.logits, seen.temperature, regression)}
+        if TASKS[inputs.setting.task].answer == "tokens":
+            return {"soft_target": token_divergence(inputs.student.logits, inputs.teacher.logits, inputs.batch.labels, inputs.temperature)}
+        regression = TASKS[inputs.setting.task].answer == "value"
+        return {"soft_target": soft_target(inputs.student.logits, inputs.teacher.logits, inputs.temperature, regression)}
 
 
 def soft_target(student_bC: Tensor, teacher_bC: Tensor, temperature: float, regression: bool = False) -> Tensor:
@@ -48,9 +47,9 @@ def soft_target(student_bC: Tensor, teacher_bC: Tensor, temperature: float, regr
 
     Args:
         student_bC: Logits, float32 `[b, C]`.
-        teacher_bC: Logits, float32 `[b, C]`; takes no gradient.
+        teacher_bC: Logits, float32 `[b, C]`; detached.
         temperature: T > 0.
-        regression: Whether the logits are values.
+        regression: Whether the task is a regression.
     """
     if regression:
         return (student_bC - teacher_bC).square().sum(dim=1)

@@ -12,7 +12,7 @@ Left out: providers other than CPU and CUDA.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,42 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from export.engines.spec import EngineSpec, Features, Logits
+from compress.schemes.table import of_precision, weight_only
+from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits
 
 INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
 )
 FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
 INT4 = "MatMulNBits"
+NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}
 
 
-def build(model: Path, folder: Path, *, quantized: bool) -> Path:
-    """Returns the file that ONNX Runtime loads: `model` itself, or where it is quantized `model_uint8.onnx`, written into `folder`."""
-    if not quantized:
-        return model
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why ONNX Runtime cannot run a graph of this precision; None where it can."""
+    scheme = of_precision(precision)
+    return None if scheme is None or scheme.integer else NO_FP8
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Writes the graph with uint8 activations where it is static int8; yields the one mode."""
+    scheme = of_precision(request.precision)
+    file = request.model
+    if scheme is not None and scheme.activations == "dynamic":
+        file = request.model.with_name(DYNAMIC_GRAPH)
+    elif scheme is not None and scheme.activations == "static":
+        file = with_uint8_activations(request.model, request.folder)
+    yield request.entry("dynamic", [file, file.with_name(f"{file.name}.data")])
+
+
+def open_engine(spec: EngineSpec) -> OnnxRuntime:
+    """Opens the file of `build`."""
+    return OnnxRuntime(spec)
+
+
+def with_uint8_activations(model: Path, folder: Path) -> Path:
+    """Writes a Q/DQ graph once more with uint8 activations, as `model_uint8.onnx` in `folder`; returns its path."""
     # Imported here: they bring torch, which would start its threads in the process that runs the engine.
     from export.graph.onnx import save
     from export.graph.qdq import uint8_activations
@@ -62,7 +84,7 @@ class OnnxRuntime:
         found: dict[str, str] = {}
         for node in self._optimized_graph().node:
             precision = "int8" if node.op_type in INTEGER else self._spec.float_precision if node.op_type in FLOAT else None
-            precision = "w4a16" if node.op_type == INT4 else precision
+            precision = weight_only("int4") if node.op_type == INT4 else precision
             if precision is not None:
                 found |= {gemm: precision for gemm in gemms if _made_of(node.name, gemm, outputs[gemm])}
         return found

@@ -23,10 +23,14 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from export.engines.spec import EngineSpec, Features, Logits
+from compress.schemes.table import of_precision, weight_only
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": "w4a16"}
+PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": weight_only("int4")}
+GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
+"""Kept in the model, so that it is compiled alike wherever it is timed, evaluated or served."""
+NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 UNTOLD = "i8"
 """What the runtime model gives for a GEMM with int8 weights that may quantize its activations by itself: the type of the weights, both
 where it does and where it multiplies in float."""
@@ -34,7 +38,51 @@ GEMM_LAYERS = frozenset({"FullyConnected", "MatMul", "Convolution"})
 FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
 
 
-def build(onnx: Path, folder: Path, runtime_options: Mapping[str, str] | None = None) -> tuple[Path, Path]:
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why OpenVINO cannot run a graph of this precision; None where it can."""
+    scheme = of_precision(precision)
+    if scheme is None:
+        return None
+    if not scheme.integer:
+        return NO_FP8
+    if not scheme.grouped:
+        return None
+    from export.graph.qdq_schemes import uneven
+
+    short = uneven(model)
+    return None if short is None else f"OpenVINO reads int4 in groups of equal width alone: {short}; give a group_size that divides them"
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Converts the graph, unless the fp32 build did; yields the static mode, the dynamic one, and static with a bf16 float part."""
+    if request.shared == request.folder:
+        convert(request.model, request.folder, runtime_options(request.precision, request.model))
+    stored = files(request.shared)
+    settings = properties(request.target.num_threads, request.float_precision)
+    for mode in ("static", "dynamic"):
+        yield request.entry(mode, stored, properties=settings)
+    if request.bf16_float_part:
+        yield request.entry("static", stored, float_precision="bf16", properties=properties(request.target.num_threads, "bf16"))
+
+
+def open_engine(spec: EngineSpec) -> OpenVino:
+    """Opens the files of `build`."""
+    return OpenVino(spec)
+
+
+def runtime_options(precision: str, model: Path) -> dict[str, str]:
+    """Returns what OpenVINO is told about quantizing activations by itself: in groups for dynamic int8, not at all for int4 weights."""
+    scheme = of_precision(precision)
+    if scheme is None or scheme.activations == "static":
+        return {}
+    if scheme.activations == "float":
+        return {GROUP: "0"}
+    from export.graph.qdq_schemes import group_size
+
+    return {GROUP: str(group_size(model))}
+
+
+def convert(onnx: Path, folder: Path, runtime_options: Mapping[str, str] | None = None) -> tuple[Path, Path]:
     """Converts an ONNX model to `openvino.xml` and `openvino.bin` in `folder`, and returns their paths.
 
     Args:
@@ -101,7 +149,7 @@ class OpenVino:
             last = self._model.get_results()[0].input_value(0).get_node().get_friendly_name()
             found[gemms[-1]] = next((layer for layer in layers if layer.is_gemm and layer.made_of(last)), None)
         told = {gemm: layer.precision_of(gemm) for gemm, layer in found.items() if layer is not None}
-        if self._spec.precision == "int8-dynamic":
+        if (scheme := of_precision(self._spec.precision)) is not None and scheme.activations == "dynamic":
             told = {gemm: precision for gemm, precision in told.items() if precision != UNTOLD}
         return {gemm: PRECISIONS.get(precision, precision) for gemm, precision in told.items()}
 

@@ -1,27 +1,34 @@
-"""What an engine is to the rest of the project: a spec that says how to open it, and an object that predicts.
+"""What an engine is to the rest of the project: what it is asked to build, how it is opened, and what an open one answers.
 
-A spec is plain data, so that it can travel to the process that the engine runs in (`export.engines.worker`). `open_engine` is the list of
-all engines that run on this machine.
+Each engine is a file of this folder, called as its row in `compress.core.engines`, that offers what `EngineModule` says. A spec is plain
+data, so that it can travel to the process that the engine runs in (`export.engines.worker`).
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.target import EngineName, Target
+from compress.core.engines import REFERENCE, EngineName, device_of
+
+if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
+    from compress.core.target import Target
 
 Features = Mapping[str, NDArray[Any]]
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
 
 
 Logits = NDArray[np.float32]
+
+
+DYNAMIC_GRAPH = "model_dynamic.onnx"
+"""Beside `model.onnx`: the graph of dynamic int8 that computes the scale of each token itself."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +103,69 @@ class Probed(Protocol):
         """Returns tensors inside the graph by their ONNX names, computed by the engine with the settings it serves with."""
 
 
+@dataclass(frozen=True)
+class BuildRequest:
+    """What one engine is asked to build: one checkpoint in one precision."""
+
+    engine: EngineName
+    checkpoint: Path
+    model: Path
+    """Its ONNX graph."""
+    root: Path
+    """Folder that paths in entries are relative to."""
+    folder: Path
+    """Existing folder of this build."""
+    shared: Path
+    """Folder of the fp32 build, whose files a bf16 build runs from; else `folder`."""
+    precision: str
+    float_precision: str
+    """What the float part runs in."""
+    bf16_float_part: bool
+    """Whether to offer a mode whose float part is bf16, too."""
+    buckets: tuple[int, ...]
+    """Sequence lengths (tokens) that rows are padded to; () for images."""
+    target: Target
+    log: Callable[[str], None]
+    """Takes one line for each thing worth telling."""
+
+    def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
+        """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
+        present = [file for file in files if file.exists()]
+        entry: dict[str, Any] = {
+            "engine": self.engine,
+            "mode": mode,
+            "float_precision": self.float_precision,
+            "file": str(present[0].relative_to(self.root)) if present else None,
+            "runnable": True,
+            "reason": None,
+            "size_bytes": sum(file.stat().st_size for file in present),
+            "int8_share": None,
+            "int8_share_all": None,
+            "int8_share_reason": None,
+            "layers": [],
+            "metrics": {},
+            "n": 0,
+            "predictions": None,
+        }
+        return {**entry, **values}
+
+
+class EngineModule(Protocol):
+    """What each file of an engine in this folder offers."""
+
+    def refusal(self, precision: str, model: Path) -> str | None:
+        """Returns in one line why the engine cannot run a graph of this precision; None where it can."""
+
+    def build(self, request: BuildRequest) -> Iterable[dict[str, Any]]:
+        """Writes the files of the engine; gives its entries, the recommended mode first."""
+
+    def open_engine(self, spec: EngineSpec) -> Engine:
+        """Opens the engine in this process; raises what its library raises where it does not run here."""
+
+    def computes_bf16(self) -> bool:
+        """Whether this processor has bf16 arithmetic; asked only of engines whose row says `bf16_float_part`."""
+
+
 def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], target: Target) -> EngineSpec:
     """Returns the spec of one engine of export.json.
 
@@ -106,11 +176,11 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
         target: Gives device, threads and batch sizes.
     """
     return EngineSpec(
-        engine=cast("EngineName", engine["engine"]),
+        engine=engine["engine"],
         mode=engine["mode"],
         precision=build["precision"],
         float_precision=engine.get("float_precision", build["float_precision"]),
-        device="cpu" if engine["engine"] == "openvino" else target.device,
+        device=device_of(engine["engine"], target.device),
         threads=target.num_threads,
         path=str((root / engine["file"]).resolve()),
         folder=str((root / build["folder"]).resolve()),
@@ -131,7 +201,7 @@ def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, m
     rest = "fp32" if precision == "int8" else precision
     batch_sizes = compiled_batch_sizes(target)
     paths = str(checkpoint.resolve()), str(folder.resolve())
-    return EngineSpec("torch", mode, precision, rest, target.device, target.num_threads, *paths, batch_sizes)
+    return EngineSpec(REFERENCE, mode, precision, rest, target.device, target.num_threads, *paths, batch_sizes)
 
 
 def compiled_batch_sizes(target: Target) -> tuple[int, ...]:

@@ -9,8 +9,8 @@
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
 What is common to all of them is in `compress.standalone.tensorrt_plan`.
 
-`precision` is fp32, int8, w4a16 or fp8, with float32 for the rest. float16 is going to be another one, made by casts in the graph before
-it comes here (float32 islands chosen by range); `float_precision` of the entries is where it will show.
+`precision` is fp32 or that of a scheme with static or float activations; the float part runs in float32. Not supported yet: float16, by
+casts in the graph with float32 islands chosen by range; `float_precision` of the entries will name it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.machine.process import environment, spawn
+from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
 from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, gemm_precisions
 from compress.standalone.tensorrt_plan import build as build_plan
-from export.engines.spec import Features
+from export.engines.spec import BuildRequest, EngineSpec, Features
 from export.graph.macs import count_macs
 from export.share import share
 
 CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""
-ALLOWED: Final = ("fp32", "int8", "w4a16", "fp8")
+ALLOWED: Final = ("fp32", *(row.precision for row in SCHEMES.values() if row.activations != "dynamic"))
 TENSORRT, RTX = "tensorrt", "tensorrt_rtx_bindings"
 TIMING_CACHE = "tensorrt.timing-cache"
+NO_DYNAMIC = "TensorRT takes the scales of activations from the graph alone; quantize with scheme w8a8"
 INSTALL = (
     "TensorRT is not installed: pip install 'compress-transformers[tensorrt]' on a machine with an NVIDIA GPU builds a plan;"
     " pip install 'compress-transformers[tensorrt-rtx]' anywhere proves that the graph compiles"
@@ -51,7 +53,30 @@ Shares = Callable[[Sequence[Layer]], dict[str, Any]]
 NOT_INSPECTED = "an engine is inspected on its GPU, and there was none"
 
 
-def build(
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why TensorRT cannot run a graph of this precision; None where it can."""
+    scheme = of_precision(precision)
+    return NO_DYNAMIC if scheme is not None and scheme.activations == "dynamic" else None
+
+
+def build(request: BuildRequest) -> list[dict[str, Any]]:
+    """Builds or proves the graph; see `build_plans`."""
+    return build_plans(
+        request.model,
+        request.folder,
+        precision=request.precision,
+        buckets=request.buckets,
+        max_batch_size=max(request.target.batch_sizes),
+        log=request.log,
+    )
+
+
+def open_engine(spec: EngineSpec) -> TensorRt:
+    """Opens a plan on the first GPU."""
+    return TensorRt(Path(spec.path))
+
+
+def build_plans(
     onnx: Path,
     out: Path,
     *,
@@ -66,7 +91,7 @@ def build(
     Args:
         onnx: The float or Q/DQ graph.
         out: Folder of the build inside the export artifact; a plan and its timing cache are written into it.
-        precision: fp32, int8, w4a16 or fp8: what the graph holds.
+        precision: What the graph holds; one of `ALLOWED`.
         buckets: Sequence lengths (tokens), one optimisation profile each; () for images.
         max_batch_size: Largest batch of every profile.
         capabilities: What to prove the graph for where there is no GPU.
@@ -107,7 +132,7 @@ class TensorRt:
     """A plan on the first GPU.
 
     Args:
-        path: What `build` wrote; has to be built by the installed version of TensorRT, for this GPU.
+        path: What `build_plans` wrote; has to be built by the installed version of TensorRT, for this GPU.
     """
 
     def __init__(self, path: Path) -> None:

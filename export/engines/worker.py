@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from compress.core.engines import ENGINES
 from compress.measure.answers import kept
 from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Preprocessor
@@ -37,7 +38,6 @@ from export.engines.spec import Engine, EngineSpec, Features, Probed
 Request = Mapping[str, Any]
 WARM_UP_CALLS = 3
 WARM_UP_SECONDS = 0.1
-LIBRARY = {"openvino": "openvino", "onnxruntime": "onnxruntime", "torch": "torch", "tensorrt": "tensorrt"}
 
 
 class Worker:
@@ -126,7 +126,8 @@ def answer(worker: list[Worker], request: Request) -> dict[str, Any]:
     if request["op"] == "open":
         spec = EngineSpec.from_message(request["spec"])
         worker.append(Worker(spec))
-        return {"versions": {LIBRARY[spec.engine]: importlib.metadata.version(LIBRARY[spec.engine])}}
+        library = ENGINES[spec.engine].library
+        return {"versions": {library: importlib.metadata.version(library)}}
     known: dict[str, Callable[[Request], dict[str, Any]]] = {
         "predict": worker[0].predict,
         "measure": worker[0].measure,

@@ -31,7 +31,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import onnx
 import torch
@@ -44,7 +44,7 @@ from compress.models.config import read_config
 from compress.models.conv1d import with_linears
 from compress.models.library import quiet
 from compress.models.shapes import auto_class
-from compress.standalone.preprocess import GENERATION, Preprocessor
+from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable
 
 OPSET = 20
@@ -125,7 +125,7 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
         [batch, num_labels], or [batch, sequence, vocabulary].
     """
     with _quiet(), torch.no_grad():
-        model = _load(checkpoint, cast("Task", preprocessor.task))
+        model = _load(checkpoint, preprocessor.task)
         axes: tuple[str, ...] = ("batch",)
         if preprocessor.modality == "text":
             wrapper: nn.Module = _wrapper(preprocessor)(model, preprocessor.input_names, _takes_additive_mask(model, preprocessor))
@@ -137,7 +137,7 @@ def export_float(checkpoint: Path, preprocessor: Preprocessor, out: Path) -> Pat
             wrapper, example = _Image(model), (torch.zeros(2, *preprocessor.steps.shape),)
         with nullcontext() if preprocessor.modality == "text" else _without_masks():
             graph = _trace(wrapper.eval(), example, preprocessor.input_names, axes)
-    return save(_tidy(graph, axes, axes if preprocessor.task == GENERATION else axes[:1]), out)
+    return save(_tidy(graph, axes, axes if preprocessor.generates else axes[:1]), out)
 
 
 def save(model: onnx.ModelProto, out: Path) -> Path:
@@ -182,7 +182,7 @@ def _load(checkpoint: Path, task: Task) -> Any:
 
 
 def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation]:
-    return _Generation if preprocessor.task == GENERATION else _Text
+    return _Generation if preprocessor.generates else _Text
 
 
 def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tuple[Tensor, ...]:

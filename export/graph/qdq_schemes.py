@@ -37,10 +37,11 @@ import onnx
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from compress.schemes.checkpoint import Scales, load_quantization
-from compress.schemes.fp8 import Fp8Scales, to_e4m3
-from compress.schemes.int4 import HIGH, LOW, Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales, levels, quantize
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.fp8 import Fp8Scales
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales
+from compress.schemes.scales import Scales
 from export.graph.onnx import prune_initializers, save
 from export.graph.qdq import find_layers
 
@@ -162,14 +163,14 @@ def _weights(model: Path) -> Iterator[tuple[str, int, int]]:
 def _weight_only(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:
     weight_OI, transposed = _weight(graph, node)
     node.input[0] = _smoothed(graph, node.input[0], scales)
+    codes_OI = _codes(name, weight_OI, scales).numpy()
     if isinstance(scales, Int4Scales):
-        codes_OI = _codes(name, weight_OI, scales).numpy().astype(ml_dtypes.int4)
-        scale_OG, blocks = scales.weight_scale.numpy(), {"block_size": scales.group_size, "axis": 1 if transposed else 0}
+        codes_OI, scale_OG = codes_OI.astype(ml_dtypes.int4), scales.weight_scale.numpy()
+        blocks = {"block_size": scales.group_size, "axis": 1 if transposed else 0}
         arrays = {"codes": codes_OI, "scale": scale_OG} if transposed else {"codes": codes_OI.T, "scale": scale_OG.T}
     else:
-        assert isinstance(scales, DynamicScales), type(scales)
-        codes_OI, blocks = _codes(name, weight_OI, scales).numpy(), {"axis": 0 if transposed else 1}
-        arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.weight_scale.numpy()}
+        blocks = {"axis": 0 if transposed else 1}
+        arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.tensors()["weight_scale"].numpy()}
     _dequantized(graph, node, name, arrays, blocks)
 
 
@@ -247,22 +248,15 @@ def _codes(name: str, weight_OI: torch.Tensor, scales: Scales) -> torch.Tensor:
     """
     if not torch.allclose(scales.on_grid(weight_OI), weight_OI, rtol=1e-5, atol=0):
         raise ValueError(f"{name}: weights of the float graph are not on the grid of their scales: export it from this checkpoint")
-    match scales:
-        case Int4Scales():
-            return quantize(weight_OI, scales.expanded(weight_OI.shape[1]), LOW, HIGH)
-        case Fp8Scales():
-            return to_e4m3(weight_OI, scales.weight_scale[:, None])
-        case DynamicScales():
-            smoothed_OI = weight_OI if scales.input_smooth is None else weight_OI * scales.input_smooth
-            return quantize(smoothed_OI, scales.weight_scale[:, None], -levels(scales.weight_bits), levels(scales.weight_bits))
-    raise TypeError(f"no such scales: {type(scales).__name__}")
+    return scales.codes(weight_OI)
 
 
 def _smoothed(graph: _Graph, tensor: str, scales: Scales) -> str:
     """Returns the tensor that a layer quantizes: its input, or a Mul of it by the reciprocal of the smoothing vector."""
-    if not isinstance(scales, DynamicScales) or scales.input_smooth is None:
+    smooth_I = scales.tensors().get("input_smooth")
+    if smooth_I is None:
         return tensor
-    factor_I = np.float32(1) / scales.input_smooth.numpy()
+    factor_I = np.float32(1) / smooth_I.numpy()
 
     def multiplied() -> str:
         stem = f"{tensor}.smoothed.{len(graph.made)}"

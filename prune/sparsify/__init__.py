@@ -1,1 +1,1 @@
-"""Zeros inside the matrices: the stage `sparsify`, its methods, one a file, and the patterns that zeros come in."""
+"""Unstructured, N:M and block sparsity: the stage `sparsify`, its methods, one a file, and the sparsity patterns."""

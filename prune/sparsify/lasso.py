@@ -1,18 +1,17 @@
-"""Reweighted group lasso: a penalty makes whole groups of weights small during training, and the smallest become 0 afterwards
-(Li et al. 2020, https://arxiv.org/abs/2009.08065, section 3; weights of the penalty: Candes et al. 2008).
+"""Reweighted group lasso: a penalty shrinks whole groups of weights during training; afterwards the smallest groups are zeroed
+(Li et al. 2020, https://arxiv.org/abs/2009.08065, section 3; reweighting: Candes et al. 2008).
 
     loss + sum over layers l of  lambda_l * sum over groups g of  beta_g ||W_g||_2,     beta_g = 1 / (||W_g||_2 + 0.001)
 
-A matrix is cut into blocks of R outputs and C inputs, the last ones smaller. A group is a row of a block (a piece of an output, of C
-weights), or a column of a block (a piece of an input, of R weights), or both are groups. beta is constant between reweightings, at equal
-distances of steps from the first on: a group that has become small is pushed harder from then on. Afterwards
+A matrix is divided into blocks of R outputs and C inputs, smaller at the edges. A group is a row of a block (C weights of one output), or a
+column of a block (R weights of one input), or both kinds are groups. beta is updated at the first step and then at equal intervals: a group
+that has become small is penalized harder from then on. Afterwards
 
-    layer      the groups of a layer with the smallest root mean squares go, until so many weights are gone
-    balanced   inside of each block the same share of its rows, or columns, goes, as nearly as can be, but not all of them
+    layer      zeroes the groups of a layer with the smallest root mean squares until the target sparsity is reached
+    balanced   zeroes the same share of rows, or columns, in every block, as nearly as possible, but never all of them
 
-Root mean squares, so that groups at the ragged edges are not smaller for having fewer weights. A row or column that goes in all blocks can
-be taken out by surgery; nothing is put back to prevent it. Left out: the penalty on embeddings; a share for each layer, where lambda
-differs.
+The root mean square does not favour the smaller groups at the edges. Surgery can remove a row or column that is zero in all of its blocks;
+nothing is done to avoid such rows. Not supported: a penalty on embeddings; a sparsity per layer where lambda differs.
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks of R x C.
 """
@@ -37,13 +36,13 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
 def pieces(blocks: Blocks, groups: Groups) -> tuple[Blocks, ...]:
-    """Returns the shapes of the groups: a row of a block is a block of one output, a column of one input."""
+    """Returns the shapes of the groups: a row of a block has one output, a column one input."""
     both = {"rows": Blocks(1, blocks.columns), "columns": Blocks(blocks.rows, 1)}
     return tuple(shape for name, shape in both.items() if groups in (name, "both"))
 
 
 def group_norms(weight_OI: Tensor, piece: Blocks) -> Tensor:
-    """Returns the norm of each group, float32 `[S, T]` in blocks of the shape of a group; its gradient at 0 is 0."""
+    """Returns the L2 norm of each group, float32 `[S, T]`, for groups shaped like `piece`; its gradient at 0 is 0."""
     outputs, inputs = weight_OI.shape
     padded = functional.pad(weight_OI, (0, -inputs % piece.columns, 0, -outputs % piece.rows))
     strips, columns = padded.shape[0] // piece.rows, padded.shape[1] // piece.columns
@@ -56,10 +55,10 @@ class Lasso(nn.Module):
 
     Args:
         objective: The objective of the task.
-        layers: The layers under the penalty, by module name.
-        strengths: lambda of each.
-        shapes: The shapes of groups.
-        reweight: Share of the steps between two reweightings.
+        layers: Layers with the penalty, by module name.
+        strengths: lambda by layer.
+        shapes: Shapes of the groups.
+        reweight: Share of the steps between two updates of beta.
     """
 
     def __init__(
@@ -73,15 +72,15 @@ class Lasso(nn.Module):
         super().__init__()
         self.objective, self.reweight = objective, reweight
         self.terms = [
-            (layer, strengths[name], shape, f"beta_{number}_{which}")  # a list of tuples: the layers are no modules of this one
+            (layer, strengths[name], shape, f"beta_{number}_{which}")  # tuples in a list, so that the layers are not submodules
             for number, (name, layer) in enumerate(layers.items())
             for which, shape in enumerate(shapes)
         ]
-        for layer, _, shape, name in self.terms:  # buffers, so that a resumed training goes on with the same ones
+        for layer, _, shape, name in self.terms:  # buffers, so that a resumed training continues with the same values
             self.register_buffer(name, beta(layer.weight.detach(), shape))
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each; every row has the whole penalty, as the loss is their mean."""
+        """Returns the parts of the loss, float32 `[b]` each; every row carries the full penalty, since the loss is their mean."""
         if batch.step % max(1, steps_in(self.reweight, batch.num_steps)) == 0:
             for layer, _, shape, name in self.terms:
                 setattr(self, name, beta(layer.weight.detach(), shape))
@@ -93,12 +92,12 @@ class Lasso(nn.Module):
 
 
 def beta(weight_OI: Tensor, piece: Blocks) -> Tensor:
-    """Returns how hard each group is pushed, float32 `[S, T]`."""
+    """Returns the penalty weight of each group, float32 `[S, T]`."""
     return 1 / (group_norms(weight_OI, piece) + EPSILON)
 
 
 def strengths(names: Sequence[str], usual: float, others: Mapping[str, float]) -> dict[str, float]:
-    """Returns lambda of each layer: that of the last pattern of names that matches it, else the usual one."""
+    """Returns lambda by layer: the value of the last name pattern that matches, else `usual`."""
     found = dict.fromkeys(names, usual)
     for pattern, value in others.items():
         found |= dict.fromkeys(fnmatch.filter(names, pattern), value)
@@ -112,12 +111,12 @@ def root_mean_squares(weight_OI: Tensor, piece: Blocks) -> Tensor:
 
 
 def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> Tensor:
-    """Returns which weights stay when the smallest groups of a layer go, bool `[O, I]`; the first of equals stay.
+    """Returns which weights stay when the smallest groups of a layer are zeroed, bool `[O, I]`; ties keep the first.
 
     Args:
         weight_OI: float32.
-        shapes: The shapes of groups; of two, groups of both are in one order, and a weight goes with either of its groups.
-        sparsity: Share of the weights to zero, as nearly as can be: with groups of both as nearly as that order comes to it.
+        shapes: Shapes of the groups; two kinds are ranked together, and a weight is zeroed with either of its groups.
+        sparsity: Share of the weights to zero; the nearest reachable one, for two kinds the nearest in the order of their ranking.
     """
     sizes = [root_mean_squares(weight_OI, shape) for shape in shapes]
     if len(shapes) == 1:
@@ -138,20 +137,20 @@ def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> 
         return int((~kept(gone)).sum()) - target
 
     low, high, target = 0, len(order), num_zeros(sparsity, weight_OI.numel())
-    while low < high:  # zeros overlap where a row and a column cross, so that their number has to be tried
+    while low < high:  # zeros overlap where a row and a column cross, so their number has to be searched for
         middle = (low + high) // 2
         low, high = (low, middle) if missed(middle) >= 0 else (middle + 1, high)
-    one_less = low > 0 and (not bool(kept(low).any()) or -missed(low - 1) < missed(low))  # nearer, or all that leaves the layer anything
+    one_less = low > 0 and (not bool(kept(low).any()) or -missed(low - 1) < missed(low))  # nearer, or needed to keep any weight
     return kept(low - 1 if one_less else low)
 
 
 def num_gone(sparsity: float, number: int) -> int:
-    """Returns how many of a block's rows go: as many as come nearest to the share, of two the more, but not all of them."""
+    """Returns how many rows of a block to zero: the nearest number, of two equally near the larger, but never all of them."""
     return max(0, min(number - 1, math.floor(sparsity * number + 0.5)))
 
 
 def balanced_mask(weight_OI: Tensor, blocks: Blocks, groups: Groups, sparsity: float) -> Tensor:
-    """Returns which weights stay when each block loses the same share of its rows, or of its columns, bool `[O, I]`.
+    """Returns which weights stay when every block loses the same share of its rows or columns, bool `[O, I]`.
 
     Args:
         weight_OI: float32.
@@ -168,13 +167,13 @@ def balanced_mask(weight_OI: Tensor, blocks: Blocks, groups: Groups, sparsity: f
 
 
 def balanced_share(shape: tuple[int, int] | torch.Size, blocks: Blocks, groups: Groups, sparsity: float) -> float:
-    """Returns the share of the weights of a matrix that go, balanced: a matter of its shape alone."""
+    """Returns the share of a matrix's weights that `balanced_mask` zeroes; depends on its shape only."""
     length, size = (shape[0], blocks.rows) if groups == "rows" else (shape[1], blocks.columns)
     return sum(num_gone(sparsity, min(size, length - start)) for start in range(0, length, size)) / length
 
 
 def quantiles(layers: Mapping[str, nn.Linear], shapes: Sequence[Blocks]) -> dict[str, list[float]]:
-    """Returns the quantiles `QUANTILES` of the root mean squares of the groups of each layer."""
+    """Returns the quantiles `QUANTILES` of the groups' root mean squares, by layer."""
     found = {}
     for name, layer in layers.items():
         values = torch.cat([root_mean_squares(layer.weight.detach().cpu(), shape).flatten() for shape in shapes]).sort().values

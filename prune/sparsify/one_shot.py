@@ -1,11 +1,11 @@
-"""Zeros without training: which weights go and what the others become, layer by layer.
+"""One-shot sparsity: choose and zero weights without training, layer by layer.
 
-    magnitude   the smallest weights                     Han et al. 2015, https://arxiv.org/abs/1506.02626, section 3
-    wanda       those that do least on real rows         `prune.sparsify.wanda`, the inputs of pruned layers before (`prune.forward_order`)
-    sparsegpt   those that the others can make up for    `prune.sparsify.sparsegpt`, the same
+    magnitude   the smallest weights                             Han et al. 2015, https://arxiv.org/abs/1506.02626, section 3
+    wanda       the smallest weights times input norms           `prune.sparsify.wanda`, on the already sparse model (`prune.forward_order`)
+    sparsegpt   the weights that the others compensate best      `prune.sparsify.sparsegpt`, on the already sparse model
 
-All layers lose the same share. Zeros that the model says it keeps (`compress.training.kept_zeros`) are among those that go: the first two
-zero the lowest scores, theirs, and change no other weight; of the third they are held. Left out: a share for each layer.
+All layers have the same sparsity. If the model's zeros are held (`compress.training.kept_zeros`), they count towards it: magnitude and
+wanda give them the lowest scores and change no other weight, sparsegpt holds them. Not supported: a sparsity per layer.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ def zero_weights(
     key: str,
     advance: Callable[[int], None] = lambda _: None,
 ) -> list[str]:
-    """Puts zeros into the weights of layers, in place.
+    """Sets weights of layers to zero, in place.
 
     Args:
-        method: How the weights that go are chosen.
+        method: How to choose the weights.
         model: In evaluation mode.
-        layers: The layers, inside of its blocks, by module name.
-        pattern: Where zeros may be.
-        sparsity: Share of the weights to zero; not looked at for N:M.
-        batches: Gives the features of the calibration rows; not asked by magnitude.
+        layers: Linear layers inside its blocks, by module name.
+        pattern: The sparsity pattern.
+        sparsity: Share of the weights to zero; ignored for N:M.
+        batches: Returns the features of the calibration rows; not called by magnitude.
         key: Key path in the recipe, for messages.
-        advance: Is told how many layers are done.
+        advance: Called with the number of layers finished.
 
     Returns:
-        The names of layers that no row reached; they are as they were.
+        Names of the layers that no row reached; they are unchanged.
     """
     if method == "magnitude":
         for layer in layers.values():
@@ -68,6 +68,6 @@ def zero_weights(
 
 
 def zero_gone(layer: nn.Linear, kept_OI: Tensor) -> None:
-    """Zeroes the weights of a layer that do not stay, in place."""
+    """Zeroes the weights of a layer outside the mask, in place."""
     with torch.no_grad():
         layer.weight.masked_fill_(~kept_OI.to(layer.weight.device), 0)

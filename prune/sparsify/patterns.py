@@ -1,19 +1,19 @@
-"""Patterns of zeros inside a matrix, and the masks that follow one: which weights stay, by their scores.
+"""Sparsity patterns, and the masks that follow one: which weights stay, given their scores.
 
-    unstructured   the highest scores, of the whole matrix or of each output by itself
-    N:M            of every M consecutive inputs of an output at most N: 2:4 is what NVIDIA's sparse tensor cores multiply (Mishra et al.
-                   2021, https://arxiv.org/abs/2104.08378). A last group of fewer than M inputs keeps N as well, or all where it has no more
-    block R x C    whole blocks of R outputs and C inputs, as in Li et al. 2020, https://arxiv.org/abs/2009.08065. The matrix is cut from
-                   its first row and column on, so that the last blocks may be smaller; scores of blocks are means over their weights, so
-                   that a small block is not worth less
+    unstructured   the highest scores, of the whole matrix or per output
+    N:M            at most N of every M consecutive inputs of an output; NVIDIA's sparse tensor cores multiply 2:4 (Mishra et al. 2021,
+                   https://arxiv.org/abs/2104.08378). An incomplete last group also keeps up to N
+    block R x C    whole blocks of R outputs and C inputs, as in Li et al. 2020, https://arxiv.org/abs/2009.08065. Blocks start at the first
+                   row and column, so blocks at the right and bottom edges may be smaller; a block's score is a mean over its weights, so
+                   that small blocks are not at a disadvantage
 
-With a sparsity s of n weights as few go as make s n zeros or more, of blocks as many as come nearest to s n; N:M says itself how many. Not
-all go for a share below 1. Of equal scores (of blocks of one size) the first ones stay. Blocks come in up to four sizes: whole ones, those
-cut at the right, those cut at the bottom, the corner. Of one size the lowest scores go, so that how many of each go says which, and
+With sparsity s of n weights, unstructured masks zero the fewest weights that make s n zeros or more, block masks the number nearest to s n;
+N:M determines its own number. Below s = 1 at least one weight stays. Ties (between blocks of equal size) keep the first. Blocks have up to
+four sizes: full, cut at the right, cut at the bottom, corner. Among blocks of one size the lowest scores go, so four counts decide:
 
-    choose the four numbers with   | sum of n size - s n | smallest,   then   sum of score * size smallest
+    choose the four counts with   | sum of n size - s n | smallest,   then   sum of score * size smallest
 
-Left out: permutations of inputs that make N:M cost less; balance between the outputs of an unstructured mask other than one by one.
+Not supported: permuting inputs to make N:M cheaper; balancing an unstructured mask over groups of outputs (only per single output).
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks.
 """
@@ -66,10 +66,10 @@ def mask(scores_OI: Tensor, pattern: Pattern, sparsity: float, by_output: bool =
     """Returns which weights stay, bool `[O, I]`.
 
     Args:
-        scores_OI: What each weight is worth, float without NaN. A block is worth the mean of the squares.
-        pattern: Where zeros may be.
-        sparsity: Share of the weights to zero: at least, for blocks as nearly as can be; not looked at for N:M.
-        by_output: Whether each output loses that share by itself; for an unstructured mask.
+        scores_OI: Score of each weight, float without NaN. The score of a block is the mean of the squares.
+        pattern: The sparsity pattern.
+        sparsity: Share of the weights to zero: at least this for unstructured, the nearest for blocks; ignored for N:M.
+        by_output: Whether each output has this sparsity on its own; for unstructured masks.
     """
     match pattern:
         case Unstructured():
@@ -85,27 +85,27 @@ def mask(scores_OI: Tensor, pattern: Pattern, sparsity: float, by_output: bool =
 
 
 def num_zeros(sparsity: float, number: int) -> int:
-    """Returns how many of a number of things go: the fewest that make the share `sparsity` or more, but for a share below 1 not all."""
+    """Returns how many of `number` items to zero: the fewest that make up the share `sparsity`, but below 1 never all of them."""
     most = number - 1 if sparsity < 1 else number
-    return max(0, min(most, math.ceil(sparsity * number - 1e-9)))  # 0.1 * 30 is more than 3 in floating point
+    return max(0, min(most, math.ceil(sparsity * number - 1e-9)))  # in floating point, 0.1 * 30 is slightly more than 3
 
 
 def highest(scores_RN: Tensor, count: int) -> Tensor:
-    """Returns the `count` highest scores of each row, the first of equals, bool `[R, N]`."""
+    """Marks the `count` highest scores of each row, bool `[R, N]`; ties go to the first."""
     number = scores_RN.shape[1]
     if count <= 0 or count >= number:
         return torch.full(scores_RN.shape, count > 0, device=scores_RN.device)
     limit_R1 = _nth_lowest(scores_RN, number - count)
     at_least_RN = scores_RN >= limit_R1
-    if int(at_least_RN.count_nonzero()) == count * len(scores_RN):  # no equals to choose between, which takes longer than all else
+    if int(at_least_RN.count_nonzero()) == count * len(scores_RN):  # no ties: skip the slow part
         return at_least_RN
     above_RN, equal_RN = scores_RN > limit_R1, scores_RN == limit_R1
     return above_RN | (equal_RN & (equal_RN.cumsum(dim=1) <= count - above_RN.sum(dim=1, keepdim=True)))
 
 
 def _nth_lowest(scores_RN: Tensor, n: int) -> Tensor:
-    """Returns the score of each row that n others are below or equal to, `[R, 1]`."""
-    if scores_RN.is_cpu:  # NumPy selects the same several times as fast
+    """Returns the n-th lowest score of each row, counted from 0, `[R, 1]`."""
+    if scores_RN.is_cpu:  # NumPy's selection is several times as fast
         return torch.from_numpy(np.partition(scores_RN.detach().numpy(), n, axis=1)[:, n : n + 1])
     return scores_RN.kthvalue(n + 1, dim=1, keepdim=True).values
 
@@ -114,30 +114,30 @@ def highest_blocks(scores_ST: Tensor, shape: tuple[int, int] | torch.Size, patte
     """Returns which blocks stay, bool `[S, T]`.
 
     Args:
-        scores_ST: What each block is worth, float without NaN.
-        shape: Of the matrix, (O, I).
+        scores_ST: Score of each block, float without NaN.
+        shape: Shape of the matrix, (O, I).
         pattern: The blocks.
-        zeros: How many weights are to go, of all only with `may_empty`; the number nearest to it goes, of two equally near the larger.
-        may_empty: Whether all blocks may go.
+        zeros: Number of weights to zero; the nearest reachable number is zeroed, the larger of two equally near.
+        may_empty: Whether all blocks may be zeroed.
     """
-    rows, columns = shape[0] // pattern.rows, shape[1] // pattern.columns  # of blocks that are not cut
+    rows, columns = shape[0] // pattern.rows, shape[1] // pattern.columns  # of full blocks
     stays_ST = torch.ones_like(scores_ST, dtype=torch.bool)
     scores, sizes = scores_ST.double(), block_sizes(shape, pattern)
     kinds = [(s, t) for s in (slice(0, rows), slice(rows, None)) for t in (slice(0, columns), slice(columns, None))]
     orders, costs, weights = [], [], []
-    for kind in kinds:  # the lowest first, the last of equals first
+    for kind in kinds:  # lowest score first; of ties the last first
         orders.append(scores[kind].flatten().argsort(descending=True, stable=True).flip(0))
-        size = int(sizes[kind].flatten()[:1].sum())  # 0 where there are none
+        size = int(sizes[kind].flatten()[:1].sum())  # 0 if there is no such block
         costs.append(size * functional.pad(scores[kind].flatten()[orders[-1]].cumsum(0), (1, 0)))
         weights.append(size * torch.arange(len(costs[-1]), device=scores.device))
-    cut, cost = (_outer_sum(*values[1:]) for values in (weights, costs))  # for each choice of numbers of blocks that are cut
+    cut, cost = (_outer_sum(*values[1:]) for values in (weights, costs))  # for each choice of the three counts of edge blocks
     fits = ((zeros - cut) // (pattern.rows * pattern.columns)).clamp(0, rows * columns)
-    whole = torch.stack([fits, (fits + 1).clamp(max=rows * columns)])  # the nearest from below and from above
+    whole = torch.stack([fits, (fits + 1).clamp(max=rows * columns)])  # nearest count of full blocks from below and from above
     total = cut + weights[0][whole]
     missed = 2 * (total - zeros).abs() + (total < zeros)
     if not may_empty:
         missed.masked_fill_(total == shape[0] * shape[1], torch.iinfo(torch.int64).max)
-    best = (missed == missed.min()).nonzero()  # [n, 4]: below or above, and the numbers of blocks that are cut
+    best = (missed == missed.min()).nonzero()  # [n, 4]: below or above, and the three counts of edge blocks
     chosen = best[(cost + costs[0][whole])[tuple(best.T)].argmin()]
     numbers = [int(whole[tuple(chosen)]), *chosen[1:].tolist()]
     for kind, order, number in zip(kinds, orders, numbers, strict=True):
@@ -149,24 +149,24 @@ def highest_blocks(scores_ST: Tensor, shape: tuple[int, int] | torch.Size, patte
 
 
 def _outer_sum(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    """Returns all sums of an entry of each, `[A, B, C]`."""
+    """Returns the sums of all combinations of one entry each, `[A, B, C]`."""
     return a[:, None, None] + b[:, None] + c
 
 
 def reachable(shape: tuple[int, int] | torch.Size, pattern: Blocks, sparsity: float) -> int:
-    """Returns how many weights of a matrix go when whole blocks do: a matter of its shape alone."""
+    """Returns how many weights of a matrix are zeroed in whole blocks; depends on its shape only."""
     sizes_ST = block_sizes(shape, pattern)
     stays_ST = highest_blocks(torch.zeros(sizes_ST.shape), shape, pattern, num_zeros(sparsity, shape[0] * shape[1]))
     return int(sizes_ST[~stays_ST].sum())
 
 
 def block_means(scores_OI: Tensor, pattern: Blocks) -> Tensor:
-    """Returns the mean of the squares of each block, float64 `[S, T]`."""
+    """Returns the mean of the squares in each block, float64 `[S, T]`."""
     return block_sums(scores_OI.double().square(), pattern) / block_sizes(scores_OI.shape, pattern).to(scores_OI.device)
 
 
 def block_sums(values_OI: Tensor, pattern: Blocks) -> Tensor:
-    """Returns the sum over each block `[S, T]`."""
+    """Returns the sum over each block, `[S, T]`."""
     outputs, inputs = values_OI.shape
     padded = functional.pad(values_OI, (0, -inputs % pattern.columns, 0, -outputs % pattern.rows))
     strips, columns = padded.shape[0] // pattern.rows, padded.shape[1] // pattern.columns
@@ -183,5 +183,5 @@ def block_sizes(shape: tuple[int, int] | torch.Size, pattern: Blocks) -> Tensor:
 
 
 def spread(values_ST: Tensor, shape: tuple[int, int] | torch.Size, pattern: Blocks) -> Tensor:
-    """Returns what is said of blocks for each of their weights `[O, I]`."""
+    """Repeats a value per block for each weight of the block, `[O, I]`."""
     return values_ST.repeat_interleave(pattern.rows, 0)[: shape[0]].repeat_interleave(pattern.columns, 1)[:, : shape[1]]

@@ -1,4 +1,4 @@
-"""What a recipe says of the stage `sparsify`: its typed keys, and what follows from them alone."""
+"""Settings of the stage `sparsify`: its typed recipe keys, and what follows from them alone."""
 
 from __future__ import annotations
 
@@ -39,25 +39,25 @@ class BlockPattern(Config):
     """Zeros in whole blocks."""
 
     block: tuple[Annotated[int, Field(ge=1, le=65536)], Annotated[int, Field(ge=1, le=65536)]]
-    """Outputs and inputs of a block; the last blocks of a matrix may be smaller. For lasso the blocks whose rows or columns are groups."""
+    """Outputs and inputs of a block; blocks at the edges may be smaller. For lasso, the rows or columns of these blocks are the groups."""
 
 
 class Learning(Recover):
-    """How weights and zeros are learned together, for movement and lasso."""
+    """Training of weights and zeros together, for movement and lasso."""
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3
     """Passes over the train split; 0.5 is half a pass."""
     keep: Literal["last"] = "last"
-    """The last weights are kept: only those have all of the zeros."""
+    """The last weights are kept: earlier ones do not have all zeros yet."""
 
 
 class MovementSettings(Config):
-    """When movement makes zeros."""
+    """Schedule of movement pruning."""
 
     warmup: Annotated[float, Field(ge=0, lt=1)] = 0.1
-    """Share of the steps without zeros, at the start."""
+    """Share of the steps at the start without zeros."""
     cooldown: Annotated[float, Field(ge=0, lt=1)] = 0.3
-    """Share of the steps with all of them, at the end; between the two their share rises, first fast, then slower."""
+    """Share of the steps at the end with all zeros; in between, the sparsity rises on a cubic schedule, fast at first."""
 
     @model_validator(mode="after")
     def _room(self) -> MovementSettings:
@@ -67,65 +67,65 @@ class MovementSettings(Config):
 
 
 class LassoSettings(Config):
-    """What group lasso makes small, and what it zeroes."""
+    """Penalty and threshold of group lasso."""
 
     groups: Groups = "rows"
-    """What goes together: rows: a piece of an output inside of a block; columns: a piece of an input; both: either."""
+    """What a group is. rows: one output's weights inside a block; columns: one input's weights inside a block; both: rows and columns."""
     strength: Annotated[float, Field(ge=0, le=1000)] = 1e-4
     """lambda: weight of the penalty in the loss, for each layer."""
     strengths: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
-    """lambda of some layers, by patterns of module names with `*`; of several that match the last one counts."""
+    """lambda of some layers, by name patterns with `*`; the last matching pattern wins."""
     reweight: Annotated[float, Field(gt=0, le=1)] = 0.25
-    """Share of the steps after which the groups are weighed again, by their norms then; 1: at the start alone."""
+    """Share of the steps between two updates of the group weights from the current norms; 1: only at the start."""
     threshold: Literal["layer", "balanced"] = "layer"
-    """layer: the smallest groups of a layer go; balanced: every block loses the same share of its rows, or columns."""
+    """layer: zero the smallest groups of a layer; balanced: zero the same share of the rows (or columns) of every block."""
 
 
 class SparsifySettings(ModelStage):
-    """Puts zeros into the matrices of the blocks, without changing a shape; claims no speed."""
+    """Sets weights in the blocks' matrices to zero; shapes stay the same, and no speed-up is claimed."""
 
     NAME: ClassVar[str] = "sparsify"
 
     method: Literal["magnitude", "wanda", "sparsegpt", "movement", "lasso"] = "sparsegpt"
-    """magnitude: the smallest weights; wanda: those that do least on real rows; sparsegpt: those that the others can make up for, which are
-    updated; movement: learned in training, by where weights move; lasso: learned in training, by a penalty that makes groups small."""
+    """magnitude: the smallest weights; wanda: the smallest weight times input norm; sparsegpt: those whose removal the other weights
+    compensate best, which are updated; movement: learned in training, weights that move towards 0; lasso: learned with a group penalty."""
     pattern: Annotated[
         Annotated[str, BeforeValidator(_text), AfterValidator(_known), Tag("str")] | Annotated[BlockPattern, Tag("BlockPattern")],
         Discriminator(lambda given: "BlockPattern" if isinstance(given, Mapping | BlockPattern) else "str"),
     ] = "unstructured"
-    """Where zeros may be: unstructured; N:M in quotes, such as "2:4": at most N of each M consecutive inputs stay; a map: whole blocks."""
+    """Sparsity pattern. unstructured; N:M in quotes, such as "2:4": at most N of every M consecutive inputs stay; a map: whole blocks."""
     sparsity: Annotated[float, Field(ge=0, lt=1)] | None = None
-    """Share of the weights of every layer that become 0. Absent: 0.5, for N:M what it says."""
+    """Share of every layer's weights to set to 0. Absent: 0.5; N:M patterns determine it."""
     exclude: tuple[str, ...] = ()
-    """Layers that stay as they are, as patterns of module names with `*`; a pattern has to match a layer."""
+    """Layers that stay dense, as name patterns with `*`; each must match a layer."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 128
-    """Training rows that wanda and sparsegpt look at."""
+    """Number of calibration rows of wanda and sparsegpt, from the train split."""
     learning: Learning = Learning()
-    """How weights and zeros are learned together, for movement and lasso."""
+    """Training of weights and zeros together, for movement and lasso."""
     movement: MovementSettings = MovementSettings()
-    """When movement makes zeros."""
+    """Schedule of movement pruning."""
     lasso: LassoSettings = LassoSettings()
-    """What group lasso makes small, and what it zeroes."""
+    """Penalty and threshold of group lasso."""
     recover: Recover | None = Recover()
-    """How the weights that are left are trained again; zeros stay zeros. null: not at all."""
+    """Fine-tuning of the remaining weights, zeros stay zero; null: none."""
     teacher: Annotated[str, Field(min_length=1)] = "baseline"
-    """Who teaches it: baseline, input (the incoming model), or the id of an earlier stage."""
+    """Teacher of the fine-tuning: baseline, input (the incoming model), or the id of an earlier stage."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         pattern = self.zeros
-        if isinstance(pattern, NM) and self.sparsity is not None and abs(self.sparsity - self.asked) > 1e-9:
-            raise ValueError(f"sparsity: {self.sparsity:g} given; {pattern} makes {self.asked:g} of the weights 0: leave it out")
+        if isinstance(pattern, NM) and self.sparsity is not None and abs(self.sparsity - self.target) > 1e-9:
+            raise ValueError(f"sparsity: {self.sparsity:g} given; {pattern} sets it to {self.target:g}: leave it out")
         if self.method == "movement" and isinstance(pattern, NM):
-            raise ValueError(f"pattern: {pattern} given; movement takes unstructured or a block")
+            raise ValueError(f"pattern: {pattern} given; movement supports unstructured or a block")
         if self.method == "lasso" and not isinstance(pattern, Blocks):
             raise ValueError(
-                f"pattern: {pattern} given; lasso takes a block, whose rows or columns are its groups, such as block: [256, 256]"
+                f"pattern: {pattern} given; lasso needs a block, whose rows or columns are its groups, such as block: [256, 256]"
             )
         if self.lasso.threshold == "balanced" and self.lasso.groups == "both":
-            raise ValueError("lasso.threshold: balanced goes with groups: rows or columns; both takes layer")
+            raise ValueError("lasso.threshold: balanced given with groups: both; give groups: rows or columns, or threshold: layer")
         if is_model(self.teacher):
-            raise ValueError(f"teacher: {self.teacher!r} given; baseline, input or the id of an earlier stage is allowed")
+            raise ValueError(f"teacher: {self.teacher!r} given; allowed are baseline, input or the id of an earlier stage")
         return self
 
     @property
@@ -135,15 +135,15 @@ class SparsifySettings(ModelStage):
 
     @property
     def zeros(self) -> Pattern:
-        """Where zeros may be."""
+        """The sparsity pattern."""
         if isinstance(self.pattern, BlockPattern):
             return Blocks(*self.pattern.block)
         found = N_OF_M.fullmatch(self.pattern)
         return Unstructured() if found is None else NM(int(found[1]), int(found[2]))
 
     @property
-    def asked(self) -> float:
-        """Share of the weights that has to become 0."""
+    def target(self) -> float:
+        """Target sparsity: the share of each layer's weights to set to 0."""
         pattern = self.zeros
         if isinstance(pattern, NM):
             return 1 - pattern.kept / pattern.group
@@ -154,7 +154,7 @@ class SparsifySettings(ModelStage):
         """Whether zeros are learned in training."""
         return self.method in ("movement", "lasso")
 
-    def keys_of(self, phase: str) -> SettingKeys:
+    def training_keys(self, phase: str) -> SettingKeys:
         """Returns the key paths of the settings of a training phase, for messages."""
         name = "learning" if phase == LEARNING else "recover"
         return SettingKeys(self.id or self.NAME, f"{self.key}.{name}", f"{self.key}.teacher")

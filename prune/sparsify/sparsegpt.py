@@ -1,23 +1,23 @@
-"""SparseGPT: weights are zeroed one input at a time, and those of later inputs make up for it (Frantar and Alistarh 2023,
+"""SparseGPT: zeroes weights one input at a time and updates the weights of later inputs to compensate (Frantar and Alistarh 2023,
 https://arxiv.org/abs/2301.00774, algorithm 1).
 
-Every output has its own problem min (w - w') H (w - w')^T, with one H = sum of x x^T. With H^-1 = U^T U (`compress.core.inverse_factor`)
-the inputs j = 1, 2, ... are settled in turn, and of those that go
+Every output minimizes (w - w') H (w - w')^T, with the same H = sum of x x^T. With H^-1 = U^T U (`compress.core.inverse_factor`), inputs
+j = 1, 2, ... are processed in turn. For each weight to be zeroed,
 
     e = w_j / U_jj,     w_k <- w_k - e U_jk   for k >= j        which makes w_j 0
 
-Which weights go is chosen as late as the pattern lets it, from the weights as they are by then (adaptive mask selection, section 3.3):
+The mask is chosen as late as the pattern allows, from the updated weights (adaptive mask selection, section 3.3):
 
-    S_oi = w_oi^2 / U_ii^2       the error that zeroing it costs, all later inputs making up for it
+    S_oi = w_oi^2 / U_ii^2       the error of zeroing it, after all later inputs compensate
     unstructured   for 128 inputs together, over all outputs        N:M   for each group of M inputs
-    block R x C    for as many strips of C inputs as 128 hold
+    block R x C    for as many strips of C inputs as fit into 128
 
-The update goes on at once inside of a stretch of inputs of about 128, and for all later inputs together at its end. In choosing blocks the
-error of a block is taken as the sum of those of its weights; what whole blocks of some strips took too much or too little, the next ones
-make up for. Weights of inputs that were always 0 do nothing and become 0 first, as in the paper's code. Zeros that are to be held stay 0,
-and the others make up for what an update would have given them. Left out: the joint choice of zeros and integers; GPTQ keeps zeros instead.
+Updates are applied at once within a stretch of about 128 inputs, and to all later inputs at its end. The error of a block is approximated
+by the sum over its weights; if whole blocks zero too many or too few weights in one strip, the next strips correct for it. Weights of
+inputs that are always 0 have no effect and are zeroed first, as in the paper's code. Held zeros stay 0, and the other weights absorb their
+updates. Not supported: choosing zeros and integers jointly; GPTQ keeps zeros instead.
 
-Tensor names carry their shapes: O outputs, I inputs, B inputs of a stretch, C inputs chosen for together, S x T blocks of those.
+Tensor names carry their shapes: O outputs, I inputs, B inputs of a stretch, C inputs masked together, S x T blocks of those.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def sparsegpt(
     Args:
         weight_OI: float32.
         hessian_II: Sum or mean of x x^T over the inputs, float64; overwritten.
-        pattern: Where zeros may be.
-        sparsity: Share of the weights to zero: at least, for blocks as nearly as can be; not looked at for N:M.
-        damping: What is added to the diagonal of H, as a fraction of its mean.
-        held_OI: Zeros that stay, bool; they count among those that are chosen. None: none.
+        pattern: The sparsity pattern.
+        sparsity: Share of the weights to zero: at least this for unstructured, the nearest for blocks; ignored for N:M.
+        damping: Added to the diagonal of H, as a fraction of its mean.
+        held_OI: Zeros that must stay, bool; they count towards the sparsity. None: there are none.
     """
     held_OI = torch.zeros_like(weight_OI, dtype=torch.bool) if held_OI is None else held_OI
     unfed_I = (hessian_II.diagonal() == 0).to(weight_OI.device)  # the factor overwrites H
@@ -65,7 +65,7 @@ def sparsegpt(
         for j in range(stop - start):
             if j % together == 0:
                 chosen, held_OC = slice(j, j + together), held_OI[:, start + j : start + j + together]
-                scores_OC = (left_OB[:, chosen].abs() / diagonal_B[chosen]).masked_fill(held_OC, 0)  # updates have moved them away from 0
+                scores_OC = (left_OB[:, chosen].abs() / diagonal_B[chosen]).masked_fill(held_OC, 0)  # updates may have changed held zeros
                 if isinstance(pattern, Blocks):
                     strip = range(start + j, start + j + scores_OC.shape[1])
                     stays_ST = _stays(block_means(scores_OC, pattern), weight_OI.shape, strip, pattern, sparsity, gone)
@@ -77,13 +77,13 @@ def sparsegpt(
             gone_O = left_OB[:, j].masked_fill(kept_OC[:, j % together], 0)
             error_OB[:, j] = gone_O / diagonal_B[j]
             left_OB[:, j + 1 :] -= error_OB[:, j, None] * factor_BI[j, start + j + 1 : stop]
-            left_OB[:, j] = left_OB[:, j].masked_fill(~kept_OC[:, j % together], 0)  # not by subtraction, which leaves a rounding error
+            left_OB[:, j] = left_OB[:, j].masked_fill(~kept_OC[:, j % together], 0)  # exact; subtraction would leave a rounding error
         weight_OI[:, stop:] -= error_OB @ factor_BI[:, stop:]
     return weight_OI
 
 
 def _stays(scores_ST: Tensor, shape: tuple[int, int] | torch.Size, strip: range, pattern: Blocks, sparsity: float, gone: int) -> Tensor:
-    """Returns which blocks of a strip of inputs stay, bool `[S, T]`, after `gone` weights of the inputs before."""
+    """Returns which blocks of a strip of inputs stay, bool `[S, T]`; `gone` weights were zeroed in the strips before."""
     outputs, inputs = shape
     zeros = num_zeros(sparsity, outputs * strip.stop) - gone
     may_empty = strip.stop < inputs or gone < outputs * strip.start
@@ -91,7 +91,7 @@ def _stays(scores_ST: Tensor, shape: tuple[int, int] | torch.Size, strip: range,
 
 
 def reachable_by_strips(shape: tuple[int, int] | torch.Size, pattern: Blocks, sparsity: float) -> int:
-    """Returns how many weights of a matrix go: a matter of its shape alone."""
+    """Returns how many weights of a matrix are zeroed; depends on its shape only."""
     gone, together = 0, _together(pattern)
     for start in range(0, shape[1], together):
         strip = range(start, min(start + together, shape[1]))
@@ -101,7 +101,7 @@ def reachable_by_strips(shape: tuple[int, int] | torch.Size, pattern: Blocks, sp
 
 
 def _together(pattern: Pattern) -> int:
-    """Returns for how many inputs the mask is chosen together."""
+    """Returns how many inputs the mask is chosen for at once."""
     match pattern:
         case NM():
             return pattern.group

@@ -1,9 +1,9 @@
-"""Wanda: a weight is worth what it does to the output on real rows (Sun et al. 2023, https://arxiv.org/abs/2306.11695, section 3).
+"""Wanda: scores a weight by its magnitude times the norm of its input (Sun et al. 2023, https://arxiv.org/abs/2306.11695, section 3).
 
     S_oi = |W_oi| * ||X_i||_2        ||X_i||_2: root of the sum of x_i^2 over all tokens of the calibration rows
 
-Each output loses the same share, since only scores of one output are in one unit. With N:M scores are compared inside of each group, with
-blocks the mean squares of S of all blocks of a layer. No weight is updated. Left out: the paper's comparison in other groups (section 5.2).
+Every output has the same sparsity, since scores are comparable within an output only. N:M compares scores within each group; blocks compare
+the mean squares of S between all blocks of a layer. No weight is updated. Not supported: the paper's other comparison groups (section 5.2).
 """
 
 from __future__ import annotations

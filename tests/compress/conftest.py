@@ -35,9 +35,6 @@ WORDS = [
 ]
 
 
-torch.set_num_threads(1)  # tiny models: a second thread only waits
-
-
 @pytest.fixture
 def told() -> Told:
     return Told()

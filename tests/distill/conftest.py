@@ -47,8 +47,6 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 }
 LABELS = {1: ("score",), 2: ("negative", "positive"), 3: ("negative", "positive", "neither")}
 
-torch.set_num_threads(1)  # tiny models: a second thread only waits
-
 
 @cache
 def _model(kind: str, changes: tuple[tuple[str, Any], ...]) -> nn.Module:

@@ -144,7 +144,7 @@ def test_attention_that_cannot_be_seen_is_an_error() -> None:
 
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
     model = DebertaV2ForSequenceClassification(DebertaV2Config(**sizes)).eval()
-    with pytest.raises(InputError, match=r"stages.distill.loss: the attention of this deberta-v2 cannot be looked at \(layer 1\)"):
+    with pytest.raises(InputError, match=r"stages.distill.loss: the attention of this deberta-v2 cannot be captured \(layer 1\)"):
         Capture(model, "stages.distill.loss")({"input_ids": torch.tensor([[3, 4]])}, Wanted(blocks=frozenset({0})))
 
 
@@ -164,5 +164,5 @@ def test_a_mask_that_holds_a_bias_of_positions_is_an_error(bias: dict[str, bool]
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape))
-    with pytest.raises(InputError, match=r"loss: the attention of this beit cannot be looked at \(layer 2\)"):
+    with pytest.raises(InputError, match=r"loss: the attention of this beit cannot be captured \(layer 2\)"):
         Capture(model, "loss")({"pixel_values": torch.randn(1, 1, 8, 8)}, Wanted(blocks=frozenset({1})))

@@ -25,9 +25,11 @@ from distill import objective
 from distill.distill import Distill
 from distill.rows import chosen_rows
 from distill.student import Student
-from distill.teacher import takes_the_same
+from distill.teacher import match_inputs
 from tests.distill.conftest import WORDS
 from tests.tiny_recipes import tiny_vit
+
+pytestmark = pytest.mark.whole
 
 Contexts = Callable[..., Context]
 SMALL: dict[str, Any] = {"student": Student(layers=2), "epochs": 1, "batch_size": 24, "learning_rate": 1e-3}
@@ -145,7 +147,7 @@ def test_kept_answers_are_those_of_the_teacher(make_context: Contexts, tmp_path:
     cached = distill(make_context(), tmp_path / "cached", epochs=2)
     [file] = (tmp_path / "scratch").glob("teacher-*/logits.safetensors")
     again = distill(make_context(), tmp_path / "again", epochs=2)
-    assert f"the teacher's answers are taken from {file.parent}" in "".join(told.lines)
+    assert f"reading cached teacher logits from {file.parent}" in "".join(told.lines)
     monkeypatch.setattr(steps, "CACHE_BYTES", 1)
     live = distill(dataclasses.replace(make_context(), scratch=tmp_path / "other"), tmp_path / "live", epochs=2)
     assert (cached["teacher_logits"], live["teacher_logits"]) == ("cached", "live")
@@ -200,7 +202,7 @@ def test_a_student_of_another_kind_gets_the_same_tokens(make_context: Contexts, 
 def test_a_loss_that_looks_inside_needs_the_tokens_of_the_teacher(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
     other = checkpoint("bert", words=("poor", "great", "movie"))
     context = dataclasses.replace(make_context(), teachers=(Artifact(other, {"id": "other", "digest": "1" * 64}),))
-    with pytest.raises(InputError, match=r"stages.distill.teacher: baseline splits the rows into other tokens than the student"):
+    with pytest.raises(InputError, match=r"stages.distill.teacher: baseline tokenizes the rows differently than the student"):
         distill(context, tmp_path / "out", loss="minilm")
 
 
@@ -213,8 +215,8 @@ def test_tokenizers_are_compared_on_all_rows(last: str, checkpoint: Any) -> None
         for words in (tuple(WORDS), other, (*WORDS[:-1], "was"))
     )
     rows = ["great movie"] * 1500 + [f"it {last}"]
-    assert takes_the_same(ours, theirs, rows) == ((last != "was",) * 3)
-    assert takes_the_same(ours, same, rows) == (True, True, True)
+    assert match_inputs(ours, theirs, rows) == ((last != "was",) * 3)
+    assert match_inputs(ours, same, rows) == (True, True, True)
 
 
 def test_equal_tokenizers_are_not_asked(checkpoint: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +224,8 @@ def test_equal_tokenizers_are_not_asked(checkpoint: Any, monkeypatch: pytest.Mon
         preprocessor(checkpoint(kind), "text-classification", 16, Target(sequence_lengths=(8,))) for kind in ("bert", "distilbert")
     )
     monkeypatch.setattr(type(ours), "encode", None)
-    assert takes_the_same(ours, ours, ["great movie"]) == (True, True, True)
-    assert takes_the_same(ours, theirs, ["great movie"]) == (True, True, ours.input_names == theirs.input_names)
+    assert match_inputs(ours, ours, ["great movie"]) == (True, True, True)
+    assert match_inputs(ours, theirs, ["great movie"]) == (True, True, ours.input_names == theirs.input_names)
 
 
 def test_without_a_selection_split_the_last_weights_are_kept(make_context: Contexts, tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_contradictions_are_found_at_once(changes: Any) -> None:
 def test_steps_that_no_loss_covers_are_an_error(make_context: Contexts, checkpoint: Any) -> None:
     config = load(checkpoint("bert", num_labels=2)).config
     gap = [{"name": "soft_target", "steps": [0.0, 0.5]}, {"name": "soft_target", "steps": [0.75, 1.0]}]
-    with pytest.raises(InputError, match=r"stages.distill.losses: no loss counts from 0.5 of the steps on"):
+    with pytest.raises(InputError, match=r"stages.distill.losses: no loss is active from 0.5 of the steps on"):
         Distill(losses=gap).check(config, config, make_context())
     Distill(losses=gap, hard_weight=0.1).check(config, config, make_context())
     Distill(losses=[gap[0], {"name": "soft_target", "steps": [0.5, 1.0]}]).check(config, config, make_context())
@@ -419,7 +421,7 @@ def other_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         (
             {"student": {"config": {"image_size": 16}}},
-            r"student.config.image_size: 16 given; a student takes what the incoming model does \(8\)",
+            r"student.config.image_size: 16 given; a student must use the value of the incoming model \(8\)",
         ),
         ({"student": {"layers": 2, "depth": 3}}, "stages.distill.student.depth: unknown key; allowed: layers"),
     ],

@@ -101,7 +101,7 @@ def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, c
         expected_b = soft_target(z[0], 2 * mean.log(), 2.0)
         torch.testing.assert_close(parts["soft_target"].detach(), expected_b, atol=1e-2, rtol=1e-2)
         assert float(expected_b.max()) > 0.1
-        judged = steps.judged(teachers, [prepared, prepared]).data.selection.labels
+        judged = steps.selection_context(teachers, [prepared, prepared]).data.selection.labels
         logits = [forward(model, Rows.prepare(context.data.selection.rows, prepared).batch(np.arange(20))).detach() for model in teachers]
         mean = sum(weight * torch.softmax(one, dim=1) for weight, one in zip(expected, logits, strict=True))
         assert isinstance(mean, torch.Tensor)
@@ -112,7 +112,8 @@ def test_a_teacher_of_more_weight_is_learned_from_more(make_context: Contexts, c
 def test_losses_that_look_inside_take_one_teacher(loss: Any, make_context: Contexts, checkpoint: Any) -> None:
     config = load(checkpoint("bert", num_labels=2)).config
     with pytest.raises(
-        InputError, match=r"stages.distill.teacher: 2 given; .* looks inside of one: give one teacher, or loss: soft_target"
+        InputError,
+        match=r"stages.distill.teacher: 2 given; .* needs more than logits and works with one: give one teacher, or loss: soft_target",
     ):
         Distill(teacher=("baseline", "input"), loss=loss).check(config, config, make_context())
     Distill(teacher=("baseline",), loss=loss).check(config, config, make_context())

@@ -75,8 +75,8 @@ def test_a_student_of_fewer_layers_is_a_stock_checkpoint(loss: Any, context: Con
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"loss": "mixkd"}, "stages.distill.loss: mixkd given; mixkd compares one answer a row, text-generation has many"),
-        ({"losses": [{"name": "relational"}]}, "stages.distill.losses: relational given; relational compares"),
+        ({"loss": "mixkd"}, "stages.distill.loss: mixkd given; mixkd needs one prediction per row, text-generation has many"),
+        ({"losses": [{"name": "relational"}]}, "stages.distill.losses: relational given; relational needs one prediction per row"),
         ({"student": {"path": "owner/name"}}, "stages.distill.student.path: owner/name given; text-generation keeps the tokens"),
     ],
 )

@@ -60,7 +60,7 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Any) -> None:
 
     write_tokenizer(tmp_path, ["good", "bad"])
     found = masking_of(Augment(), tmp_path, 0, 7, "stages.distill.augment")
-    assert (found.mask_id, set(found.shown), found.originals) == (4, {0, 1, 2, 3, 4}, 7)
+    assert (found.mask_id, set(found.special_ids), found.originals) == (4, {0, 1, 2, 3, 4}, 7)
     settings_file = tmp_path / "tokenizer_config.json"
     written = json.loads(settings_file.read_text())
     del written["mask_token"]
@@ -68,5 +68,5 @@ def test_a_tokenizer_without_a_mask_is_refused(tmp_path: Any) -> None:
     special = tmp_path / "special_tokens_map.json"
     if special.exists():
         special.write_text(json.dumps({name: value for name, value in json.loads(special.read_text()).items() if name != "mask_token"}))
-    with pytest.raises(InputError, match=r"stages.distill.augment: given, and the tokenizer of the student has no mask token"):
+    with pytest.raises(InputError, match=r"stages.distill.augment: given, but the student's tokenizer has no mask token"):
         masking_of(Augment(), tmp_path, 0, 7, "stages.distill.augment")

@@ -291,7 +291,7 @@ def test_steps_without_a_loss_are_found(spans: Any, hard: float, reached: str | 
     if reached is None:
         check_covered(losses, hard, "stages.distill.losses")
         return
-    with pytest.raises(InputError, match=f"no loss counts from {reached} the steps on"):
+    with pytest.raises(InputError, match=f"no loss is active from {reached} the steps on"):
         check_covered(losses, hard, "stages.distill.losses")
 
 
@@ -318,9 +318,9 @@ DECODER = {"model_type": "gpt2", "num_hidden_layers": 2}
     [
         ("minilm", {"num_attention_heads": 2}, "minilm given; the student has 2 heads, the teacher 4: give minilmv2"),
         ("tinybert", {"num_attention_heads": 2}, "tinybert given; the student has 2 heads, the teacher 4"),
-        ("logit_standardization", {"num_labels": 2}, "2 outputs leave nothing to learn: give soft_target"),
+        ("logit_standardization", {"num_labels": 2}, "it needs at least 3 classes, the model has 2: give soft_target"),
         ("pkd", {"num_hidden_layers": 1}, "skip given; it leaves the last layer out, and the student has only one"),
-        ([{"name": "hidden", "layers": [2, 5]}], {}, r"losses\[0\].layers: \[2, 5\] given; at most 4 layers, each from 1 to 4"),
+        ([{"name": "hidden", "layers": [2, 5]}], {}, r"losses\[0\].layers: \[2, 5\] given; give at most 4 layers, each from 1 to 4"),
         ([{"name": "minilmv2", "teacher_layer": 5}], {}, r"losses\[0\].teacher_layer: 5 given; the teacher has 4 layers"),
         ([{"name": "minilmv2", "relation_heads": 3}], {}, r"relation_heads: 3 given; a divisor of both widths is allowed \(student 16"),
         (
@@ -336,9 +336,13 @@ DECODER = {"model_type": "gpt2", "num_hidden_layers": 2}
         (
             "pkd",
             DECODER,
-            r"loss: hidden of .* given; the student is a gpt2, whose first token sees only itself: give",
+            r"loss: hidden of .* given; the student is a gpt2, whose first token attends only to itself: give",
         ),
-        ([{"name": "relational"}], {"micro": 4}, r"losses\[0\]: compares the rows of a batch; leave micro_batch_size \(4 given\) out"),
+        (
+            [{"name": "relational"}],
+            {"micro": 4},
+            r"losses\[0\]: relational compares the rows of a batch; remove micro_batch_size \(4 given\)",
+        ),
     ],
 )
 def test_losses_that_do_not_fit_are_found_without_weights(

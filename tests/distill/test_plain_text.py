@@ -43,11 +43,11 @@ def test_every_format_gives_the_same_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
-        ("nowhere.txt", None, r"k.path: .*nowhere.txt given; a file .* a folder of them or a Hub id is allowed"),
-        ("a.txt", "\n \n", r"k.path: .*a.txt: holds no text; at least one row is needed"),
+        ("nowhere.txt", None, r"k.path: .*nowhere.txt given; give a file .* a folder of such files or a Hub id"),
+        ("a.txt", "\n \n", r"k.path: .*a.txt contains no text; at least one row is needed"),
         ("a.jsonl", '{"text": 3}\n', r"a.jsonl line 1: 3 given as text"),
         ("a.csv", "other\nx\n", r"a.csv.*text"),
-        ("empty", "", r"k.path: .*empty given; a file"),
+        ("empty", "", r"k.path: .*empty given; give a file"),
     ],
 )
 def test_what_is_no_text_says_so(name: str, contents: str | None, message: str, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_extra_text_is_learned_from_without_labels(make_context: Contexts, extra
     (tmp_path / "out").mkdir()
     figures = small(extra_text={"path": str(extra)}).run(context.baseline, context, tmp_path / "out")
     assert (figures["rows"], figures["labelled_rows"], figures["teacher_logits"]) == (78, 48, "cached")
-    assert "extra_text: 30 rows; left out: 5 of evaluation or selection, 5 there already" in "".join(told.lines)
+    assert "extra_text: 30 rows; excluded: 5 in the evaluation or selection split, 5 duplicates" in "".join(told.lines)
     assert set(figures["losses"][0]) == {"epoch", "soft_target", "hard_target", "loss"}
 
 
@@ -260,13 +260,16 @@ def test_phases_of_a_preset_become_one_on_a_corpus(extra: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"corpus": {"path": "FILE"}}, r"stages.distill.corpus: given, and soft_target compares answers; .* give loss: minilmv2"),
-        ({"corpus": {"path": "FILE"}, "loss": "mixkd"}, r"corpus: given, and mixkd compares answers"),
-        ({"corpus": {"path": "FILE"}, "losses": [{"name": "minilm"}, {"name": "soft_target"}]}, r"corpus: given, and soft_target compares"),
-        ({"corpus": {"path": "FILE", "text_pair": "b"}, "loss": "minilm"}, r"corpus.text_pair: 'b' given; a corpus is running text"),
+        ({"corpus": {"path": "FILE"}}, r"stages.distill.corpus: given, but soft_target compares logits; .* give loss: minilmv2"),
+        ({"corpus": {"path": "FILE"}, "loss": "mixkd"}, r"corpus: given, but mixkd compares logits"),
+        ({"corpus": {"path": "FILE"}, "losses": [{"name": "minilm"}, {"name": "soft_target"}]}, r"corpus: given, but soft_target compares"),
+        (
+            {"corpus": {"path": "FILE", "text_pair": "b"}, "loss": "minilm"},
+            r"corpus.text_pair: 'b' given; a corpus is plain text: remove text_pair",
+        ),
         (
             {"extra_text": {"path": "FILE", "text_pair": "b"}},
-            r"extra_text: the rows of the data are single texts: leave out stages.distill",
+            r"extra_text: the rows of the data are single texts: remove stages.distill",
         ),
     ],
 )

@@ -18,6 +18,8 @@ from torch import nn
 from compress.models.checkpoint import load
 from tests.distill import processes
 
+pytestmark = pytest.mark.whole
+
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 
@@ -107,7 +109,7 @@ def test_a_run_of_two_processes_leaves_the_files_of_one(strategy: str, tmp_path:
     recipe.write_text(RECIPE.replace("STRATEGY", strategy))
     outcome = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
     assert outcome.returncode == 0, outcome.stderr[-3000:]
-    assert outcome.stdout.count("report:") == 1
+    assert outcome.stdout.count("report.html") == 1
     assert outcome.stderr.count("\nfinetune: running") == 1
     command = [sys.executable, "-m", "cli", "run", str(recipe), "--out", str(tmp_path / "one")]
     subprocess.run(command, cwd=ROOT, capture_output=True, check=True, timeout=200)
@@ -115,7 +117,8 @@ def test_a_run_of_two_processes_leaves_the_files_of_one(strategy: str, tmp_path:
     files = [sorted(re.sub(r"-[0-9a-f]{8}\b", "", path) for path in found) for found in paths]
     assert files[0] == files[1]
     log = [[line.split(" ", 1)[1] for line in (tmp_path / name / "log.txt").read_text().splitlines()] for name in ("one", "two")]
-    assert [line.split()[0] for line in log[0]] == [line.split()[0] for line in log[1]]
+    log = [[line.split()[0] for line in lines if not line.endswith("s left")] for lines in log]  # how often a bar speaks depends on time
+    assert log[0] == log[1]
     again = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
     assert again.returncode == 0
     assert "distill: unchanged" in again.stderr

@@ -113,11 +113,11 @@ def test_kept_layers_ascend_and_all_of_them_are_all(num_layers: int, depth: int,
     ("student", "message"),
     [
         (Student(layers=5), "student.layers: 5 given; the incoming model has 4 layers"),
-        (Student(layers=3, init="every_second"), "every_second given; it leaves 2 of 4 layers, not 3: give uniform"),
+        (Student(layers=3, init="every_second"), "every_second given; it keeps at most 2 of 4 layers, not 3: give uniform"),
         (Student(init=(1, 5)), "student.init: layer 5 given; the incoming model has layers 1 to 4"),
         (Student(config={"model_type": "brt"}), "student.config.model_type: 'brt' given.*did you mean 'bert'"),
-        (Student(config={"num_layer": 2}), "student.config.num_layer: no key of a bert that can be set here"),
-        (Student(config={"num_labels": 7}), "student.config.num_labels: no key"),
+        (Student(config={"num_layer": 2}), "student.config.num_layer: not a config key of a bert that can be set here"),
+        (Student(config={"num_labels": 7}), "student.config.num_labels: not a config key"),
     ],
 )
 def test_what_is_no_student(student: Student, message: str, make_model: Any) -> None:
@@ -129,7 +129,7 @@ def test_one_block_for_all_layers_is_refused() -> None:
     from transformers import AlbertConfig, AlbertForSequenceClassification
 
     config = AlbertConfig(vocab_size=20, embedding_size=8, hidden_size=16, num_hidden_layers=4, num_attention_heads=4, intermediate_size=24)
-    with pytest.raises(InputError, match="this albert has 1 blocks for 4 layers; one block a layer is needed"):
+    with pytest.raises(InputError, match="this albert has 1 blocks for 4 layers; one block per layer is needed"):
         take_layers(AlbertForSequenceClassification(config), [0, 1], KEY)
 
 
@@ -145,7 +145,9 @@ def test_a_layer_that_would_lose_a_weight_is_refused() -> None:
     """The first block of a ModernBERT has no norm before its attention: the student's first one would drop that of the source."""
     model = modernbert()
     assert take_layers(model, [0, 1], KEY).config.num_hidden_layers == 2  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"layer 3 of this modernbert has a weight attn_norm.weight, which layer 1 of a student has not"):
+    with pytest.raises(
+        InputError, match=r"layer 3 of this modernbert has a weight attn_norm.weight, which layer 1 of a student does not have"
+    ):
         take_layers(model, [2, 3], KEY)
     with pytest.raises(InputError, match=r"the blocks of this modernbert differ \(.*layers.0.attn_norm.weight\)"):
         take_layers(model, [0, 0], KEY)
@@ -160,7 +162,7 @@ def test_a_block_that_looks_at_its_place_is_refused(kind: str, make_model: Any) 
         return
     model = make_model(kind, scale_attn_by_inverse_layer_idx=True)
     take_layers(model, [0, 1], KEY)
-    with pytest.raises(InputError, match=r"layer 4 of this gpt2 does something else as layer 2 of a student, with equal weights"):
+    with pytest.raises(InputError, match=r"layer 4 of this gpt2 computes something else as layer 2 of a student, with equal weights"):
         take_layers(model, [0, 3], KEY)
 
 
@@ -174,7 +176,7 @@ def test_a_model_in_training_stays_so(make_model: Any) -> None:
 def test_a_model_that_is_no_stack_of_layers_is_refused() -> None:
     from transformers import ResNetConfig
 
-    with pytest.raises(InputError, match="student: a resnet is no stack of like layers; give another model"):
+    with pytest.raises(InputError, match="student: a resnet is not a stack of equal layers; give another model"):
         student_config(Student(), ResNetConfig(), KEY)
 
 
@@ -244,7 +246,7 @@ def test_what_follows_from_a_changed_size_is_not_carried_over() -> None:
 
 
 def test_a_shape_that_cannot_be_made_names_the_key(checkpoint: Callable[..., Path], make_context: Callable[..., Context]) -> None:
-    with pytest.raises(InputError, match=r"student.config: no such bert can be made"):
+    with pytest.raises(InputError, match=r"student.config: no such bert can be created"):
         build(Student(config={"hidden_size": 18}), checkpoint("bert", num_labels=2), make_context(), KEY)
 
 

@@ -163,7 +163,7 @@ def test_turned_queries_are_refused() -> None:
     sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
     model = ModernBertForSequenceClassification(ModernBertConfig(**sizes, **tokens)).eval()
-    with pytest.raises(InputError, match="the layer that makes the query of attention in this modernbert cannot be told; give config"):
+    with pytest.raises(InputError, match="the query layer of attention in this modernbert cannot be identified; give config"):
         narrow(model, with_widths(model.config, 8, None, 2, KEY), KEY)
 
 
@@ -181,8 +181,8 @@ def test_the_top_is_in_order_and_the_largest(values: list[int], number: int) -> 
         (Student(hidden=17), "student.hidden: 17 given; the incoming model has 16"),
         (Student(ffn=25), "student.ffn: 25 given; the incoming model has 24"),
         (Student(heads=5), "student.heads: 5 given; the incoming model has 4"),
-        (Student(hidden=10), "student.hidden: 10 channels are not to be divided into 4 heads"),
-        (Student(heads=2), r"student.heads: 2 given; 16 channels then make heads of 8, larger than those of the incoming model \(4\)"),
+        (Student(hidden=10), "student.hidden: 10 channels cannot be divided into 4 heads"),
+        (Student(heads=2), r"student.heads: 2 given; with 16 channels a head has 8 dimensions, more than in the incoming model \(4\)"),
     ],
 )
 def test_widths_that_cannot_be(student: Student, message: str, make_model: Any) -> None:

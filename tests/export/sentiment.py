@@ -18,9 +18,14 @@ from transformers import BertConfig, BertForSequenceClassification, PreTrainedTo
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data.splits import Data, Split
+from compress.measure.answers import save_predictions
+from compress.measure.predictions import predict
+from compress.models.checkpoint import load, save
+from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context
+from export.graph.onnx import export_float
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
 WORDS = [
@@ -60,6 +65,9 @@ class Silent:
     def warn(self, message: str) -> None:
         self.lines.append(message)
 
+    def tick(self, label: str, message: str) -> None:
+        self.lines.append(message)
+
     def track(self, items: Iterable[Any], label: str, total: int | None = None) -> Iterator[Any]:
         yield from items
 
@@ -69,11 +77,11 @@ class Silent:
 
 
 @functools.cache
-def checkpoint() -> Path:
+def checkpoint(layers: int = 2) -> Path:
     """Writes the float checkpoint once for all tests, which leave it alone."""
-    folder = Path(_SCRATCH.name) / "float"
+    folder = Path(_SCRATCH.name) / f"float-{layers}"
     config = BertConfig(
-        vocab_size=len(SPECIALS + WORDS), hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
+        vocab_size=len(SPECIALS + WORDS), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=LENGTH, id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1},
         architectures=["BertForSequenceClassification"],
     )  # fmt: skip
@@ -90,8 +98,6 @@ def checkpoint() -> Path:
 @functools.cache
 def quantized(bits: int = 7) -> Path:
     """Writes the checkpoint with the linear layers of its encoder in int8."""
-    from compress.models.checkpoint import load, save
-
     folder = Path(_SCRATCH.name) / f"int{bits}"
     folder.mkdir()
     model, scales, largest = load(checkpoint()), {}, levels(bits)
@@ -103,6 +109,26 @@ def quantized(bits: int = 7) -> Path:
     save(model, checkpoint(), folder, "Quantized")
     save_quantization(folder, scales, {"classifier": "head"})
     return folder
+
+
+@functools.cache
+def graph(path: Path) -> Path:
+    """Writes the float ONNX model of one of the checkpoints once for all tests: tracing takes seconds."""
+    return export_float(path, preprocessor(path, "text-classification", LENGTH, TARGET), Path(_SCRATCH.name) / f"{path.name}.onnx")
+
+
+@functools.cache
+def answers(path: Path, count: int) -> Path:
+    """Writes what torch answers to the first rows, as the pipeline hands it to the stage."""
+    file = Path(_SCRATCH.name) / f"{path.name}-{count}.safetensors"
+    logits = predict(load(path), preprocessor(path, "text-classification", LENGTH, TARGET), rows(count), 4)
+    save_predictions(file, logits, labels(count))
+    return file
+
+
+def labels(count: int) -> np.ndarray:
+    """Returns random labels."""
+    return np.random.default_rng(1).integers(0, 2, count)
 
 
 def rows(count: int) -> list[str]:
@@ -119,7 +145,7 @@ def context(
     inputs: Mapping[str, str] = MappingProxyType({}),
 ) -> Context:
     """Returns a context whose labels are random; each checkpoint is made of the one before, unless `inputs` names another."""
-    split = Split(rows(count), np.random.default_rng(1).integers(0, 2, count))
+    split = Split(rows(count), labels(count))
     data = Data(split, split, split, ("negative", "positive"))
     before = dict(zip(checkpoints, ["model", *checkpoints], strict=False)) | dict(inputs)
     artifacts = {name: Artifact(path, {"id": name, "digest": name, "parents": [before[name]]}) for name, path in checkpoints.items()}

@@ -14,11 +14,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from compress.schemes.attention_products import ProductScales
-from compress.schemes.checkpoint import READERS, Scales, apply_quantization, save_quantization
+from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicInt8Linear, DynamicScales, LayerScales, quantize, weight_scale
+from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, save_sites
+from compress.schemes.table import SCHEMES
 from export import compressed_tensors
 
 SCRATCH = TemporaryDirectory(prefix="compressed-tensors-")
@@ -99,7 +101,7 @@ def their_codes(_: DynamicInt8Linear, x: Tensor) -> tuple[Tensor, Tensor]:
     return quantize(x, scale, -128, 127), scale
 
 
-@pytest.mark.parametrize("scheme", READERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_transformers_reads_it_back_and_answers_the_same(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert compressed_tensors.is_decoder(quantized(scheme))
     compressed_tensors.write(quantized(scheme), tmp_path / "out")
@@ -113,7 +115,7 @@ def test_transformers_reads_it_back_and_answers_the_same(scheme: str, tmp_path: 
     assert not (tmp_path / "out" / "quantization.json").exists()
 
 
-@pytest.mark.parametrize("scheme", READERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_are_those_of_the_checkpoint_exactly(scheme: str, tmp_path: Path) -> None:
     compressed_tensors.write(quantized(scheme), tmp_path / "out")
     config = transformers.CompressedTensorsConfig(dequantize=True)

@@ -1,4 +1,6 @@
 import json
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,16 @@ from export.export import Export, planned
 from export.parity.parity import ParityError
 from tests.export import sentiment
 
+pytestmark = pytest.mark.whole
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_trace_of_each_model() -> Iterator[None]:
+    """The exporter takes seconds for a graph, and gives the same one each time (`test_onnx.test_same_bytes_twice`)."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("export.graph.onnx.export_float", lambda checkpoint, _, out: Path(shutil.copy(sentiment.graph(checkpoint), out)))
+        yield
+
 
 @pytest.fixture(scope="module")
 def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
@@ -32,7 +44,8 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Context:
 @pytest.fixture(scope="module")
 def exported(context: Context, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("out")
-    figures = Export(id="export").run(context.checkpoints["quantize"], context, out)
+    there = {"baseline": answered(context).predictions["baseline"]}  # of the other one a process of torch is asked
+    figures = Export(id="export").run(context.checkpoints["quantize"], replace(context, predictions=there), out)
     assert json.loads(json.dumps(figures)) == figures
     return out, json.loads((out / "export.json").read_text())
 
@@ -44,6 +57,12 @@ def entries(document: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, An
 @pytest.fixture
 def no_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+
+
+def answered(context: Context) -> Context:
+    """What torch answers is there, as it is in a run: another process of torch takes seconds to start."""
+    count = len(context.data.evaluation)
+    return replace(context, predictions={name: sentiment.answers(made.path, count) for name, made in context.checkpoints.items()})
 
 
 def names(context: Context, variants: Any) -> list[str]:
@@ -164,7 +183,7 @@ def test_int8_has_q_dq_and_float_has_not(exported: tuple[Path, dict[str, Any]]) 
 
 def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
-    context = small(tmp_path / "scratch", ("openvino",))
+    context = answered(small(tmp_path / "scratch", ("openvino",)))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")
     floating, half = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
@@ -179,7 +198,7 @@ def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]
     target = Target(engines=("openvino",), batch_sizes=(1,), sequence_lengths=(8,), threads=1)
     context = sentiment.context(scratch, {"baseline": sentiment.checkpoint(), "quantize": sentiment.quantized()}, target, count=6)
     out.mkdir()
-    Export(float_precision=rest).run(context.baseline, context, out)
+    Export(float_precision=rest).run(context.baseline, answered(context), out)
     build = next(build for build in json.loads((out / "export.json").read_text())["builds"] if build["precision"] == "int8")
     assert build["float_precision"] == "fp32"
     assert build["parity"]["passed"]
@@ -250,8 +269,8 @@ def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path
         entry = {"engine": "tensorrt", "mode": "dynamic", "float_precision": "fp32", "runnable": False, "reason": "no GPU"}
         return [{**entry, "metrics": {}, "int8_share": None}]
 
-    monkeypatch.setattr("export.engines.tensorrt.build", build)
-    context = small(tmp_path / "scratch", ("tensorrt", "onnxruntime"))
+    monkeypatch.setattr("export.engines.tensorrt.build_plans", build)
+    context = answered(small(tmp_path / "scratch", ("tensorrt", "onnxruntime")))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")
     (written,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
@@ -272,7 +291,7 @@ def shifted(entry_mode: str, original: Any) -> Any:
 @pytest.mark.usefixtures("no_bf16")
 def test_a_mode_that_differs_from_torch_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineProcess, "predict", shifted("static", EngineProcess.predict))
-    context = small(tmp_path / "scratch", ("openvino",))
+    context = answered(small(tmp_path / "scratch", ("openvino",)))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")
     (build,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
@@ -288,7 +307,7 @@ def test_a_mode_that_differs_from_torch_is_left_out(tmp_path: Path, monkeypatch:
 @pytest.mark.usefixtures("no_bf16")
 def test_an_engine_without_a_mode_that_agrees_stops_the_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EngineProcess, "predict", shifted("dynamic", EngineProcess.predict))
-    context = small(tmp_path / "scratch", ("onnxruntime",))
+    context = answered(small(tmp_path / "scratch", ("onnxruntime",)))
     (tmp_path / "out").mkdir()
     with pytest.raises(ParityError, match="parity: baseline-fp32 onnxruntime dynamic: 0 of 6 predictions differ"):
         Export().run(context.baseline, context, tmp_path / "out")
@@ -308,4 +327,4 @@ def test_wrong_integers_stop_the_stage_and_name_the_layer(tmp_path: Path, monkey
     context = replace(context, target=Target(engines=("onnxruntime",), batch_sizes=(1,), sequence_lengths=(8,), threads=1))
     (tmp_path / "out").mkdir()
     with pytest.raises(ParityError, match=r"parity: quantize-int8 onnxruntime dynamic: bert.encoder.layer.0.\S+ is the first"):
-        Export().run(context.checkpoints["quantize"], context, tmp_path / "out")
+        Export().run(context.checkpoints["quantize"], answered(context), tmp_path / "out")

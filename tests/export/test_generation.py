@@ -24,6 +24,8 @@ from export.graph.onnx import export_float, module_of
 from export.parity.parity import compare_predictions, shortfall
 from tests.compress import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 KINDS = tuple(tiny_gpt.CONFIGS)
 
 
@@ -90,7 +92,7 @@ def engines() -> Iterator[list[EngineProcess]]:
     from export.engines import openvino
 
     folder = exported("mistral").parent
-    xml, _ = openvino.build(folder / "model.onnx", folder)
+    xml, _ = openvino.convert(folder / "model.onnx", folder)
     specs = [
         EngineSpec("onnxruntime", "dynamic", "fp32", "fp32", "cpu", 1, str(folder / "model.onnx"), str(folder), (1, 4)),
         EngineSpec("openvino", "static", "fp32", "fp32", "cpu", 1, str(xml), str(folder), (1, 4)),
@@ -123,7 +125,7 @@ def test_torch_is_an_engine_too() -> None:
     folder = exported("gpt2").parent
     split = tiny_gpt.data().evaluation
     from compress.core.target import Target
-    from export.engines.torch_engine import Torch
+    from export.engines.torch import Torch
 
     engine = Torch(torch_spec(tiny_gpt.checkpoint(), folder, "fp32", Target(threads=1)))
     features = tiny_gpt.prepared().encode(split.rows[:2])

@@ -9,10 +9,11 @@ from export.engines.onnxruntime import OnnxRuntime
 from export.engines.openvino import OpenVino
 from export.engines.spec import EngineSpec
 from export.graph.macs import Gemm, count_macs
-from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
+
+pytestmark = pytest.mark.whole
 
 GEMMS = [
     Gemm("a", "weight", 60, node="a/MatMul"),
@@ -47,7 +48,8 @@ def graphs(family: str) -> tuple[Path, Path, frozenset[str]]:
     linears = [name for name in tiny.linears(tiny.load(checkpoint, family)) if "layer" in name and once.count(name) == 1]
     folder = Path(_SCRATCH.name) / family
     quantized = tiny.quantize(checkpoint, family, dict.fromkeys(linears, 0.05), folder / "quantized", levels=63)
-    grid = export_float(quantized, tiny.preprocessor(family), folder / "float.onnx")
+    layers = tiny.linears(tiny.load(quantized, family))
+    grid = tiny.with_weights(floating, {name: layers[name].weight.detach().numpy() for name in linears}, folder / "float.onnx")
     return floating, insert_qdq(grid, quantized, folder / "model.onnx"), frozenset(linears)
 
 
@@ -57,7 +59,8 @@ def length(family: str) -> int | None:
 
 def open_one(engine: str, mode: str, model: Path, folder: Path, quantized: bool) -> OpenVino | OnnxRuntime:
     precision = "int8" if quantized else "fp32"
-    path = openvino.build(model, folder)[0] if engine == "openvino" else onnxruntime.build(model, folder, quantized=quantized)
+    path = openvino.convert(model, folder)[0] if engine == "openvino" else model
+    path = onnxruntime.with_uint8_activations(model, folder) if engine == "onnxruntime" and quantized else path
     spec = EngineSpec(engine, mode, precision, "fp32", "cpu", 1, str(path), str(folder), (1, 2))
     return OpenVino(spec) if engine == "openvino" else OnnxRuntime(spec)
 

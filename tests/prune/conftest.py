@@ -53,8 +53,6 @@ CONFIGS: dict[str, Callable[..., Any]] = {
 KINDS = tuple(CONFIGS)
 GENERATES = ("gpt2", "llama", "mixtral")
 
-torch.set_num_threads(1)  # tiny models: a second thread only waits
-
 
 def task_of_kind(kind: str) -> Task:
     return "image-classification" if kind == "vit" else "text-generation" if kind in GENERATES else "text-classification"

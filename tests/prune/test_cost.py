@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from compress.models.size import count
 from compress.models.structure import Structure
-from prune.cost import Cost, count_of, with_count
-from prune.surgery import Kept, shrink
+from prune.cost import ShapeCost, count_of, with_count
+from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
 LENGTH = 8
@@ -30,8 +30,8 @@ def test_the_difference_is_that_of_the_counted_models(kind: str, seed: int, make
     model = make_model(kind)
     structure = Structure.of(model, KEY)
     sizes = structure.sizes
-    everything = Kept.everything(sizes)
-    kept = Kept(
+    everything = KeptUnits.everything(sizes)
+    kept = KeptUnits(
         range(structure.depth),
         [range(1 + (seed + block) % count) for block, count in enumerate(sizes.key_value_heads)],
         [range(24) if kind == "mixtral" else range(4 + (seed * block) % 20) for block in range(structure.depth)],
@@ -46,8 +46,8 @@ def test_the_difference_is_that_of_the_counted_models(kind: str, seed: int, make
     before, after = (count(each, task, LENGTH) for each in (model, small))
     tokens = structure.attentions[0].tokens if kind == "vit" else LENGTH
     for measure, difference in (("macs", before.macs - after.macs), ("parameters", before.parameters - after.parameters)):
-        cost: Any = Cost.of(model, structure, measure)  # type: ignore[arg-type]
-        left = Cost.of(small, Structure.of(small, KEY), measure).total()  # type: ignore[arg-type]
+        cost: Any = ShapeCost.of(model, structure, measure)  # type: ignore[arg-type]
+        left = ShapeCost.of(small, Structure.of(small, KEY), measure).total()  # type: ignore[arg-type]
         assert cost.total(kept.sizes(sizes)) == pytest.approx(left)
         expected = tokens * (cost.total() - left) + products(sizes, tokens) - products(kept.sizes(sizes), tokens)
         assert difference == (expected if measure == "macs" else cost.total() - left)
@@ -57,7 +57,7 @@ def test_the_difference_is_that_of_the_counted_models(kind: str, seed: int, make
 def test_units_cost_alike(kind: str, make_model: Callable[..., Any]) -> None:
     model = make_model(kind)
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "parameters")
+    cost = ShapeCost.of(model, structure, "parameters")
     for what in ("heads", "ffn", "experts"):
         number = count_of(structure.sizes, 1, what)  # type: ignore[arg-type]
         if not number:
@@ -73,7 +73,7 @@ def test_blocks_and_head_are_all_that_there_is(kind: str, make_model: Callable[.
     model = make_model(kind)
     structure = Structure.of(model, KEY)
     sizes = structure.sizes
-    expected = LENGTH * (Cost.of(model, structure, "macs").total() + sizes.hidden * sizes.vocabulary) + products(sizes, LENGTH)
+    expected = LENGTH * (ShapeCost.of(model, structure, "macs").total() + sizes.hidden * sizes.vocabulary) + products(sizes, LENGTH)
     assert count(model, "text-generation", LENGTH).macs == expected
 
 
@@ -81,7 +81,7 @@ def test_blocks_and_head_are_all_that_there_is(kind: str, make_model: Callable[.
 def test_whole_numbers_are_expected_to_cost_what_they_cost(make_model: Callable[..., Any], measure: Any) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, measure)
+    cost = ShapeCost.of(model, structure, measure)
 
     @settings(max_examples=25)
     @given(st.integers(1, 4), st.integers(1, 24), st.integers(1, 16), st.integers(0, 2))

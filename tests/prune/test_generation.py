@@ -23,6 +23,8 @@ from prune.prune import Prune
 from quantize.quantize import Quantize
 from tests.compress import tiny_gpt
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.fixture
 def context(told: Any, tmp_path: Path) -> Context:
@@ -78,5 +80,5 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
 
 def test_there_are_no_texts_to_split(context: Context) -> None:
     config = load(tiny_gpt.checkpoint()).config
-    with pytest.raises(InputError, match=r"stages\.prune\.granularity: vocabulary given; text-generation has no texts to split"):
+    with pytest.raises(InputError, match=r"stages\.prune\.granularity: vocabulary given; text-generation has no text to tokenize"):
         Prune(granularity=("heads", "vocabulary")).check(config, config, context)

@@ -11,12 +11,14 @@ import torch
 
 from compress.models.structure import Structure
 from compress.training.train import Batch
-from prune.cost import Cost
+from prune.cost import ShapeCost
 from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
 from prune.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate
+from prune.latency_cost import LatencyCost
 from prune.latency_table import Curve, LatencyTable
-from prune.selection import Granularity, Limits, Whole
-from prune.timing import LatencyCost
+from prune.selection import Granularity, Incoming, Limits
+
+pytestmark = pytest.mark.whole
 
 KEY = "stages.prune"
 ALL: tuple[Granularity, ...] = ("layers", "hidden", "heads", "ffn")
@@ -24,11 +26,11 @@ ALL: tuple[Granularity, ...] = ("layers", "hidden", "heads", "ffn")
 
 def made(model: Any, granularity: tuple[Granularity, ...] = ALL, **changes: Any) -> Joint:
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
+    cost = ShapeCost.of(model, structure, "macs")
     limits = Limits(granularity, 4, changes.pop("protected", frozenset()), changes.pop("blocks", frozenset()))
     loss: Any = lambda model, batch: {"nothing": torch.zeros(len(batch.indices))}  # noqa: E731
     settings = {"ratio": 10.0, "warmup": 0.5, "sparsity": 0.6, **changes}
-    joint = Joint(loss, cost, Whole.of(cost), limits=limits, **settings)
+    joint = Joint(loss, cost, Incoming.of(cost), limits=limits, **settings)
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         joint.log_alpha.raw.copy_(torch.randn(joint.log_alpha.raw.shape, generator=generator) * 0.2)
@@ -59,7 +61,7 @@ def test_the_expected_cost_is_that_of_the_expected_sizes(make_model: Callable[..
 
 def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Callable[..., Any]) -> None:
     joint = made(make_model("bert"))
-    joint.price.settle = lambda step, gap, slope_N: 3.0  # type: ignore[method-assign]
+    joint.price.update = lambda step, gap, slope_N: 3.0  # type: ignore[method-assign]
     for step, target in ((0, 0.6 / 5), (2, 0.6 * 3 / 5), (4, 0.6), (9, 0.6)):
         assert float(joint.penalty(step, 10).detach()) == pytest.approx(3.0 * (target - joint.expected_sparsity()), rel=1e-4, abs=1e-6)
     joint.penalty(9, 10).backward()
@@ -78,7 +80,7 @@ def test_what_is_there_beyond_what_was_asked_for_costs_its_price(make_model: Cal
 def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(make_model: Callable[..., Any]) -> None:
     joint, model, told = made(make_model("bert")), make_model("bert"), []
     weights = torch.linspace(-1, 1, len(joint.log_alpha.raw))
-    joint.price.settle = lambda step, gap, slope_N: told.append((step, gap, slope_N)) or 7.0  # type: ignore[method-assign, func-returns-value]
+    joint.price.update = lambda step, gap, slope_N: told.append((step, gap, slope_N)) or 7.0  # type: ignore[method-assign, func-returns-value]
 
     def loss(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
         drawn = torch.cat(list(joint.drawn.values()))
@@ -89,7 +91,7 @@ def test_the_price_sees_the_gap_the_slope_and_the_gradient_of_the_loss_alone(mak
     parts = joint(model, Batch({}, torch.zeros(2), np.arange(2), 3, 10))
     step, gap, slope_N = told[0]
     log_alpha_N = joint.log_alpha().detach().requires_grad_()
-    (slope,) = torch.autograd.grad(joint.gone(log_alpha_N), log_alpha_N)
+    (slope,) = torch.autograd.grad(joint.removed(log_alpha_N), log_alpha_N)
     assert (step, gap) == (3, pytest.approx(joint.expected_sparsity() - 0.6 * 4 / 5))
     torch.testing.assert_close(slope_N, slope)
     torch.manual_seed(0)

@@ -16,10 +16,12 @@ from compress.models.checkpoint import load
 from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.training import train as training
-from prune.cost import Cost
+from prune.cost import ShapeCost
 from prune.prune import Prune
 from prune.sparsify.sparsify import Sparsify
 from tests.prune.small_runs import pruned
+
+pytestmark = pytest.mark.whole
 
 QUICK: dict[str, Any] = {"multiple_of": 4, "rows": 32, "recover": None, "least_squares": False}
 LEARN = {"epochs": 3, "learning_rate": 1e-3, "mask_learning_rate": 0.2, "batch_size": 16}
@@ -41,7 +43,7 @@ def test_the_budget_is_met(
     model, figures = pruned(Prune(**{**QUICK, "learn": LEARN, **settings}), checkpoint("bert"), make_context(), tmp_path / "out")
     assert least <= figures["sparsity"] <= least + 0.1
     structure = Structure.of(model, "out")
-    assert Cost.of(model, structure, "macs").total() == figures["cost"]["after"]
+    assert ShapeCost.of(model, structure, "macs").total() == figures["cost"]["after"]
     learned = figures["steps"][0]["learned"]
     assert learned["steps"] == 9
     assert {"cross_entropy", "teacher"} <= learned["losses"][0].keys()
@@ -100,9 +102,9 @@ def test_a_kill_costs_no_bit(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"method": "movement", "granularity": ["layers"]}, "movement given; it scores heads and neurons"),
+        ({"method": "movement", "granularity": ["layers"]}, "movement given; it only scores heads and ffn"),
         ({"method": "joint", "granularity": ["experts"], "measure": "parameters"}, "joint given; it has no masks for experts"),
-        ({"method": "joint", "schedule": "cubic", "recover": {}}, "schedule: cubic given; joint takes away bit by bit"),
+        ({"method": "joint", "schedule": "cubic", "recover": {}}, "schedule: cubic given; joint prunes gradually"),
     ],
 )
 def test_settings_that_contradict_each_other(settings: dict[str, Any], message: str) -> None:
@@ -130,10 +132,10 @@ def test_the_weights_hold_the_gates_that_were_learned(
         return history
 
     def learns(method: Any, model: Any, *args: Any) -> Any:
-        lesson = learn(method, model, *args)
+        scores = learn(method, model, *args)
         with torch.no_grad():
             answers.append(model(**features).logits)
-        return lesson
+        return scores
 
     monkeypatch.setattr(learned, "recover", trained)
     monkeypatch.setattr(steps, "learn", learns)

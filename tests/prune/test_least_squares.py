@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from compress.models.structure import Structure
 from compress.training.kept_zeros import keep_zeros
 from compress.training.train import Batch
+from prune.hook_points import HookPoints
 from prune.least_squares import gram_matrices, surviving, update
-from prune.places import Places
-from prune.surgery import Kept, shrink
+from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
 
@@ -97,11 +97,11 @@ def test_the_update_of_a_model_keeps_its_zeros_where_it_has_to(make_model: Calla
     for noted in (True, False):
         model = make_model("bert")
         structure = Structure.of(model, KEY)
-        layer = model.get_submodule(Places.of(model, structure).heads[1])
+        layer = model.get_submodule(HookPoints.of(model, structure).heads[1])
         layer.weight.data[:, ::3] = 0
         if noted:
             keep_zeros(model)
-        update(model, structure, replace(Kept.everything(structure.sizes), heads=[range(4), (0, 2), range(4)]), batches)
+        update(model, structure, replace(KeptUnits.everything(structure.sizes), heads=[range(4), (0, 2), range(4)]), batches)
         lost.append(bool((layer.weight[:, [0, 3, 9]] != 0).any()))
     assert lost == [False, True]
 
@@ -111,14 +111,14 @@ def test_a_model_comes_closer_to_what_it_was(kind: str, make_model: Callable[...
     model = make_model(kind)
     structure = Structure.of(model, KEY)
     batches = [Batch(make_features(kind, rows=8, seed=seed), torch.zeros(8), np.arange(8), 0, 1) for seed in range(6)]
-    kept = replace(Kept.everything(structure.sizes), heads=[(0, 2), (1, 2), (0, 1)], ffn=[range(0, 24, 2)] * 3)
+    kept = replace(KeptUnits.everything(structure.sizes), heads=[(0, 2), (1, 2), (0, 1)], ffn=[range(0, 24, 2)] * 3)
     features = make_features(kind, rows=8, seed=99)
     with torch.inference_mode():
         expected = model(**features).logits
         plain = shrink(model, structure, kept, KEY)(**features).logits
-    grams = gram_matrices(model, [Places.of(model, structure).heads[1]], batches, 0)
+    grams = gram_matrices(model, [HookPoints.of(model, structure).heads[1]], batches, 0)
     (gram,) = grams.values()
-    bias = model.get_submodule(Places.of(model, structure).heads[1]).bias is not None
+    bias = model.get_submodule(HookPoints.of(model, structure).heads[1]).bias is not None
     assert gram.shape == ((structure.attentions[1].size("query") + bias,) * 2)
     if bias:  # the last input is always 1: its square counts the tokens that are no padding
         assert gram[-1, -1] == sum(int(batch.features["attention_mask"].sum()) for batch in batches)
@@ -137,5 +137,5 @@ def test_without_a_cut_no_row_is_run(make_model: Callable[..., Any]) -> None:
         raise AssertionError("nothing is asked of the model")
         yield
 
-    update(model, structure, replace(Kept.everything(structure.sizes), hidden=range(8), layers=(0, 2)), rows())
+    update(model, structure, replace(KeptUnits.everything(structure.sizes), hidden=range(8), layers=(0, 2)), rows())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

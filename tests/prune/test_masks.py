@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.models.forward import forward
 from compress.models.library import with_class
 from compress.models.structure import Structure
 from prune.masks import fold, masked
-from prune.surgery import Kept, shrink
+from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
 DENSE = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama")
@@ -38,8 +38,8 @@ def test_binary_gates_answer_as_the_model_without_what_is_closed(
     model, features, draw = make_model(kind), make_features(kind), torch.Generator().manual_seed(7)
     structure = Structure.of(model, KEY)
     sizes = structure.sizes
-    everything = Kept.everything(sizes)
-    kept = Kept(
+    everything = KeptUnits.everything(sizes)
+    kept = KeptUnits(
         (0, 2),
         [some(count, draw) for count in sizes.key_value_heads],
         [some(count, draw) for count in sizes.ffn],
@@ -92,6 +92,7 @@ def test_gates_of_channels_scale_the_norms(make_model: Callable[..., Any], make_
         torch.testing.assert_close(found, forward(model, features), atol=1e-5, rtol=1e-5)
 
 
+@settings(max_examples=30)
 @given(st.sampled_from((*DENSE, "gemma")), st.integers(0, 99))
 def test_a_folded_model_without_what_is_closed_answers_as_the_masked_one(
     make_model: Callable[..., Any], make_features: Callable[..., Any], kind: str, seed: int
@@ -101,7 +102,7 @@ def test_a_folded_model_without_what_is_closed_answers_as_the_masked_one(
     structure = Structure.of(model, KEY)
     sizes = structure.sizes
     kept = replace(
-        Kept.everything(sizes),
+        KeptUnits.everything(sizes),
         heads=[some(count, draw) for count in sizes.key_value_heads],
         ffn=[some(count, draw) for count in sizes.ffn],
     )

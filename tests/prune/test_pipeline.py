@@ -21,6 +21,8 @@ from compress.run.prepare import prepare
 from tests.export import sentiment
 from tests.prune import small_runs
 
+pytestmark = pytest.mark.whole
+
 PRUNE: dict[str, Any] = {
     "sparsity": 0.4,
     "granularity": ["heads", "ffn", "vocabulary"],
@@ -123,7 +125,7 @@ def test_the_plan_of_a_uniform_allocation_is_what_comes_of_it(tmp_path: Path) ->
     [
         (
             {"sparsity": 0.95, "granularity": ["heads"]},
-            "sparsity: 0.95 given; heads can take at most 0.375 of the blocks: add ffn or hidden",
+            "sparsity: 0.95 given; pruning heads can remove at most 0.375 of the blocks' cost: add ffn or hidden",
         ),
         ({"granularity": ["experts"], "measure": "parameters"}, "granularity: experts given; this model has none"),
         ({"protect": ["*.layer.7.*"]}, r"protect: '\*.layer.7.\*' matches nothing; modules are named like bert.encoder"),

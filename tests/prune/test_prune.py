@@ -23,6 +23,8 @@ from compress.stage.context import Context
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
 
+pytestmark = pytest.mark.whole
+
 QUICK: dict[str, Any] = {"method": "taylor", "allocation": "global", "multiple_of": 4, "rows": 32, "recover": None}
 TRAINED = {"epochs": 0.5, "learning_rate": 1e-3}
 
@@ -203,7 +205,7 @@ def test_a_model_that_mixes_its_heads_is_refused(
         return output / (1 + output.abs().mean(dim=-1, keepdim=True)), weights
 
     monkeypatch.setattr(modeling_bert.BertSelfAttention, "forward", mixing)
-    with pytest.raises(InputError, match="a bert without some of its heads or neurons answers other than with them silent"):
+    with pytest.raises(InputError, match="a bert without some of its heads or neurons gives other outputs than with them set to 0"):
         pruned(Prune(**QUICK), checkpoint("bert"), make_context(), tmp_path / "out")
 
 
@@ -217,10 +219,10 @@ def test_tokens_alone_leave_the_blocks_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"granularity": ["heads", "heads"]}, "given twice"),
-        ({"granularity": ["vocabulary"], "sparsity": 0.5}, "sparsity: 0.5 given; the vocabulary is no part of the blocks"),
+        ({"granularity": ["heads", "heads"]}, "an entry is repeated"),
+        ({"granularity": ["vocabulary"], "sparsity": 0.5}, "sparsity: 0.5 given; the vocabulary is not part of the blocks"),
         ({"granularity": ["experts"]}, "measure: macs given"),
-        ({"schedule": "cubic", "recover": None}, "schedule: cubic trains between its iterations"),
+        ({"schedule": "cubic", "recover": None}, "schedule: cubic fine-tunes between its iterations"),
         ({"teacher": "owner/name"}, "teacher: 'owner/name' given"),
     ],
 )
@@ -234,9 +236,9 @@ def test_experts_go_whole(checkpoint: Callable[..., Path], make_model: Callable[
     stage = Prune(granularity=("experts", "heads"), measure="parameters", sparsity=0.4, recover=None)
     after = stage.config_after(config)
     assert after.num_local_experts < 4
-    with pytest.raises(InputError, match="granularity: ffn given; the FFNs of this model are experts, which go whole"):
+    with pytest.raises(InputError, match="granularity: ffn given; the FFNs of this model are experts, which are pruned whole"):
         Prune(granularity=("ffn",)).config_after(config)
-    with pytest.raises(InputError, match=r"sparsity: 0\.9 given; experts, heads can take at most"):
+    with pytest.raises(InputError, match=r"sparsity: 0\.9 given; pruning experts, heads can remove at most"):
         stage.model_copy(update={"sparsity": 0.9}).config_after(config)
 
 
@@ -247,12 +249,11 @@ def test_iterations_of_a_schedule_see_all_rows_once(
 
     recover, seen = module.recover, []
 
-    def told(*args: Any) -> Any:
-        (own,) = (arg for arg in args if isinstance(arg, Context))
-        seen.append(list(own.data.train.rows))
-        return recover(*args)
+    def recorded(model: Any, job: Any) -> Any:
+        seen.append(list(job.context.data.train.rows))
+        return recover(model, job)
 
-    monkeypatch.setattr(module, "recover", told)
+    monkeypatch.setattr(module, "recover", recorded)
     context = make_context()
     stage = Prune(**{**QUICK, "recover": {"epochs": 1, "batch_size": 4}, "schedule": "cubic", "iterations": 3})
     pruned(stage, checkpoint("bert"), context, tmp_path / "out")
@@ -309,19 +310,19 @@ KINDS: dict[str, dict[str, int]] = {"Qwen2MoeConfig": {"shared_expert_intermedia
         (
             lambda: transformers.GptOssConfig(**SMALL, num_local_experts=4, num_experts_per_tok=2, head_dim=8),
             ["heads"],
-            "self_attn.sinks of this gpt_oss does not follow what is taken away; it cannot be pruned like that",
+            "self_attn.sinks of this gpt_oss does not shrink with the pruned units; it cannot be pruned like that",
         ),
         (
             lambda: transformers.GPTNeoConfig(
                 vocab_size=20, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]]
             ),
             ["heads"],
-            "the attention of this gpt_neo cannot be looked at",
+            "the attention of this gpt_neo cannot be traced",
         ),
         (
             lambda: transformers.Qwen3MoeConfig(**{**SMALL, "num_hidden_layers": 3}, **EXPERTS, head_dim=12, mlp_only_layers=[1]),
             ["heads"],
-            "layer 1 of this qwen3_moe has no FFN like the others",
+            "layer 1 of this qwen3_moe lacks the FFN that other layers have",
         ),
     ],
     ids=["olmo2", "gpt_oss", "gpt_neo", "qwen3_moe"],
@@ -348,6 +349,6 @@ def test_experts_of_a_width_of_their_own_are_planned(kind: str, granularity: Any
 
 
 def test_channels_run_through_all_modules() -> None:
-    with pytest.raises(ValidationError, match="protect: given where nothing is taken out of single modules"):
+    with pytest.raises(ValidationError, match="protect: given, but channels and tokens run through all modules"):
         Prune(granularity=("hidden",), protect=("*.layer.0",))
     assert Prune(granularity=("hidden", "heads"), protect=("*.layer.0",)).protect

@@ -19,8 +19,8 @@ from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
 from compress.training.train import Batch
-from prune.recovery import Recover, Recovery, check_hidden, hidden_loss, part_of
-from prune.surgery import Kept, shrink
+from prune.recovery import Recover, RecoveryObjective, check_hidden, hidden_loss, part_of
+from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
 
@@ -56,15 +56,15 @@ def test_an_origin_is_followed_through_iterations() -> None:
 def test_a_model_that_lost_nothing_has_nothing_to_learn(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
     model, features = make_model("bert"), make_features("bert")
     structure = Structure.of(model, KEY)
-    kept = replace(Kept.everything(structure.sizes), hidden=range(0, 16, 2))
+    kept = replace(KeptUnits.everything(structure.sizes), hidden=range(0, 16, 2))
     batch = Batch(features, torch.tensor([0, 1, 0]), np.arange(3), 0, 1)
     answers = Distilled(make_model("bert"), "text-classification", 3, 2, 2.0, 1.0)
-    same = Recovery(answers, Origin.whole(3, 16), 2.0)(model, batch)
+    same = RecoveryObjective(answers, Origin.whole(3, 16), 2.0)(model, batch)
     assert float(same["hidden"].detach().abs().max()) < 1e-10
     assert float(same["teacher"].detach().abs().max()) < 1e-6
     narrow = shrink(model, structure, kept, KEY)
-    lost = Recovery(answers, Origin.whole(3, 16).after(range(3), kept.hidden, [None] * 3), 2.0)(narrow, batch)
-    halved = Recovery(answers, Origin.whole(3, 16).after(range(3), kept.hidden, [None] * 3), 1.0)(narrow, batch)
+    lost = RecoveryObjective(answers, Origin.whole(3, 16).after(range(3), kept.hidden, [None] * 3), 2.0)(narrow, batch)
+    halved = RecoveryObjective(answers, Origin.whole(3, 16).after(range(3), kept.hidden, [None] * 3), 1.0)(narrow, batch)
     assert float(lost["hidden"].detach().min()) > 0
     torch.testing.assert_close(lost["hidden"], 2 * halved["hidden"])
     lost["hidden"].sum().backward()
@@ -78,7 +78,7 @@ def test_hidden_states_take_a_teacher_of_the_same_shape(make_model: Callable[...
     check_hidden(Recover(hidden_weight=1.0), config, config, KEY)
     for settings, teacher in ((Recover(hidden_weight=1.0), other), (Recover(hidden_weight=1.0, distill=False), config)):
         with pytest.raises(
-            InputError, match=r"stages.prune.hidden_weight: 1 given; that takes distill: true and a teacher with the 3 layers"
+            InputError, match=r"stages.prune.hidden_weight: 1 given; it needs distill: true and a teacher with the 3 layers"
         ):
             check_hidden(settings, config, teacher, KEY)
 
@@ -141,8 +141,8 @@ def test_a_model_without_the_last_blocks_has_nothing_to_learn_from_the_states_be
     batch = Batch(features, labels, np.arange(3), 0, 1)
     answers = Distilled(make_model(kind), "text-classification" if kind == "bert" else "text-generation", 3, 0, 2.0, 0.9)
     for layers in ((0, 1), (0,), (0, 1, 2)):
-        small = shrink(model, structure, replace(Kept.everything(structure.sizes), layers=layers), KEY)
-        parts = Recovery(
+        small = shrink(model, structure, replace(KeptUnits.everything(structure.sizes), layers=layers), KEY)
+        parts = RecoveryObjective(
             answers, Origin.whole(3, structure.sizes.hidden).after(layers, range(structure.sizes.hidden), [None] * len(layers)), 1.0
         )(small, batch)
         assert float(parts["hidden"].detach().abs().max()) == 0

@@ -29,7 +29,7 @@ from distill.presets import PRESETS
 from prune.prune import Prune
 from prune.recovery import Recover
 from prune.sparsify.sparsify import Sparsify
-from prune.surgery import Kept, shrink
+from prune.surgery import KeptUnits, shrink
 from tests.prune.conftest import WORDS, write_tokenizer
 from tests.prune.small_runs import pruned
 
@@ -94,7 +94,7 @@ def test_a_kept_head_learns_from_the_head_that_it_was(checkpoint: Callable[..., 
     folder = checkpoint("bert")
     large = load(folder)
     structure = Structure.of(large, KEY)
-    kept = replace(Kept.everything(structure.sizes), heads=((1, 3), (0, 1, 2, 3), (0, 1, 2, 3)))
+    kept = replace(KeptUnits.everything(structure.sizes), heads=((1, 3), (0, 1, 2, 3), (0, 1, 2, 3)))
     small = shrink(large, structure, kept, KEY)
     origin = Origin.whole(3, 16).after(kept.layers, kept.hidden, kept.query_heads(structure.sizes))
     assert origin.heads == ((1, 3), (0, 1, 2, 3), (0, 1, 2, 3))
@@ -110,7 +110,7 @@ def test_a_kept_head_learns_from_the_head_that_it_was(checkpoint: Callable[..., 
 def test_heads_that_share_keys_are_all_their_queries(make_model: Callable[..., Any]) -> None:
     sizes = Structure.of(make_model("llama"), KEY).sizes
     assert (sizes.heads[0], sizes.key_value_heads[0]) == (6, 3)
-    kept = replace(Kept.everything(sizes), layers=(0, 2), heads=((0, 2), (1,), (1, 2)))
+    kept = replace(KeptUnits.everything(sizes), layers=(0, 2), heads=((0, 2), (1,), (1, 2)))
     assert kept.query_heads(sizes) == [[0, 1, 4, 5], [2, 3, 4, 5]]
 
 
@@ -118,7 +118,7 @@ def test_minilm_on_what_is_left_is_the_divergence_written_out(checkpoint: Callab
     folder = checkpoint("bert", num_hidden_layers=1)
     large = load(folder)
     structure = Structure.of(large, KEY)
-    kept = replace(Kept.everything(structure.sizes), heads=((0, 3),), hidden=range(1, 16))
+    kept = replace(KeptUnits.everything(structure.sizes), heads=((0, 3),), hidden=range(1, 16))
     small = shrink(large, structure, replace(kept, hidden=range(16)), KEY)
     with torch.no_grad():  # so that it differs from what it was
         for parameter in small.parameters():
@@ -162,7 +162,7 @@ def test_layers_that_are_left_learn_from_themselves(checkpoint: Callable[..., Pa
     folder = checkpoint("bert")
     large = load(folder)
     structure = Structure.of(large, KEY)
-    small = shrink(large, structure, replace(Kept.everything(structure.sizes), layers=(0, 2)), KEY)
+    small = shrink(large, structure, replace(KeptUnits.everything(structure.sizes), layers=(0, 2)), KEY)
     batch = batch_of(folder, context)
     losses: Any = ({"name": "hidden", "layers": [1]},)
     origin = Origin.whole(3, 16).after((0, 2), range(16), [None, None])
@@ -171,7 +171,7 @@ def test_layers_that_are_left_learn_from_themselves(checkpoint: Callable[..., Pa
         both = objective_of(Recover(losses=({"name": "hidden"},)), small, folder, origin, context)
         assert both.pair.teacher.origin == origin
         assert len(both.pair.teacher(batch, both.wanted[0][1]).hidden) == 3
-    narrow = shrink(large, structure, replace(Kept.everything(structure.sizes), hidden=range(0, 16, 2)), KEY)
+    narrow = shrink(large, structure, replace(KeptUnits.everything(structure.sizes), hidden=range(0, 16, 2)), KEY)
     origin = Origin.whole(3, 16).after(range(3), range(0, 16, 2), [None] * 3)
     objective = objective_of(Recover(losses=({"name": "hidden"}, {"name": "cosine"})), narrow, folder, origin, context)
     assert not list(objective.parameters())  # no projection: every channel has its like
@@ -195,7 +195,7 @@ def test_a_teacher_of_other_tokens_is_called_by_its_name(checkpoint: Callable[..
     student, theirs = (preprocessor(each, context.task, context.max_length, context.target) for each in (folder, other))
     teacher = Artifact(other, {"id": "distill", "digest": "1" * 64})
     settings, run = Recover(losses=({"name": "minilm"},)), replace(context, teachers=(teacher,))
-    with pytest.raises(InputError, match=r"stages.prune.teacher: distill splits the rows into other tokens than the student"):
+    with pytest.raises(InputError, match=r"stages.prune.teacher: distill tokenizes the rows differently than the student"):
         distillation_objective(Distillation(settings, ASKED, load(folder), folder, student, load(other), theirs, None), run)
 
 
@@ -269,9 +269,9 @@ def test_what_contradicts_itself_is_refused(given: dict[str, Any], message: str)
         ([{"name": "hidden", "weight": -1}], r"stages.prune.recover.losses.0.weight: -1 given"),
         (
             [{"name": "hidden", "layers": [1, 7]}],
-            r"stages.prune.recover.losses\[0\].layers: \[1, 7\] given; at most 3 layers, each from 1 to 3",
+            r"stages.prune.recover.losses\[0\].layers: \[1, 7\] given; give at most 3 layers, each from 1 to 3",
         ),
-        ([{"name": "relational", "steps": [0.5, 1.0]}], r"stages.prune.recover.losses: no loss counts from 0 of the steps on"),
+        ([{"name": "relational", "steps": [0.5, 1.0]}], r"stages.prune.recover.losses: no loss is active from 0 of the steps on"),
     ],
     ids=str,
 )
@@ -287,7 +287,7 @@ def test_rows_that_are_compared_need_the_whole_batch(checkpoint: Callable[..., P
     config = load(checkpoint("bert")).config
     stage = Prune(**QUICK, recover={"loss": "relational", "micro_batch_size": 4})
     with pytest.raises(
-        InputError, match=r"stages.prune.recover.loss: compares the rows of a batch; leave micro_batch_size \(4 given\) out"
+        InputError, match=r"stages.prune.recover.loss: relational compares the rows of a batch; remove micro_batch_size \(4 given\)"
     ):
         stage.check(config, config, context)
 
@@ -296,7 +296,7 @@ def test_what_masks_are_learned_on_is_checked_too(checkpoint: Callable[..., Path
     """The training of the masks has rows in memory of its own, and a model of which nothing is gone yet."""
     config, shallow = load(checkpoint("bert")).config, load(checkpoint("bert", num_hidden_layers=2)).config
     stage = Prune(**QUICK, method="joint", learn={"micro_batch_size": 4}, recover={"loss": "relational"})
-    with pytest.raises(InputError, match=r"compares the rows of a batch; leave micro_batch_size \(4 given\) out"):
+    with pytest.raises(InputError, match=r"compares the rows of a batch; remove micro_batch_size \(4 given\)"):
         stage.check(config, config, context)
     stage = Prune(**{**QUICK, "sparsity": 0.6}, granularity=["layers"], method="joint", recover={"losses": [{"name": "hidden"}]})
     assert stage.config_after(config).num_hidden_layers <= 2

@@ -16,12 +16,13 @@ from torch import Tensor
 from compress.models.structure import Structure
 from compress.training.supervised import supervised
 from compress.training.train import Batch
-from prune.activation import activation, turning
+from prune.activation import activation, block_influence
 from prune.fisher import fisher
 from prune.gates import gated
+from prune.hook_points import HookPoints
 from prune.magnitude import magnitude
-from prune.places import Places
-from prune.scores import by_activation, by_gradient, by_magnitude, comparable, scores_of
+from prune.methods import Scoring, scores_of
+from prune.scores import by_activation, by_gradient, by_magnitude, comparable
 from prune.slices import component_slices
 from prune.taylor import taylor
 
@@ -68,10 +69,10 @@ def test_activation_is_the_mean_square_of_what_is_said(tokens: int, structures: 
 
 def test_a_block_that_turns_nothing_says_nothing() -> None:
     x = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
-    assert float(turning(x, 3 * x)) == pytest.approx(0, abs=1e-9)
-    assert float(turning(x, -x)) == pytest.approx(2)
+    assert float(block_influence(x, 3 * x)) == pytest.approx(0, abs=1e-9)
+    assert float(block_influence(x, -x)) == pytest.approx(2)
     expected = sum(1 - float(a @ b) / float(a.norm() * b.norm()) for a, b in zip(x, x.roll(1, 1), strict=True)) / 5
-    assert float(turning(x, x.roll(1, 1))) == pytest.approx(expected, rel=1e-5)
+    assert float(block_influence(x, x.roll(1, 1))) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "llama"])
@@ -147,7 +148,7 @@ def test_gates_of_channels_and_experts_are_factors(kind: str, make_model: Callab
     model = make_model(kind)
     structure, batch = Structure.of(model, KEY), batch_of(kind, make_features(kind, rows=1))
     objective = supervised(task_of(kind))
-    places: list[Any] = [(1, "experts")] if kind == "mixtral" else ["hidden", (1, "ffn")]  # a channel may send a token to other experts
+    hooks: list[Any] = [(1, "experts")] if kind == "mixtral" else ["hidden", (1, "ffn")]  # a channel may send a token to other experts
 
     def loss(where: Any = None, unit: int = 0, step: float = 0.0) -> float:
         with gated(model, structure, hidden=True) as start, torch.no_grad():
@@ -160,7 +161,7 @@ def test_gates_of_channels_and_experts_are_factors(kind: str, make_model: Callab
     with gated(model, structure, hidden=True) as start:
         gates = start(1)
         gradients = gates.gradients(torch.stack(list(objective(model, batch).values())).sum(dim=0))
-    for where in places:
+    for where in hooks:
         for unit in range(0, gradients[where].shape[1], 3):
             slope = (loss(where, unit, 0.05) - loss(where, unit, -0.05)) / 0.1
             assert float(gradients[where][0, unit]) == pytest.approx(slope, rel=0.05, abs=2e-3)
@@ -216,7 +217,7 @@ def test_everything_gets_a_score_and_the_model_stays_as_it_is(
     model = make_model(kind)
     structure, batch = Structure.of(model, KEY), batch_of(kind, make_features(kind))
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    scores = scores_of(method, model, structure, lambda: [batch], supervised(task_of(kind)), hidden=True)
+    scores = scores_of(method, Scoring(model, structure, lambda: [batch], supervised(task_of(kind)), hidden=True))
     expected = {(block, what) for block in range(3) for what in ("heads", "ffn" if kind == "bert" else "experts")}
     assert scores.components.keys() >= expected
     assert all(bool((score >= 0).all()) for score in scores.components.values())
@@ -244,13 +245,13 @@ def test_what_nobody_reads_scores_nothing(
 ) -> None:
     model = make_model(kind)
     structure = Structure.of(model, KEY)
-    places, attention = Places.of(model, structure), structure.attentions[0]
+    hooks, attention = HookPoints.of(model, structure), structure.attentions[0]
     width = attention.group * attention.head_dim
     with torch.no_grad():
-        model.get_submodule(places.heads[0]).weight[:, width : 2 * width] = 0
-        model.get_submodule(places.ffn[2]).weight[:, [3, 7]] = 0
+        model.get_submodule(hooks.heads[0]).weight[:, width : 2 * width] = 0
+        model.get_submodule(hooks.ffn[2]).weight[:, [3, 7]] = 0
     batch = batch_of(kind, make_features(kind))
-    scores = scores_of(method, model, structure, lambda: iter([batch]), supervised(task_of(kind)), False)
+    scores = scores_of(method, Scoring(model, structure, lambda: iter([batch]), supervised(task_of(kind)), False))
     assert [unit for unit, score in enumerate(scores.components[0, "heads"].tolist()) if score == 0] == [1]
     assert [unit for unit, score in enumerate(scores.components[2, "ffn"].tolist()) if score == 0] == [3, 7]
     assert float(scores.components[1, "ffn"].min()) > 0

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from compress.core.errors import InputError
 from compress.models.structure import Structure
 from prune.allocation import by_worth
-from prune.cost import Cost, count_of
+from prune.cost import ShapeCost, count_of
 from prune.prune import Prune
-from prune.selection import Granularity, Limits, Scores, Whole, lowest_share, select
+from prune.selection import Granularity, Incoming, Limits, Scores, lowest_share, select
 
 KEY = "stages.prune"
 
@@ -35,7 +35,7 @@ def chances(structure: Structure, draw: torch.Generator, layers: list[float] | N
 def test_the_budget_is_kept_and_used(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
+    cost = ShapeCost.of(model, structure, "macs")
 
     @settings(max_examples=40)
     @given(
@@ -48,7 +48,7 @@ def test_the_budget_is_kept_and_used(make_model: Callable[..., Any]) -> None:
     def check(share: float, seed: int, outside: tuple[Granularity, ...], inside: bool, blocks: frozenset[int]) -> None:
         granularity: tuple[Granularity, ...] = (*outside, "heads", "ffn") if inside else outside
         limits, scores = Limits(granularity, 4, frozenset(), blocks), chances(structure, torch.Generator().manual_seed(seed))
-        kept = select(cost, Whole.of(cost), share, limits, scores, by_worth(scores.components), KEY, learned=True)
+        kept = select(cost, Incoming.of(cost), share, limits, scores, by_worth(scores.components), KEY, learned=True)
         sizes = kept.sizes(structure.sizes)
         total = sum(4 * sizes.hidden * heads * 4 + 2 * sizes.hidden * ffn for heads, ffn in zip(sizes.heads, sizes.ffn, strict=True))
         assert total <= share * cost.total() * (1 + 1e-9)
@@ -64,7 +64,7 @@ def test_the_budget_is_kept_and_used(make_model: Callable[..., Any]) -> None:
 def test_as_many_layers_as_are_likely(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
+    cost = ShapeCost.of(model, structure, "macs")
     limits = Limits(("layers", "heads", "ffn"), 4, frozenset(), frozenset())
     for layers, share, expected in (
         ([0.9, 0.1, 0.8], 0.5, [0, 2]),
@@ -73,15 +73,15 @@ def test_as_many_layers_as_are_likely(make_model: Callable[..., Any]) -> None:
         ([0.9, 0.8, 0.7], 0.1, [0]),  # nor do three fit
     ):
         scores = chances(structure, torch.Generator().manual_seed(0), layers)
-        kept = select(cost, Whole.of(cost), share, limits, scores, by_worth(scores.components), KEY, learned=True)
+        kept = select(cost, Incoming.of(cost), share, limits, scores, by_worth(scores.components), KEY, learned=True)
         assert list(kept.layers) == expected, (layers, share)
 
 
 def test_the_lowest_share_is_that_of_the_least_of_everything(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
-    found = lowest_share(cost, Whole.of(cost), Limits(("heads", "ffn"), 4, frozenset({(0, "ffn")}), frozenset()))
+    cost = ShapeCost.of(model, structure, "macs")
+    found = lowest_share(cost, Incoming.of(cost), Limits(("heads", "ffn"), 4, frozenset({(0, "ffn")}), frozenset()))
     smallest = 3 * 4 * 16 * 4 + 2 * 16 * (24 + 4 + 4)
     assert found == smallest / cost.total()
 
@@ -89,18 +89,18 @@ def test_the_lowest_share_is_that_of_the_least_of_everything(make_model: Callabl
 def test_layers_go_where_what_is_inside_does_not_suffice(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
+    cost = ShapeCost.of(model, structure, "macs")
     scores = chances(structure, torch.Generator().manual_seed(0))
     for learned in (False, True):
         limits = Limits(("layers", "heads", "ffn"), 16, frozenset(), frozenset())
-        kept = select(cost, Whole.of(cost), 0.26, limits, scores, by_worth(scores.components), KEY, learned)
+        kept = select(cost, Incoming.of(cost), 0.26, limits, scores, by_worth(scores.components), KEY, learned)
         assert len(kept.layers) == 1
         assert kept.heads[kept.layers[0]]
         # one layer of one head and 16 of 24 neurons: 768 of 3 times 1,792
         with pytest.raises(
-            InputError, match=r"sparsity: 0\.9 given; layers, heads, ffn can take at most 0\.8571 of the blocks: add hidden"
+            InputError, match=r"sparsity: 0\.9 given; pruning layers, heads, ffn can remove at most 0\.8571 of the blocks' cost: add hidden"
         ):
-            select(cost, Whole.of(cost), 0.1, limits, scores, by_worth(scores.components), KEY, learned)
+            select(cost, Incoming.of(cost), 0.1, limits, scores, by_worth(scores.components), KEY, learned)
 
 
 @settings(max_examples=60)
@@ -117,27 +117,27 @@ def test_whatever_is_above_the_lowest_share_is_feasible_and_nothing_below(
 ) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "parameters")
-    whole, scores = Whole.of(cost), chances(structure, torch.Generator().manual_seed(seed))
+    cost = ShapeCost.of(model, structure, "parameters")
+    incoming, scores = Incoming.of(cost), chances(structure, torch.Generator().manual_seed(seed))
     limits = Limits(tuple(granularity), step, frozenset((block, "heads") for block in blocks), blocks)
-    lowest = lowest_share(cost, whole, limits, scores)
-    assert lowest == pytest.approx(lowest_share(cost, whole, limits))  # all layers cost the same
+    lowest = lowest_share(cost, incoming, limits, scores)
+    assert lowest == pytest.approx(lowest_share(cost, incoming, limits))  # all layers cost the same
     share = lowest + part * (1 - lowest)
     allocate = by_worth(scores.components)
-    kept = select(cost, whole, share, limits, scores, allocate, KEY, learned)
+    kept = select(cost, incoming, share, limits, scores, allocate, KEY, learned)
     sizes = replace(kept, layers=range(3)).sizes(structure.sizes)
-    assert cost.total(sizes, kept.layers) <= share * whole.cost * (1 + 1e-6)
+    assert cost.total(sizes, kept.layers) <= share * incoming.cost * (1 + 1e-6)
     if lowest > 0.01:
-        with pytest.raises(InputError, match="can take at most"):
-            select(cost, whole, lowest * 0.99, limits, scores, allocate, KEY, learned)
+        with pytest.raises(InputError, match="can remove at most"):
+            select(cost, incoming, lowest * 0.99, limits, scores, allocate, KEY, learned)
 
 
 def test_a_message_names_the_key_that_was_given(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
+    cost = ShapeCost.of(model, structure, "macs")
     scores = chances(structure, torch.Generator().manual_seed(0))
-    assert (Prune(measure="latency", speedup=3.0).asked, Prune(sparsity=0.2).asked) == ("speedup", "sparsity")
+    assert (Prune(measure="latency", speedup=3.0).target_key, Prune(sparsity=0.2).target_key) == ("speedup", "sparsity")
     limits = Prune(measure="latency", speedup=3.0).limits(structure)
-    with pytest.raises(InputError, match=r"stages\.prune\.speedup: takes 0\.95 of the blocks; heads, ffn can take at most"):
-        select(cost, Whole.of(cost), 0.05, limits, scores, by_worth(scores.components), KEY)
+    with pytest.raises(InputError, match=r"stages\.prune\.speedup: needs 0\.95 removed; pruning heads, ffn can remove at most"):
+        select(cost, Incoming.of(cost), 0.05, limits, scores, by_worth(scores.components), KEY)

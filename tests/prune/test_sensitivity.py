@@ -9,9 +9,9 @@ import torch
 
 from compress.models.structure import Structure
 from prune.allocation import Part, top
-from prune.places import Places
+from prune.hook_points import HookPoints
 from prune.sensitivity import SHARES, Sensitivity, scan, silenced, silenced_all
-from prune.surgery import Kept, shrink
+from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
 
@@ -40,10 +40,10 @@ def test_distances_are_those_of_the_shrunk_model(kind: str, make_model: Callable
         highest = 0.0
         for share, value in entry.distances.items():
             number = round((1 - share) * entry.part.size)
-            kept = Kept.everything(sizes)
-            lists = list(getattr(kept, entry.part.what))
+            kept = KeptUnits.everything(sizes)
+            lists = list(getattr(kept, entry.part.component))
             lists[entry.part.block] = top(scores[entry.part], number)
-            highest = max(highest, distance_of(shrink(model, structure, replace(kept, **{entry.part.what: lists}), KEY)))
+            highest = max(highest, distance_of(shrink(model, structure, replace(kept, **{entry.part.component: lists}), KEY)))
             assert value == pytest.approx(highest, rel=1e-3, abs=1e-9)
     assert found[0].name == structure.attentions[1].output
 
@@ -58,7 +58,7 @@ def test_a_silenced_expert_adds_nothing(make_model: Callable[..., Any], make_fea
     model, features = make_model("mixtral"), make_features("mixtral")
     structure = Structure.of(model, KEY)
     experts, seen = model.model.layers[1].mlp.experts, []
-    with silenced(model, structure, Places.of(model, structure), Part(1, "experts", 4, 1.0, 4), [0, 3]):
+    with silenced(model, structure, HookPoints.of(model, structure), Part(1, "experts", 4, 1.0, 4), [0, 3]):
         handle = experts.register_forward_pre_hook(lambda module, args: seen.append(args))  # behind the one that silences
         model(**features)
     model(**features)
@@ -73,11 +73,11 @@ def test_a_silenced_expert_adds_nothing(make_model: Callable[..., Any], make_fea
 def test_all_together_are_silenced_and_let_go_again(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
     model, features = make_model("bert"), make_features("bert")
     structure = Structure.of(model, KEY)
-    kept = replace(Kept.everything(structure.sizes), heads=[(1,), range(4), (0, 3)], ffn=[range(5), range(24), (7,)])
+    kept = replace(KeptUnits.everything(structure.sizes), heads=[(1,), range(4), (0, 3)], ffn=[range(5), range(24), (7,)])
     small = shrink(model, structure, kept, KEY)
     with torch.no_grad():
         whole = model(**features).logits
-        with silenced_all(model, structure, Places.of(model, structure), kept):
+        with silenced_all(model, structure, HookPoints.of(model, structure), kept):
             torch.testing.assert_close(model(**features).logits, small(**features).logits, atol=1e-5, rtol=1e-5)
         assert torch.equal(model(**features).logits, whole)
 

@@ -13,9 +13,9 @@ from torch.nn import functional
 from compress.models.forward import forward
 from compress.models.structure import Structure
 from compress.training.train import Batch
-from prune.cost import Cost
+from prune.cost import ShapeCost
 from prune.masks import masked
-from prune.selection import Limits, Whole
+from prune.selection import Incoming, Limits
 from prune.structured_movement import StructuredMovement
 
 KEY = "stages.prune"
@@ -23,13 +23,13 @@ KEY = "stages.prune"
 
 def made(model: Any, sparsity: float = 0.5, ratio: float = 1.0) -> StructuredMovement:
     structure = Structure.of(model, KEY)
-    cost = Cost.of(model, structure, "macs")
+    cost = ShapeCost.of(model, structure, "macs")
     limits = Limits(("heads", "ffn"), 4, frozenset({(2, "ffn")}), frozenset())
 
     def loss(model: Any, batch: Batch) -> dict[str, torch.Tensor]:
         return {"cross_entropy": functional.cross_entropy(forward(model, batch.features), batch.labels, reduction="none")}
 
-    return StructuredMovement(loss, cost, Whole.of(cost), sparsity, limits, ratio, 0.5, KEY)
+    return StructuredMovement(loss, cost, Incoming.of(cost), sparsity, limits, ratio, 0.5, KEY)
 
 
 def test_the_gradient_of_a_score_is_the_sum_over_the_weights_of_its_unit(

@@ -21,7 +21,7 @@ from compress.models.library import with_class
 from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.proof import prove
-from prune.surgery import Kept, head_numbers, indices, shrink
+from prune.surgery import KeptUnits, head_numbers, indices, shrink
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
 KEY = "stages.prune"
@@ -34,7 +34,7 @@ def subsets(draw: st.DrawFn, number: int, least: int = 1) -> tuple[int, ...]:
     return tuple(sorted(draw(st.sets(st.integers(0, number - 1), min_size=min(least, number), max_size=number))))
 
 
-def silenced(model: Any, structure: Structure, kept: Kept) -> Any:
+def silenced(model: Any, structure: Structure, kept: KeptUnits) -> Any:
     """Written out: the large model with zeros where what is gone is read, without the layers that go."""
     large = copy.deepcopy(model)
     with torch.no_grad():
@@ -82,7 +82,7 @@ def equal(small: Any, large: Any, features: dict[str, Tensor]) -> None:
 def test_all_of_it_is_the_model_itself(kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
     model = make_model(kind)
     structure = Structure.of(model, KEY)
-    small: Any = shrink(model, structure, Kept.everything(structure.sizes), KEY)
+    small: Any = shrink(model, structure, KeptUnits.everything(structure.sizes), KEY)
     assert not hasattr(small.config, "compress_architecture")
     assert all(torch.equal(value, small.state_dict()[name]) for name, value in model.state_dict().items())
     assert small.config.to_dict() == model.config.to_dict()
@@ -97,7 +97,7 @@ def test_the_small_model_is_the_large_one_with_the_rest_silent(
     model = make_model(kind)
     structure = Structure.of(model, KEY)
     sizes, depth = structure.sizes, structure.depth
-    kept = Kept(
+    kept = KeptUnits(
         data.draw(subsets(depth)),
         [data.draw(subsets(sizes.key_value_heads[block])) for block in range(depth)],
         [range(24) if kind == "mixtral" else data.draw(subsets(24)) for _ in range(depth)],
@@ -119,7 +119,7 @@ def test_rows_of_the_vocabulary_are_renumbered(
     model = make_model(kind)
     structure = Structure.of(model, KEY)
     ids = (0, 1, 2, 3, 4, *(5 + number for number in vocabulary))
-    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "vocabulary": ids})
+    kept = KeptUnits(**{**vars(KeptUnits.everything(structure.sizes)), "vocabulary": ids})
     small, features = shrink(model, structure, kept, KEY), make_features(kind, vocabulary=ids[5:])
     renumbered = {**features, "input_ids": torch.tensor([[ids.index(token) for token in row] for row in features["input_ids"].tolist()])}
     with torch.no_grad():
@@ -156,7 +156,7 @@ def test_fewer_channels_are_norms_over_those_that_are_left(
     step = 4 if kind == "mixtral" else 1  # torch multiplies the experts in rows of 16 bytes
     pieces = data.draw(subsets(structure.sizes.hidden // step, 6 // step))  # a norm over two or three blows rounding up
     channels = [piece * step + number for piece in pieces for number in range(step)]
-    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "hidden": channels})
+    kept = KeptUnits(**{**vars(KeptUnits.everything(structure.sizes)), "hidden": channels})
     equal(shrink(model, structure, kept, KEY), narrowed(model, structure, channels), make_features(kind))
 
 
@@ -164,14 +164,18 @@ def test_fewer_channels_are_norms_over_those_that_are_left(
 def test_a_pruned_model_is_pruned_again(kind: str, make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
     model = make_model(kind)
     first = Structure.of(model, KEY)
-    everything = vars(Kept.everything(first.sizes))
+    everything = vars(KeptUnits.everything(first.sizes))
     once = shrink(
-        model, first, Kept(**{**everything, "layers": (0, 2), "heads": [(0, 2), (0, 1), (1,)], "ffn": [range(7), (3,), (4, 5)]}), KEY
+        model, first, KeptUnits(**{**everything, "layers": (0, 2), "heads": [(0, 2), (0, 1), (1,)], "ffn": [range(7), (3,), (4, 5)]}), KEY
     )
     second = Structure.of(once, KEY)
     assert second.sizes.ffn == (7, 2)
-    twice = shrink(once, second, Kept(**{**vars(Kept.everything(second.sizes)), "heads": [(1,), (0,)], "ffn": [(2, 6), (1,)]}), KEY)
-    straight = shrink(model, first, Kept(**{**everything, "layers": (0, 2), "heads": [(2,), (0,), (1,)], "ffn": [(2, 6), (3,), (5,)]}), KEY)
+    twice = shrink(
+        once, second, KeptUnits(**{**vars(KeptUnits.everything(second.sizes)), "heads": [(1,), (0,)], "ffn": [(2, 6), (1,)]}), KEY
+    )
+    straight = shrink(
+        model, first, KeptUnits(**{**everything, "layers": (0, 2), "heads": [(2,), (0,), (1,)], "ffn": [(2, 6), (3,), (5,)]}), KEY
+    )
     equal(twice, straight, make_features(kind))
     assert twice.config.to_dict() == straight.config.to_dict()
 
@@ -184,7 +188,7 @@ def test_grouped_heads_go_with_the_queries_that_share_them() -> None:
 
 def test_a_layer_that_makes_three_things_is_cut_in_three_places(make_model: Callable[..., Any]) -> None:
     structure = Structure.of(make_model("gpt2"), KEY)
-    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "heads": [(1,), range(4), range(4)]})
+    kept = KeptUnits(**{**vars(KeptUnits.everything(structure.sizes)), "heads": [(1,), range(4), range(4)]})
     found = indices(structure, kept)
     assert found["transformer.h.0.attn.c_attn.weight", 0].tolist() == [*range(4, 8), *range(20, 24), *range(36, 40)]
     assert found["transformer.h.0.attn.c_proj.weight", 1].tolist() == [4, 5, 6, 7]
@@ -258,7 +262,7 @@ def test_all_together_is_exact_and_survives_the_disk(
     step = 4 if has_experts else 1
     pieces = data.draw(subsets(sizes.hidden // step, 12 // step))
     words = data.draw(subsets(15, 2))
-    kept = Kept(
+    kept = KeptUnits(
         data.draw(subsets(depth)),
         [data.draw(subsets(sizes.key_value_heads[block])) for block in range(depth)],
         [range(sizes.ffn[block]) if has_experts else data.draw(subsets(sizes.ffn[block])) for block in range(depth)],
@@ -282,7 +286,7 @@ def test_all_together_is_exact_and_survives_the_disk(
 def test_layers_keep_what_the_config_says_of_each(layers: tuple[int, ...], make_features: Callable[..., Any]) -> None:
     model, features = drawn("smollm3"), make_features("llama")
     structure = Structure.of(model, KEY)
-    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "layers": layers})
+    kept = KeptUnits(**{**vars(KeptUnits.everything(structure.sizes)), "layers": layers})
     equal(shrink(model, structure, kept, KEY), silenced(model, structure, kept), features)
 
 
@@ -290,8 +294,10 @@ def test_a_model_whose_layers_depend_on_their_number_is_refused(make_features: C
     model, features = drawn("smollm3"), make_features("llama")
     structure = Structure.of(model, KEY)
     batch = Batch(features, torch.zeros(3), np.arange(3), 0, 1)
-    kept = Kept(**{**vars(Kept.everything(structure.sizes)), "layers": (1, 2, 3)})
+    kept = KeptUnits(**{**vars(KeptUnits.everything(structure.sizes)), "layers": (1, 2, 3)})
     prove(model, structure, kept, batch, KEY)
     monkeypatch.setattr(blocks, "OTHER_LISTS", ("no_rope_layers",))
-    with pytest.raises(InputError, match="a smollm3 without some of its layers, heads or neurons answers other than with them silent"):
+    with pytest.raises(
+        InputError, match="a smollm3 without some of its layers, heads or neurons gives other outputs than with them set to 0"
+    ):
         prove(model, structure, kept, batch, KEY)

@@ -23,7 +23,7 @@ from compress.models.conv1d import with_linears
 from compress.models.library import with_class
 from compress.models.preprocessor import preprocessor
 from compress.models.structure import Structure
-from prune.surgery import Kept, shrink
+from prune.surgery import KeptUnits, shrink
 from prune.vocabulary import (
     closure,
     counts_from_pad,
@@ -167,7 +167,7 @@ def test_a_pad_token_at_the_end_holds_no_other(checkpoint: Callable[..., Path], 
     assert counts_from_pad(load(checkpoint("roberta")).config, KEY)
     assert not counts_from_pad(load(checkpoint("bert")).config, KEY)
     structure = Structure.of(model, KEY)
-    small: Any = shrink(model, structure, replace(Kept.everything(structure.sizes), vocabulary=cut.kept), KEY)
+    small: Any = shrink(model, structure, replace(KeptUnits.everything(structure.sizes), vocabulary=cut.kept), KEY)
     assert small.config.pad_token_id == 6
     rows = torch.tensor([[7, 6, 5], [6, 8, 8]])
     with torch.no_grad():

@@ -19,8 +19,6 @@ from tests.told import Told
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]
 SIZES = {"num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
 
-torch.set_num_threads(1)  # tiny models: a second thread only waits
-
 
 def sentences(num: int, seed: int) -> Split:
     random = np.random.default_rng(seed)

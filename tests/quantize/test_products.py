@@ -147,7 +147,7 @@ def test_the_stage_writes_what_it_measured(bert: Artifact, context: Context, tol
     figures = run(bert, context, tmp_path / "all", attention=True, residual=True)
     assert load_sites(tmp_path / "all").names == [*PRODUCTS, *RESIDUALS]
     assert (figures["int8_products"], figures["int8_residuals"]) == ("4 of 4", "4 of 4")
-    assert "  in int8 too: 4 of 4 products of attention, 4 of 4 residuals" in told.lines
+    assert "  also in int8: 4 of 4 attention products, 4 of 4 residuals" in told.lines
     saved = load_sites(tmp_path / "all")
     for site in figures["sites"]:
         assert site["int8"]

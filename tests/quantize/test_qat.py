@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.schemes.int8 import levels, quantize
-from quantize.qat import Int8Function, codes_and_slope, only_inside
+from quantize.qat import Int8Arithmetic, Int8Function, codes_and_slope, only_inside
 
 LOW, HIGH = -128, 127
 
@@ -49,7 +49,7 @@ def int8(
     pact: bool = False,
     products: torch.dtype = torch.float32,
 ) -> Tensor:
-    return Int8Function.apply(x, weight_OI, input_scale, weight_scale_O, bias_O, largest, pact, products)
+    return Int8Function.apply(x, weight_OI, input_scale, weight_scale_O, bias_O, Int8Arithmetic(largest, pact, products))
 
 
 def gradients(case: Problem, pact: bool = False, products: torch.dtype = torch.float32) -> list[Tensor]:

@@ -193,9 +193,9 @@ def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatc
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"teacher": "baseline"}, "teacher: baseline given, and mode: ptq trains nothing; give mode: qat or auto"),
-        ({"mode": "qat", "teacher": "baseline", "qat": {"distill": False}}, "teacher: baseline given, and qat.distill: false learns from"),
-        ({"mode": "qat", "teacher": "owner/model"}, "'owner/model' given; input, baseline or the id of an earlier stage is allowed"),
+        ({"teacher": "baseline"}, "teacher: baseline given, but mode: ptq does not train; give mode: qat or auto"),
+        ({"mode": "qat", "teacher": "baseline", "qat": {"distill": False}}, "teacher: baseline given, but qat.distill: false learns from"),
+        ({"mode": "qat", "teacher": "owner/model"}, "'owner/model' given; give input, baseline or the id of an earlier stage"),
         ({"mode": "qat", "qat": {"loss": "distilbert", "soft_weight": 0.5}}, "soft_weight: 0.5 given with loss"),
     ],
     ids=str,
@@ -208,5 +208,5 @@ def test_what_contradicts_itself_is_refused(given: Any, message: str) -> None:
 def test_losses_are_checked_before_the_run(bert: Artifact, run: Context) -> None:
     config: Any = load(bert.path).config
     stage = Quantize(mode="qat", qat={"losses": [{"name": "tinybert", "layers": [3]}]})
-    with pytest.raises(InputError, match=r"stages.quantize.qat.losses\[0\].layers: \[3\] given; at most 2 layers, each from 1 to 2"):
+    with pytest.raises(InputError, match=r"stages.quantize.qat.losses\[0\].layers: \[3\] given; give at most 2 layers, each from 1 to 2"):
         stage.check(config, config, run)

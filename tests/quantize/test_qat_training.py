@@ -22,8 +22,10 @@ from compress.schemes.checkpoint import apply_quantization, save_quantization
 from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
-from compress.training.train import Batch, TrainConfig, train
+from compress.training.train import Batch, TrainConfig, Training, train
 from quantize.qat import Qat, QatLinear, Scale, extract, insert, learn
+
+pytestmark = pytest.mark.whole
 
 HIGH = 127
 
@@ -175,10 +177,10 @@ def test_a_killed_training_continues_to_equal_bits(bert: Artifact, context: Cont
         model, scales = start_of(bert.path, context)
         objective = kind(load(bert.path), context.task, 48, 2, 2.0, 0.9)
         insert(model, scales, rate=10)
-        rows, labels = context.data.train.rows[:48], context.data.train.labels[:48]
+        split = Split(context.data.train.rows[:48], context.data.train.labels[:48])
         prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
         config = TrainConfig(epochs=2, learning_rate=1e-3, batch_size=8, checkpoint_seconds=0, keep="last")
-        train(model, objective, rows, labels, prepared, config, 0, tmp_path / scratch, context.progress)
+        train(model, objective, Training(split, prepared, config, 0, tmp_path / scratch, context.progress))
         return model, objective
 
     whole, expected = run(Distilled, "whole")

@@ -175,7 +175,7 @@ def test_rows_beyond_the_calibrated_range_are_a_warning(bert: Artifact, context:
     beyond = [layer["name"] for layer in figures["layers"] if layer["name"] in reach and layer["selection_clipped"] > 0.001]
     assert beyond
     assert "2 calibration rows" in figures["warnings"][0]
-    assert f"the inputs of {len(beyond)} layers reach more than 1.5 times as far" in figures["warnings"][1]
+    assert f"the inputs of {len(beyond)} layers are more than 1.5 times as large" in figures["warnings"][1]
     assert f"first {beyond[0]}" in figures["warnings"][1]
 
 

@@ -281,7 +281,7 @@ def test_auto_streams_what_is_large(tmp_path: Path, blocks_context: Context, tol
     monkeypatch.setattr(streaming, "available_bytes", lambda: 2**17)
     _, figures = quantized(folder, blocks_context, scheme="w8a8")
     assert figures["streamed"]["hidden_bytes"] == 40 * tiny.LENGTH * 32 * 4
-    assert figures["warnings"] == ["40 calibration rows; 64 or more are needed to trust the ranges"]
+    assert figures["warnings"] == ["only 40 calibration rows; use at least 64 for reliable ranges"]
     _, figures = quantized(folder, blocks_context, scheme="w8a8", bias_correction=True)
     assert "streamed" not in figures
     assert any(

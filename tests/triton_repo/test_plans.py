@@ -23,6 +23,8 @@ from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 from triton_repo import plans
 
+pytestmark = pytest.mark.whole
+
 BUCKETS, LARGEST, NAME = (8, 16), 4, "tiny"
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "fine", "film", "dull", "and", "very", "long"]
 ROWS = ["a fine film", "dull", "a very long and dull film", "fine and very very very very long film", "", "a", "very dull film and a"]

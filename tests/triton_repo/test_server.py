@@ -9,6 +9,8 @@ import pytest
 from triton_repo import server
 from triton_repo.environment import ServerEnvironment
 
+pytestmark = pytest.mark.whole
+
 
 def fake(root: Path, script: str) -> ServerEnvironment:
     """A server environment whose server is a shell script."""

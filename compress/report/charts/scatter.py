@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from compress.core.engines import ENGINES
+
 RADIUS = 5.5
 SMALLEST_STEP = 1e-300  # of an axis; rounding fails below it
 MAX_LABELS = 26
@@ -113,54 +115,76 @@ def scatter(
     """
     if not points:
         return None
-    left, right, top, bottom = 52.0, width - 14.0, 14.0, height - 42.0
-    x_low, x_high = min(p.x for p in points) / 1.35, max(p.x for p in points) * 1.35
-    x_ticks = log_ticks(x_low, x_high, 8 if width > 500 else 5)
-    low, high = min(_low(p) for p in points), max(_high(p) for p in points)
-    pad = max((high - low) * 0.08, 1e-4)
-    low, high = low - pad, high + pad
-    digits_step = linear_ticks(low, high, 6)
-
-    def place_x(value: float) -> float:
-        return left + (right - left) * math.log(value / x_low) / math.log(x_high / x_low)
-
-    def place_y(value: float) -> float:
-        share = (value - low) / (high - low)
-        return bottom - (bottom - top) * (share if higher_is_better else 1 - share)
-
-    best = pareto(points, higher_is_better)
-    named = points if all_labels and len(points) <= MAX_LABELS else [p for p in points if p in best or p.role != "other"]
-    occupied = _Occupied((left + 2, top, right, bottom))
-    occupied.markers = [_around(place_x(p.x), place_y(p.y), RADIUS + 1) for p in points]
-    ends = [sorted((place_y(_high(p)), place_y(_low(p)))) for p in points]
-    occupied.whiskers = [(place_x(p.x) - 1, upper, place_x(p.x) + 1, lower) for p, (upper, lower) in zip(points, ends, strict=True)]
-    order = sorted(named, key=lambda p: (p.role == "other", p not in best, p.x))
-    labels = {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, place_x(p.x), place_y(p.y), occupied) for p in order}
+    frame, best = _Frame.of(points, width, height, higher_is_better), pareto(points, higher_is_better)
+    labels = _labels(points, best, frame, all_labels)
     marks = [
         Mark(
-            place_x(p.x),
-            place_y(p.y),
-            None if p.low is None else place_y(p.low),
-            None if p.high is None else place_y(p.high),
-            marker(p.engine, place_x(p.x), place_y(p.y)),
+            frame.x(p.x),
+            frame.y(p.y),
+            None if p.low is None else frame.y(p.low),
+            None if p.high is None else frame.y(p.high),
+            marker(p.engine, frame.x(p.x), frame.y(p.y)),
             p,
             labels.get(id(p)),
         )
         for p in sorted(points, key=lambda p: p.role == "served")
     ]
-    front = _stairs([(place_x(p.x), place_y(p.y)) for p in best], right) if len(points) > 1 else None
+    front = _stairs([(frame.x(p.x), frame.y(p.y)) for p in best], frame.right) if len(points) > 1 else None
     return Plot(
         width,
         height,
-        left,
-        right,
-        top,
-        bottom,
-        [(place_x(value), f"{value:g}") for value in x_ticks],
-        [(place_y(value), tick(value)) for value in digits_step],
+        frame.left,
+        frame.right,
+        frame.top,
+        frame.bottom,
+        [(frame.x(value), f"{value:g}") for value in log_ticks(frame.x_low, frame.x_high, 8 if width > 500 else 5)],
+        [(frame.y(value), tick(value)) for value in linear_ticks(frame.low, frame.high, 6)],
         marks,
         front,
     )
+
+
+@dataclass(frozen=True)
+class _Frame:
+    """The rectangle of the axes in pixels, and the ranges that they show."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    x_low: float
+    x_high: float
+    low: float
+    high: float
+    higher_is_better: bool
+
+    @classmethod
+    def of(cls, points: Sequence[Point], width: int, height: int, higher_is_better: bool) -> _Frame:
+        """Returns the axes that show all points with their intervals, and some room around them."""
+        x_low, x_high = min(p.x for p in points) / 1.35, max(p.x for p in points) * 1.35
+        low, high = min(_low(p) for p in points), max(_high(p) for p in points)
+        pad = max((high - low) * 0.08, 1e-4)
+        return cls(52.0, width - 14.0, 14.0, height - 42.0, x_low, x_high, low - pad, high + pad, higher_is_better)
+
+    def x(self, value: float) -> float:
+        """Returns where a latency lies, in pixels from the left; the axis is logarithmic."""
+        return self.left + (self.right - self.left) * math.log(value / self.x_low) / math.log(self.x_high / self.x_low)
+
+    def y(self, value: float) -> float:
+        """Returns where a value of the metric lies, in pixels from the top; better is higher."""
+        share = (value - self.low) / (self.high - self.low)
+        return self.bottom - (self.bottom - self.top) * (share if self.higher_is_better else 1 - share)
+
+
+def _labels(points: Sequence[Point], best: Sequence[Point], frame: _Frame, all_labels: bool) -> dict[int, Label | None]:
+    """Returns the labels by the id of their point, placed so that none covers a marker, a whisker or another label."""
+    named = points if all_labels and len(points) <= MAX_LABELS else [p for p in points if p in best or p.role != "other"]
+    occupied = _Occupied((frame.left + 2, frame.top, frame.right, frame.bottom))
+    occupied.markers = [_around(frame.x(p.x), frame.y(p.y), RADIUS + 1) for p in points]
+    ends = [sorted((frame.y(_high(p)), frame.y(_low(p)))) for p in points]
+    occupied.whiskers = [(frame.x(p.x) - 1, upper, frame.x(p.x) + 1, lower) for p, (upper, lower) in zip(points, ends, strict=True)]
+    order = sorted(named, key=lambda p: (p.role == "other", p not in best, p.x))
+    return {id(p): _label(p.label, CHARACTER if p.role == "other" else BOLD, frame.x(p.x), frame.y(p.y), occupied) for p in order}
 
 
 def pareto(points: Sequence[Point], higher_is_better: bool = True) -> list[Point]:
@@ -195,14 +219,14 @@ def linear_ticks(low: float, high: float, most: int) -> list[float]:
 
 def marker(engine: str, x: float, y: float, radius: float = RADIUS) -> str:
     """Returns the SVG path of the marker of an engine; engines differ by shape, not by colour."""
-    r = radius
-    if engine == "onnxruntime":
+    r, shape = radius, ENGINES[engine].marker if engine in ENGINES else "circle"
+    if shape == "square":
         s = r * 0.88
         return f"M{x - s:.1f} {y - s:.1f}h{2 * s:.1f}v{2 * s:.1f}h{-2 * s:.1f}z"
-    if engine == "openvino":
+    if shape == "diamond":
         d = r * 1.25
         return f"M{x:.1f} {y - d:.1f}l{d:.1f} {d:.1f}l{-d:.1f} {d:.1f}l{-d:.1f} {-d:.1f}z"
-    if engine == "tensorrt":
+    if shape == "triangle":
         t = r * 1.15
         return f"M{x:.1f} {y - t:.1f}l{t:.1f} {1.8 * t:.1f}h{-2 * t:.1f}z"
     return f"M{x - r:.1f} {y:.1f}a{r} {r} 0 1 0 {2 * r} 0a{r} {r} 0 1 0 {-2 * r} 0z"

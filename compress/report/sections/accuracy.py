@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compress.core.engines import ENGINES, REFERENCE
 from compress.report import goals, phrases
 from compress.report.charts import scatter
 from compress.report.goals import FLOATS
@@ -17,7 +18,7 @@ from compress.report.view import Report, View
 
 NUM_QUANTILES = 21
 """0, 5, ... 100 %, see `compress.measure.latency`."""
-BACKENDS = ("torch", "onnxruntime", "openvino", "tensorrt", "triton")
+BACKENDS = (*ENGINES, "triton")
 
 
 # Accuracy against latency
@@ -29,7 +30,7 @@ def plots(report: Report) -> list[View]:
     for shape in _shapes(report):
         points = _points(report, shape)
         if points:
-            tick = (lambda value: f"{100 * value:.4g}%") if metric in phrases.SHARES else (lambda value: f"{value:.4g}")
+            tick = (lambda value: f"{100 * value:.4g}%") if phrases.is_share(metric) else (lambda value: f"{value:.4g}")
             higher = report["metric"].get("higher_is_better") is not False
             wide = scatter.scatter(points, 1040, 440, tick, all_labels=True, higher_is_better=higher)
             narrow = scatter.scatter(points, 360, 340, tick, all_labels=False, higher_is_better=higher)
@@ -69,7 +70,7 @@ def _accuracy_of(row: Report, variant: Report) -> Report:
     if own:
         return dict(own)
     main = variant.get("precision") or next((r.get("precision") for r in variant["latency"] if r.get("precision") not in FLOATS), None)
-    if row.get("engine") == "torch":
+    if row.get("engine") == REFERENCE:
         main = "fp32"
     cell = variant["accuracy"].get(row.get("engine")) or {}
     return cell if main in (None, row.get("precision")) else {}
@@ -81,7 +82,7 @@ def _point(report: Report, variant: Report, row: Report, cell: Report) -> scatte
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     title = f"{name}: {phrases.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
     title += f", p50 {phrases.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
-    reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == ("torch", "fp32")
+    reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == (REFERENCE, "fp32")
     quantized = row.get("precision") not in FLOATS or not goals.is_quantized(variant)
     role = "served" if served and quantized else "reference" if reference else "other"
     label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
@@ -118,7 +119,7 @@ def ledger(report: Report) -> View:
         if cell and cell.get(key) is not None
     ]
     scale = (min(ends), max(ends)) if ends else (0.0, 1.0)
-    reference = (goals.baseline(report).get("accuracy") or {}).get("torch") or {}
+    reference = (goals.baseline(report).get("accuracy") or {}).get(REFERENCE) or {}
     rows = [
         {
             "id": variant.get("id"),
@@ -170,7 +171,7 @@ def other_metrics(report: Report) -> View:
     for variant in report["variants"]:
         nested = {backend: figures for backend, figures in variant["metrics"].items() if isinstance(figures, Mapping)}
         flat = {name: value for name, value in variant["metrics"].items() if not isinstance(value, Mapping)}
-        lines += [(str(variant.get("id")), backend, figures) for backend, figures in ({"torch": flat} if flat else nested).items()]
+        lines += [(str(variant.get("id")), backend, figures) for backend, figures in ({REFERENCE: flat} if flat else nested).items()]
     names = [name for name in dict.fromkeys(name for *_, figures in lines for name in figures) if name != report["metric"]["name"]]
     rows = [
         {"id": id_, "backend": engine_name(backend), "texts": [phrases.figure(figures.get(name), name) for name in names]}
@@ -200,7 +201,7 @@ def _samples(row: Report) -> list[float]:
     """Returns the 5, 25, 50, 75 and 95 % quantiles of the samples in ms; if they are unknown, the median four times and the p90."""
     if not row.get("p50_ms"):
         return []
-    quantiles: Sequence[float] = row.get("quantiles_ms") or ()
+    quantiles: list[Any] = row.get("quantiles_ms") or []
     if len(quantiles) == NUM_QUANTILES and None not in quantiles:
         return [quantiles[1], quantiles[5], row["p50_ms"], quantiles[15], quantiles[19]]
     return [*[row["p50_ms"]] * 4, row.get("p90_ms") or row["p50_ms"]]

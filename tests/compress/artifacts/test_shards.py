@@ -93,7 +93,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: object) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(4)}, file)
     file.write_bytes(damage(file.read_bytes()))  # type: ignore[operator]
-    with pytest.raises(InputError, match=r"model\.path: .*model\.safetensors is no whole safetensors file"):
+    with pytest.raises(InputError, match=r"model\.path: .*model\.safetensors is not a complete safetensors file"):
         StoredWeights(tmp_path, "model.path")
 
 

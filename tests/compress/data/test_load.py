@@ -68,7 +68,7 @@ def test_an_unlabelled_test_leaves_validation_for_the_final_figures(tmp_path: Pa
     data, log = load(tmp_path)
     assert data.evaluation.rows == [f"validation {i}" for i in range(20)]
     assert (len(data.train), len(data.selection)) == (800, 200)
-    assert any("test is -1" in line for line in log)
+    assert any("labels of test are -1" in line for line in log)
     check_apart(data)
 
 
@@ -190,7 +190,7 @@ def test_one_file_is_divided(tmp_path: Path) -> None:
     data, log = load(tmp_path / "all.tsv")
     assert 20 <= len(data.evaluation) <= 22
     assert not set(data.train.keys) & set(data.evaluation.keys)
-    assert any("are the test split" in line for line in log)
+    assert any("become the test split" in line for line in log)
     check_apart(data)
 
 
@@ -211,7 +211,7 @@ def test_labels_are_mapped_to_the_names_of_the_model(tmp_path: Path) -> None:
     write_tsv(tmp_path / "test.tsv", [("e", "negativ"), ("f", 2)])
     with pytest.raises(InputError) as caught:
         load(tmp_path, names=("negative", "positive"))
-    assert "line 2: label 'negativ'; allowed, by the model: negative, positive; did you mean 'negative'?" in caught.value.problems[0]
+    assert "line 2: label 'negativ'; allowed by the model: negative, positive; did you mean 'negative'?" in caught.value.problems[0]
     assert "line 3: label '2'" in caught.value.problems[1]
 
 
@@ -235,7 +235,7 @@ def test_whole_floats_and_integers_are_the_same_label(tmp_path: Path) -> None:
         ({"path": "{}/none.tsv"}, "no such file or folder; .*did you mean 'nope.tsv'"),
         ({"path": "{}/nowhere/at/all"}, "no such file or folder"),
         ({"files": {"train": "trian.tsv", "test": "test.tsv"}}, "data.files.train: .*trian.tsv: no such file; did you mean 'train.tsv'"),
-        ({"files": {"train": "train.xlsx", "test": "test.tsv"}}, "train.xlsx: a file of kind '.xlsx'; allowed: .tsv .txt .csv"),
+        ({"files": {"train": "train.xlsx", "test": "test.tsv"}}, "train.xlsx: file type '.xlsx'; allowed: .tsv .txt .csv"),
         ({"path": "{}/train.tsv", "files": {"train": "train.tsv"}}, "a file, and data.files is given too"),
         ({"path": "owner/name", "files": {"train": "train.tsv"}}, "owner/name: no such file or folder"),
         ({"files": {"train": "train.tsv"}}, "no labelled test or validation split"),

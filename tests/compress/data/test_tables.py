@@ -164,7 +164,7 @@ TEXT_FILES: list[tuple[str, bytes, str]] = [
     (TSV, "text\tlabel\na\t0\n".encode("utf-16"), "line 1: byte 0xff at position 1 is not UTF-8"),
     (TSV, b"text\tlabel\na\t\nb\t1\n", "line 2: no label"),
     (TSV, b"text\tlabel\na\t0\nb\t0\n", "all 2 train rows have the label '0'"),
-    (TSV, b"text\tlabel\na\t-1\nb\t-1\n", "every label is -1"),
+    (TSV, b"text\tlabel\na\t-1\nb\t-1\n", "all labels are -1"),
     (TSV, b"text\tlabel\n" + b"".join(b"%d\tunique %d\n" % (i, i) for i in range(30)), "30 different labels in 30 train rows"),
     ("train.tsv.gz", gzip.compress(GOOD)[:-9], "cannot be read"),
     ("train.tsv.gz", GOOD, "cannot be read (Not a gzipped file"),
@@ -186,26 +186,26 @@ TEXT_FILES: list[tuple[str, bytes, str]] = [
     ("train.json", b"[]", "no rows"),
     ("train.parquet", b"PAR1 and no more", "not a readable parquet file"),
     ("train.parquet.gz", gzip.compress(b""), "not a readable parquet file"),
-    ("train.xlsx", b"PK", "no train split in it, but test.tsv, train.xlsx"),
+    ("train.xlsx", b"PK", "no train split, only test.tsv, train.xlsx"),
 ]
 IMAGE_FILES: list[tuple[str, bytes, str]] = [
-    ("train.tar.gz", b"no archive", "not a whole tar archive"),
-    ("train.tar", b"", "not a whole tar archive"),
-    ("train.tar.gz", archive(("train/a/0.png", PNG))[:-30], "not a whole tar archive"),
-    ("train.tar.gz", archive(), "no images in it"),
-    ("train.tar", gzip.decompress(archive(("train/a/0.png", PNG), ("train/a/1.png", PNG)))[:3072], "no header and no end of the archive"),
-    ("train.tar", damaged_header(), "no header and no end of the archive"),
+    ("train.tar.gz", b"no archive", "not a complete tar archive"),
+    ("train.tar", b"", "not a complete tar archive"),
+    ("train.tar.gz", archive(("train/a/0.png", PNG))[:-30], "not a complete tar archive"),
+    ("train.tar.gz", archive(), "contains no images"),
+    ("train.tar", gzip.decompress(archive(("train/a/0.png", PNG), ("train/a/1.png", PNG)))[:3072], "neither a header nor the end"),
+    ("train.tar", damaged_header(), "neither a header nor the end"),
     ("train.tar.gz", archive(("train/a/0.png", PNG[:60])), "member train/a/0.png: not a readable image"),
     ("train.tar.gz", archive(("train/a/0.png", b"")), "member train/a/0.png: not a readable image"),
-    ("train.tar.gz", archive(("train/a/notes.txt", b"hello")), "member 'train/a/notes.txt': not an image by its name"),
-    ("train.tar.gz", archive(("../../etc/a/0.png", PNG)), "leads out of the archive"),
-    ("train.tar.gz", archive(("/etc/a/0.png", PNG)), "leads out of the archive"),
+    ("train.tar.gz", archive(("train/a/notes.txt", b"hello")), "member 'train/a/notes.txt': not the name of an image"),
+    ("train.tar.gz", archive(("../../etc/a/0.png", PNG)), "path outside the archive"),
+    ("train.tar.gz", archive(("/etc/a/0.png", PNG)), "path outside the archive"),
     ("train.tar.gz", archive(link="/etc/passwd"), "a link or device"),
-    ("train.tar.gz", archive(("0.png", PNG)), "not in the folder of a class"),
-    ("train.tar.gz", archive(("extra/a/0.png", PNG)), "'extra' is no split"),
+    ("train.tar.gz", archive(("0.png", PNG)), "not in a class folder"),
+    ("train.tar.gz", archive(("extra/a/0.png", PNG)), "'extra' is not a split"),
     ("train/a/0.png", PNG[:60], "train/a/0.png: not a readable image"),
-    ("train/a/0.bmp", PNG, "train/a/0.bmp: not an image by its name"),
-    ("train/0.png", PNG, "train/0.png: not in the folder of a class"),
+    ("train/a/0.bmp", PNG, "train/a/0.bmp: not the name of an image"),
+    ("train/0.png", PNG, "train/0.png: not in a class folder"),
     ("train.jsonl", b'{"image": "gone.png", "label": 0}\n', "train.jsonl line 1: image 'gone.png' cannot be read"),
     ("train.jsonl", b'{"image": 5, "label": 0}\n', "train.jsonl line 1: int given as image"),
 ]
@@ -254,7 +254,7 @@ def test_labels_that_train_does_not_have(tmp_path: Path, label: str) -> None:
     write(tmp_path, "train.tsv", GOOD)
     write(tmp_path, "test.tsv", GOOD + f"bad\t{label}\n".encode())
     config = DataConfig(path=str(tmp_path))
-    message = f"test.tsv line 22: label {label!r}; allowed, by the train split: 0, 1"
+    message = f"test.tsv line 22: label {label!r}; allowed by the train split: 0, 1"
     refused(lambda: load_data(config, "text-classification", None, print), "test.tsv", message)
 
 
@@ -278,7 +278,7 @@ def test_many_bad_rows_are_counted_not_listed(tmp_path: Path) -> None:
 def test_a_field_too_many_is_found_without_a_header_only_where_it_matters(tmp_path: Path) -> None:
     write(tmp_path, "train.tsv", b"a\t0\nb\n")
     files = {"train": {"file": "train.tsv", "header": False, "columns": {"text": 0, "label": 1}}, "test": "train.tsv"}
-    with pytest.raises(InputError, match=r"train.tsv line 2: 1 tab-separated field; at least 2 are allowed"):
+    with pytest.raises(InputError, match=r"train.tsv line 2: 1 tab-separated field; at least 2 are needed"):
         load_data(DataConfig.model_validate({"path": str(tmp_path), "files": files}), "text-classification", None, print)
 
 
@@ -289,5 +289,5 @@ def test_names_need_a_header_and_positions_a_place(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no column 7; allowed: 0 to 1"):
         read(tmp_path / "train.tsv", (0, 7))
     write(tmp_path, "train.jsonl", b"{}\n")
-    with pytest.raises(InputError, match=r"column 0 given; a .jsonl file has names"):
+    with pytest.raises(InputError, match=r"column 0 given; a .jsonl file has column names"):
         read(tmp_path / "train.jsonl", (0, 1))

@@ -158,25 +158,25 @@ GOOD = tiny_gpt.text(60).encode()
 # (what is wrong, file, contents, settings, words the one line must hold)
 MALFORMED: list[tuple[str, bytes, dict[str, Any], str]] = [
     ("train.txt", b"", {}, "train.txt: empty file"),
-    ("train.txt", b" \n\n  \n", {}, "the train split holds no text"),
+    ("train.txt", b" \n\n  \n", {}, "the train split has no text"),
     ("train.txt", b"Too short.\n", {"tokenizer": "given"}, "tokens; at least one block of data.max_length (16) are needed"),
     ("test.txt", b"a", {}, "the test split has 1 tokens; at least 2 are needed"),
-    ("test.txt", b"\n", {}, "the test split holds no text"),
+    ("test.txt", b"\n", {}, "the test split has no text"),
     ("train.txt", b"fine\nna\xefve\n", {}, "train.txt line 2: byte 0xef at position 3 is not UTF-8"),
     ("train.txt", "text".encode("utf-16"), {}, "train.txt line 1: byte 0xff"),
     ("train.txt.gz", gzip.compress(GOOD)[:-9], {}, "train.txt.gz: cannot be read"),
     ("train.txt.gz", GOOD, {}, "train.txt.gz: cannot be read (Not a gzipped file"),
     ("train.jsonl", b'{"content": "a"}\n', {}, "no column 'text'; available: 'content'"),
     ("train.jsonl", b'{"text": ["a"]}\n', {}, "['a'] given as text"),
-    ("train.jsonl", b'{"text": ""}\n', {}, "the train split holds no text"),
-    ("train.txt", GOOD, {"columns": {"label": "label"}}, "data.columns.label: 'label' given; text-generation reads text alone"),
-    ("train.txt", GOOD, {"columns": {"text_pair": "b"}}, "data.columns.text_pair: 'b' given; text-generation reads text alone"),
+    ("train.jsonl", b'{"text": ""}\n', {}, "the train split has no text"),
+    ("train.txt", GOOD, {"columns": {"label": "label"}}, "data.columns.label: 'label' given; text-generation reads only text"),
+    ("train.txt", GOOD, {"columns": {"text_pair": "b"}}, "data.columns.text_pair: 'b' given; text-generation reads only text"),
     ("train.txt", GOOD, {"files": {"train": {"file": "train.txt", "columns": {"label": 1}}}}, "train.txt: columns.label: 1 given"),
     ("train.txt", GOOD, {"tokenizer": TrainTokenizer(train="bpe", vocab_size=100_000)}, "tokenizer.vocab_size: 100000 given; the train"),
     ("train.txt", GOOD, {"tokenizer": None}, "tokenizer: missing; text models with random weights need one"),
     ("train.txt", GOOD, {"tokenizer": "./nowhere"}, "tokenizer: there is no folder ./nowhere"),
-    ("notes.md", GOOD, {"alone": True}, "no train split in it, but notes.md"),
-    ("a.txt", GOOD, {"alone": True, "second": "b.txt"}, "no train split in it, but a.txt, b.txt"),
+    ("notes.md", GOOD, {"alone": True}, "no train split, only notes.md"),
+    ("a.txt", GOOD, {"alone": True, "second": "b.txt"}, "no train split, only a.txt, b.txt"),
 ]
 
 

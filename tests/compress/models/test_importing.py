@@ -42,7 +42,9 @@ def test_generic_labels_take_the_names_of_the_data(folder: Path, out: Path) -> N
 
 def test_names_of_the_model_are_kept(tiny_bert: Path, out: Path) -> None:
     assert label_names(named(tiny_bert)) == LABELS
-    refused(named(tiny_bert), out, "its labels are negative, positive, those of the data positive, negative; .*head: new", LABELS[::-1])
+    refused(
+        named(tiny_bert), out, "the model's labels are negative, positive, the data's are positive, negative; .*head: new", LABELS[::-1]
+    )
 
 
 def test_half_precision_is_loaded_as_float32(folder: Path, out: Path) -> None:
@@ -147,8 +149,8 @@ def test_random_text_takes_the_tokenizer(bert_config: dict[str, Any], tiny_bert:
     [
         ({"model_type": "vti"}, "'vti' given; .* did you mean 'vit'"),
         ({"model_type": None}, "None given"),
-        ({"hiden_size": 3}, r"model.config.hiden_size: no key of a vit .* did you mean 'hidden_size'"),
-        ({"num_labels": 3}, r"model.config.num_labels: no key of a vit that can be set here"),
+        ({"hiden_size": 3}, r"model.config.hiden_size: not a key of vit .* did you mean 'hidden_size'"),
+        ({"num_labels": 3}, r"model.config.num_labels: not a key of vit that can be set here"),
         ({"hidden_size": "wide"}, "not a usable vit .*hidden_size"),
         ({"patch_size": 16}, "this vit cannot be run"),
         ({"hidden_act": "gulu"}, "this vit cannot be run"),

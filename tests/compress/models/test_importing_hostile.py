@@ -29,21 +29,21 @@ def test_a_broken_config(text: str, folder: Path, out: Path) -> None:
 
 def test_no_weights(folder: Path, out: Path) -> None:
     (folder / "model.safetensors").unlink()
-    refused(named(folder), out, "has no weights; model.safetensors is allowed")
+    refused(named(folder), out, "has no weights; model.safetensors is needed")
 
 
 def test_only_pickle(folder: Path, out: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    refused(named(folder), out, r"holds its weights as pytorch_model.bin, .* convert it first: python -c .*save_pretrained")
+    refused(named(folder), out, r"has its weights in pytorch_model.bin, .* convert it first: python -c .*save_pretrained")
 
 
 @pytest.mark.parametrize("size", [0, 7, 100, -5])
 def test_truncated_weights(size: int, folder: Path, out: Path) -> None:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:size])
-    with pytest.raises(InputError, match="is no whole safetensors file"):
+    with pytest.raises(InputError, match="is not a complete safetensors file"):
         check_model(named(folder), 2)
-    refused(named(folder), out, r"model.safetensors is no whole safetensors file .*; copy or download it again")
+    refused(named(folder), out, r"model.safetensors is not a complete safetensors file .*; copy or download it again")
 
 
 def test_a_missing_shard(folder: Path, out: Path) -> None:
@@ -58,7 +58,7 @@ def test_a_missing_shard(folder: Path, out: Path) -> None:
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_weight_that_is_no_number(value: float, folder: Path, out: Path) -> None:
     rewrite(folder, lambda tensors: tensors["bert.encoder.layer.1.output.dense.weight"].view(-1)[5:7].fill_(value))
-    refused(named(folder), out, r"bert.encoder.layer.1.output.dense.weight holds 2 NaN or infinite values of 2048")
+    refused(named(folder), out, r"2 of 2048 values in bert.encoder.layer.1.output.dense.weight are NaN or infinite")
 
 
 def test_a_missing_weight(folder: Path, out: Path) -> None:
@@ -69,12 +69,12 @@ def test_a_missing_weight(folder: Path, out: Path) -> None:
 
 def test_weights_of_another_shape(folder: Path, out: Path) -> None:
     edit(folder, intermediate_size=48)
-    refused(named(folder), out, "weights are missing or of another shape than config.json says")
+    refused(named(folder), out, "weights are missing or do not have the shape in config.json")
 
 
 def test_more_layers_than_the_config(folder: Path, out: Path) -> None:
     edit(folder, num_hidden_layers=1)
-    refused(named(folder), out, "holds layers that config.json does not have: bert.encoder.layer.1")
+    refused(named(folder), out, "has weights of layers that are not in config.json: bert.encoder.layer.1")
 
 
 def test_another_label_count(tiny_bert: Path, out: Path) -> None:
@@ -96,21 +96,23 @@ def test_one_label_is_no_classification(tiny_bert: Path, out: Path) -> None:
 
 def test_a_quantized_model(folder: Path, out: Path) -> None:
     edit(folder, quantization_config={"quant_method": "bitsandbytes"})
-    refused(named(folder), out, "is quantized already")
+    refused(named(folder), out, "is already quantized")
 
 
 def test_code_of_its_own_is_never_run(folder: Path, out: Path) -> None:
     (folder / "modeling_x.py").write_text("raise SystemExit('ran')")
     edit(folder, model_type="x", auto_map={"AutoConfig": "modeling_x.X", "AutoModelForSequenceClassification": "modeling_x.X"})
     refused(
-        named(folder), out, "model_type 'x', which this Transformers does not know; it brings Python code of its own, which is never run"
+        named(folder),
+        out,
+        "model_type 'x', which this Transformers version does not know; it needs its own Python code, which is never run",
     )
 
 
 def test_no_tokenizer(folder: Path, out: Path) -> None:
     for file in folder.glob("*token*"):
         file.unlink()
-    refused(named(folder), out, r"has no tokenizer \(tokenizer.json or vocab.txt, vocab.json\); save it beside the model")
+    refused(named(folder), out, r"has no tokenizer \(tokenizer.json or vocab.txt, vocab.json\); save it next to the model")
 
 
 def test_a_broken_tokenizer(folder: Path, out: Path) -> None:
@@ -122,7 +124,7 @@ def test_a_tokenizer_of_another_model(folder: Path, out: Path) -> None:
     values = json.loads((folder / "tokenizer.json").read_text())
     values["model"]["vocab"]["extra"] = 4000
     (folder / "tokenizer.json").write_text(json.dumps(values))
-    refused(named(folder), out, "the tokenizer's highest id is 4000, the model has")
+    refused(named(folder), out, "the tokenizer's highest id is 4000, but the model has")
 
 
 def test_a_file_and_nothing(tiny_bert: Path, tmp_path: Path, out: Path) -> None:
@@ -140,7 +142,7 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, out: Path
 
 
 def test_a_name_that_is_no_hub_id(out: Path) -> None:
-    refused(ModelConfig(path="no such name!", task="text-classification"), out, "no local folder and no Hub id")
+    refused(ModelConfig(path="no such name!", task="text-classification"), out, "not a local folder and not a Hub id")
 
 
 def test_images_without_settings(tiny_vit: Path, tmp_path: Path, out: Path) -> None:

@@ -145,7 +145,7 @@ def test_a_shape_of_its_own_becomes_a_stock_one_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"heads": [1]}, "lists of 2 entries, one a layer, are needed"),
+        ({"heads": [1]}, "lists of 2 entries, one per layer, are needed"),
         ({"heads": [0, 1]}, "heads.0: Input should be greater than 0"),
         ({"head_dim": "wide"}, "head_dim: Input should be a valid integer"),
         ({"colour": "red"}, "colour: Extra inputs are not permitted"),
@@ -179,5 +179,5 @@ def test_no_such_shape_is_said() -> None:
     config = with_class(CONFIGS["bert"](), "text-classification")
     sizes = sizes_of(config, KEY)
     config.pad_token_id = 19
-    with pytest.raises(InputError, match=r"stages\.prune: no bert of such a shape can be made \(Padding_idx must be within"):
+    with pytest.raises(InputError, match=r"stages\.prune: a bert of this shape cannot be built \(Padding_idx must be within"):
         with_sizes(config, replace(sizes, vocabulary=5), KEY)

@@ -134,7 +134,7 @@ def edited(folder: Path, change: object) -> Path:
 )
 def test_weights_that_do_not_fit_are_named(kind: str, change: object, name: str, tmp_path: Path) -> None:
     folder = edited(tiny.write(tmp_path / "model", kind, shard="1GB"), change)
-    with pytest.raises(InputError, match=f"lacks weights, or has them in another shape: {name}; write it again"):
+    with pytest.raises(InputError, match=f"weights are missing or have another shape: {name}; write it again"):
         StreamedModel(folder)
 
 
@@ -148,8 +148,8 @@ def test_other_structures_are_refused(tmp_path: Path) -> None:
             super().__init__()
             self.encoder, self.decoder = nn.ModuleList([nn.Linear(2, 2)]), nn.ModuleList([nn.Linear(2, 2)])
 
-    assert structure_problem(Two()) == "2 lists of layers (encoder, decoder); one list of decoder layers is what streaming takes apart"
-    assert str(structure_problem(nn.Linear(2, 2))).startswith("0 lists of layers (none)")
+    assert structure_problem(Two()) == "it has 2 lists of layers (encoder, decoder); streaming needs exactly one list of decoder layers"
+    assert str(structure_problem(nn.Linear(2, 2))).startswith("it has 0 lists of layers (none)")
 
 
 def test_large_is_a_matter_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

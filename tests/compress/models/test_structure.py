@@ -70,7 +70,7 @@ def test_the_layers_around_attention_are_found(kind: str) -> None:
     places = range(3) if len(set(names)) == 1 else (0, 0, 0)
     expected = {what: (pattern.format(name), place) for what, name, place in zip(("query", "key", "value"), names, places, strict=True)}
     assert list(found) == [0, 1]
-    assert (found[1].parts, found[1].output, found[1].turned) == (expected, output, turned)
+    assert (found[1].parts, found[1].output, found[1].transformed) == (expected, output, turned)
     grouped = 2 if kind in ("llama", "mixtral") else 4
     assert (found[1].heads, found[1].key_value_heads, found[1].head_dim) == (4, grouped, 4)
     assert found[1].scaling == (1.0 if kind == "opt" else 0.5)  # OPT scales its queries itself
@@ -148,7 +148,7 @@ def modernbert() -> Any:
             lambda: transformers.AlbertForSequenceClassification(transformers.AlbertConfig(**SIZES, **TEXT)),
             "albert has 1 blocks for 2 layers",
         ),
-        (modernbert, "the layer that makes the query of attention in this modernbert cannot be told"),
+        (modernbert, "the query layer of attention in this modernbert cannot be identified"),
     ],
 )
 def test_what_cannot_be_told_is_said(model: Callable[[], Any], message: str) -> None:

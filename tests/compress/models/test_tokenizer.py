@@ -19,7 +19,7 @@ from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
 from compress.models.preprocessor import preprocessor
-from compress.models.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, settled, train_bpe
+from compress.models.tokenizer import END_OF_TEXT, PADDING, TrainTokenizer, pieces, resolve_tokenizer, train_bpe
 from tests.compress import tiny_gpt
 
 SCRIPT = """
@@ -53,9 +53,7 @@ def test_the_most_frequent_pair_is_merged_first() -> None:
 
 
 def test_more_tokens_than_the_text_has_are_refused() -> None:
-    with pytest.raises(
-        InputError, match=r"tokenizer.vocab_size: 5000 given; the train split holds \d+ different tokens: give at most that"
-    ):
+    with pytest.raises(InputError, match=r"tokenizer.vocab_size: 5000 given; the train split yields \d+ tokens: give at most that"):
         train_bpe(["a few words"], 5000, pads=False)
 
 
@@ -83,7 +81,7 @@ def test_labelled_texts_get_marks_and_padding(tmp_path: Path) -> None:
     out = tmp_path / "checkpoint"
     out.mkdir()
     model = ModelConfig(config=sizes, init="random", task="text-classification")
-    import_model(model, data.labels, 0, out, tokenizer=settled(TrainTokenizer(train="bpe"), data.tokenizer))
+    import_model(model, data.labels, 0, out, tokenizer=resolve_tokenizer(TrainTokenizer(train="bpe"), data.tokenizer))
     found: object = load(out).config
     assert (found.vocab_size, found.pad_token_id) == (280, 1)  # type: ignore[attr-defined]
     prepared = preprocessor(out, "text-classification", 64, Target(sequence_lengths=(16,)))
@@ -95,8 +93,8 @@ def test_labelled_texts_get_marks_and_padding(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_is_given_is_not_trained() -> None:
-    assert settled("owner/name", None) == "owner/name"
-    assert settled(None, None) is None
+    assert resolve_tokenizer("owner/name", None) == "owner/name"
+    assert resolve_tokenizer(None, None) is None
 
 
 @given(st.text(alphabet="ab\n", max_size=200), st.integers(1, 20))

@@ -70,6 +70,7 @@ def test_int8_is_what_the_recipe_quantizes_to(context: Context, tmp_path: Path) 
     assert (context.progress.lines, context.progress.warnings) == ([], [])
 
 
+@pytest.mark.whole
 def test_an_engine_that_does_not_run_here_is_said(context: Context, tmp_path: Path) -> None:
     timer = Timer(context, Quantize(scheme="fp8"), Export())
     fp8 = timer._quantized(sentiment.checkpoint(), tmp_path / "fp8")
@@ -77,6 +78,7 @@ def test_an_engine_that_does_not_run_here_is_said(context: Context, tmp_path: Pa
         timer._engine(fp8, tmp_path)
 
 
+@pytest.mark.whole
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", ["openvino", "onnxruntime", "torch"])
 @pytest.mark.parametrize("precision", ["int8", "fp32"])

@@ -11,10 +11,12 @@ from safetensors.torch import save_file
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.schemes.checkpoint import READERS, Scales, apply_quantization, load_quantization, save_quantization, scheme_of
+from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.scales import Scales
+from compress.schemes.table import SCHEMES
 
 INPUT = torch.tensor(0.02)
 
@@ -45,7 +47,7 @@ def quantized(scheme: str, folder: Path) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("scheme", READERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_is_saved_comes_back_and_puts_the_layers_in_place(tmp_path: Path, scheme: str) -> None:
     model = quantized(scheme, tmp_path)
     layers, kept = load_quantization(tmp_path)
@@ -68,7 +70,7 @@ def test_what_is_saved_comes_back_and_puts_the_layers_in_place(tmp_path: Path, s
     assert isinstance(model["head"], nn.Linear)
 
 
-@pytest.mark.parametrize("scheme", READERS)
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_scales_of_another_checkpoint_are_refused(tmp_path: Path, scheme: str) -> None:
     model = quantized(scheme, tmp_path)
     model["encoder"][1].weight.data *= 1.003
@@ -76,23 +78,23 @@ def test_scales_of_another_checkpoint_are_refused(tmp_path: Path, scheme: str) -
         apply_quantization(model, tmp_path)
     model = quantized(scheme, tmp_path)
     model["encoder"][1] = nn.Linear(4, 5)
-    with pytest.raises(InputError, match=r"encoder\.1.*no positive numbers"):
+    with pytest.raises(InputError, match=r"encoder\.1.*must be positive numbers"):
         apply_quantization(model, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("scheme", "entry", "message"),
     [
-        ("w8a8-dynamic", {"weight_bits": 4}, "weight_bits other than 7 and 8"),
-        ("w4a16", {"weight_bits": 8, "group_size": 4}, "weight_bits other than 4"),
+        ("w8a8-dynamic", {"weight_bits": 4}, "weight_bits must be 7 or 8"),
+        ("w4a16", {"weight_bits": 8, "group_size": 4}, "weight_bits must be 4"),
         ("w4a16", {"weight_bits": 4, "group_size": 0}, "group_size"),
         ("w4a16", {"weight_bits": 4}, "group_size"),
-        ("fp8", {"weight_bits": 4}, "weight_bits other than 8"),
+        ("fp8", {"weight_bits": 4}, "weight_bits must be 8"),
         ("w3a3", {}, "scheme w3a3"),
     ],
 )
 def test_a_damaged_entry_is_refused_in_one_line(tmp_path: Path, scheme: str, entry: dict[str, int], message: str) -> None:
-    quantized(scheme if scheme in READERS else "w8a8", tmp_path)
+    quantized(scheme if scheme in SCHEMES else "w8a8", tmp_path)
     file = tmp_path / "quantization.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"scheme": scheme, "layers": {"encoder.0": entry}}))
     with pytest.raises(InputError, match=message) as refused:

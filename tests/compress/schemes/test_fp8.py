@@ -90,7 +90,7 @@ def test_scales_of_another_shape_or_sign_are_told() -> None:
     linear = linear_of(0, 8, 3)
     scale = weight_scale(linear.weight.detach(), 448)
     for wrong in (Fp8Scales(scale[:2], ONE), Fp8Scales(scale, scale), Fp8Scales(-scale, ONE), Fp8Scales(scale, 0 * ONE)):
-        assert "no positive numbers" in str(wrong.problem(linear))
+        assert "must be positive numbers" in str(wrong.problem(linear))
 
 
 def test_large_values_saturate_and_those_without_a_number_are_refused_by_name() -> None:

@@ -354,7 +354,7 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(tmp_path: Path, damage: str
 def test_scales_of_another_model_are_refused(tmp_path: Path) -> None:
     model, _ = quantized(tmp_path)
     model.encoder = nn.Sequential(nn.Identity(), nn.Identity())
-    with pytest.raises(InputError, match=r"encoder\.0.*no linear layer"):
+    with pytest.raises(InputError, match=r"encoder\.0.*not a linear layer"):
         checkpoint.apply_quantization(model, tmp_path)
 
 

@@ -177,13 +177,13 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(checkpoint: Path, damage: s
 
 
 def test_sites_of_another_model_are_refused(checkpoint: Path) -> None:
-    with pytest.raises(InputError, match=r"names bert\.encoder\.layer\.0\.attention\.self, which is no attention of the model"):
+    with pytest.raises(InputError, match=r"names bert\.encoder\.layer\.0\.attention\.self, which is not an attention module of the model"):
         apply_sites(tiny.model("roberta"), checkpoint)
     save_sites(checkpoint, Sites({"bert.embeddings/qk": scales(1.0, 1.0)}))
-    with pytest.raises(InputError, match=r"names bert\.embeddings, which is no attention"):
+    with pytest.raises(InputError, match=r"names bert\.embeddings, which is not an attention module"):
         apply_sites(tiny.model("bert"), checkpoint)
     save_sites(checkpoint, Sites({}, {"classifier/residual": torch.tensor(1.0)}))
-    with pytest.raises(InputError, match="names classifier, which is no quantized layer"):
+    with pytest.raises(InputError, match="names classifier, which is not a quantized layer"):
         load(checkpoint)
 
 

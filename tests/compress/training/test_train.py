@@ -15,13 +15,15 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
+from compress.data.splits import Split
 from compress.machine.parallel import Team
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
 from compress.training.rows import Rows, plan_epoch
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, TrainConfig, learning_rate, parameter_groups, steps_in, train
+from compress.training.train import Batch, History, TrainConfig, Training, learning_rate, parameter_groups, steps_in, train
 
 TARGET = Target(sequence_lengths=(8,))
 
@@ -61,9 +63,8 @@ def run(folder: Path, sentences: Any, told: Any, scratch: Path, objective: Any =
     prepared = preprocessor(folder, "text-classification", 32, TARGET)
     select = changes.pop("select", None)
     seed = changes.pop("seed", 0)
-    history = train(
-        model, objective or supervised("text-classification"), *sentences, prepared, config(**changes), seed, scratch, told, select
-    )
+    training = Training(Split(*sentences), prepared, config(**changes), seed, scratch, told, select)
+    history = train(model, objective or supervised("text-classification"), training)
     return model, history
 
 
@@ -334,7 +335,11 @@ def test_a_checkpoint_knows_how_several_processes_divide_a_model(
     for size in (1, 2):
         for strategy in strategies:
             team = Team(0, size, strategy)  # type: ignore[arg-type]
-            train(load(tiny_bert), supervised("text-classification"), *sentences, prepared, config(), 0, tmp_path, told, team=team)
+            train(
+                load(tiny_bert),
+                supervised("text-classification"),
+                Training(Split(*sentences), prepared, config(), 0, tmp_path, told, team=team),
+            )
     assert found[0] == found[1]  # one process divides nothing
     assert found[2] != found[3]
     assert len({str(settings) for settings in found}) == 3
@@ -356,3 +361,20 @@ def test_biases_and_norms_have_no_decay(tiny_bert: Path) -> None:
     assert all(name.endswith("weight") and "LayerNorm" not in name for name in decayed)
     assert all(name.endswith("bias") or "LayerNorm" in name for name in free)
     assert len(decayed) + len(free) == len(names)
+
+
+def test_many_quick_epochs_are_few_lines_of_the_console(
+    tiny_bert: Path, sentences: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = 0.0
+
+    def objective(model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
+        nonlocal seconds
+        seconds += 0.25  # an epoch of 6 steps lasts 1.5 s
+        return supervised("text-classification")(model, batch)
+
+    progress = ConsoleProgress(file=tmp_path / "log.txt", clock=lambda: seconds)
+    run(tiny_bert, sentences, progress, tmp_path / "scratch", objective, epochs=20)
+    shown = [int(line.split("epoch ")[1].split(",")[0]) for line in capsys.readouterr().err.splitlines()]
+    assert shown == [1, 7, 14, 20]  # 20 epochs in 30 s: the first, one every 10 s, the last
+    assert len((tmp_path / "log.txt").read_text().splitlines()) == 20

@@ -39,18 +39,18 @@ def test_unit_vectors_are_at_most_2_apart() -> None:
 def test_layers_are_paired_and_added_up(make_model: object, make_features: object) -> None:
     from distill.capture import Capture, Captured, Wanted
     from distill.losses.hidden import Hidden
-    from distill.losses.loss import Seen, Setting, Shape
+    from distill.losses.loss import LossInputs, Setting, Shape
 
     model, features = make_model("bert"), make_features("bert")  # type: ignore[operator]
     setting = Setting(Shape("bert", 2, 16, 4, 2), Shape("bert", 4, 16, 4, 2), "text-classification", "key")
     teacher = Capture(model, "key")(features, Wanted(hidden=True))
     student = Captured(teacher.logits, teacher.mask, tuple(2 * state for state in teacher.hidden[:3]))
     assert teacher.mask is not None
-    seen = Seen(setting, None, 1.0, student, teacher, None)  # type: ignore[arg-type]
+    inputs = LossInputs(setting, None, 1.0, student, teacher, None)  # type: ignore[arg-type]
     for loss, theirs in ((Hidden(), (2, 4)), (Hidden(layers=(4, 1)), (4, 1)), (Hidden(layers="last"), (3,))):
         expected = sum(distance(student.hidden[m + 1], teacher.hidden[layer], teacher.mask) for m, layer in enumerate(theirs))
-        torch.testing.assert_close(loss.parts(seen, torch.nn.Identity())["hidden"], expected)
-    first = Hidden(layers=(4,), tokens="first", normalize=True).parts(seen, torch.nn.Identity())["hidden"]
+        torch.testing.assert_close(loss.parts(inputs, torch.nn.Identity())["hidden"], expected)
+    first = Hidden(layers=(4,), tokens="first", normalize=True).parts(inputs, torch.nn.Identity())["hidden"]
     one = torch.ones(3, 1, dtype=torch.bool)
     torch.testing.assert_close(first, distance(student.hidden[1][:, :1], teacher.hidden[4][:, :1], one, normalize=True))
 
@@ -58,7 +58,7 @@ def test_layers_are_paired_and_added_up(make_model: object, make_features: objec
 def test_every_row_finds_its_own_layers(make_model: object, make_features: object) -> None:
     from distill.capture import Capture, Captured, Wanted
     from distill.losses.hidden import Hidden
-    from distill.losses.loss import Seen, Setting, Shape
+    from distill.losses.loss import LossInputs, Setting, Shape
 
     model, features = make_model("bert"), make_features("bert")  # type: ignore[operator]
     setting = Setting(Shape("bert", 2, 16, 4, 2), Shape("bert", 4, 16, 4, 2), "text-classification", "key")
@@ -66,13 +66,13 @@ def test_every_row_finds_its_own_layers(make_model: object, make_features: objec
     rows = torch.arange(len(teacher.logits))
     hidden = [torch.stack([teacher.hidden[layers[int(row) % 2]][row] for row in rows]) for layers in ((1, 2), (4, 3))]
     student = Captured(teacher.logits, teacher.mask, (teacher.hidden[0], *(state.requires_grad_() for state in hidden)))
-    seen = Seen(setting, None, 1.0, student, teacher, None)  # type: ignore[arg-type]
-    loss = Hidden(layers="searched").parts(seen, torch.nn.Identity())["hidden"]
+    inputs = LossInputs(setting, None, 1.0, student, teacher, None)  # type: ignore[arg-type]
+    loss = Hidden(layers="searched").parts(inputs, torch.nn.Identity())["hidden"]
     torch.testing.assert_close(loss, torch.zeros_like(loss))
-    fixed = Hidden(layers=(1, 4)).parts(seen, torch.nn.Identity())["hidden"]
+    fixed = Hidden(layers=(1, 4)).parts(inputs, torch.nn.Identity())["hidden"]
     assert (fixed > 0).tolist() == [int(row) % 2 == 1 for row in rows]
     moved = Captured(teacher.logits, teacher.mask, (teacher.hidden[0], hidden[0] + 0.1, hidden[1]))
-    total = Hidden(layers="searched").parts(Seen(setting, None, 1.0, moved, teacher, None), torch.nn.Identity())["hidden"].sum()  # type: ignore[arg-type]
+    total = Hidden(layers="searched").parts(LossInputs(setting, None, 1.0, moved, teacher, None), torch.nn.Identity())["hidden"].sum()  # type: ignore[arg-type]
     (slope,) = torch.autograd.grad(total, hidden[0])
     assert slope.abs().sum() > 0
 

@@ -76,12 +76,12 @@ def test_products_are_scaled_by_the_root_of_the_width(heads: int, length: int, w
 
 def parts(loss: Any, student: Any, teacher: Any, features: Any) -> dict[str, Tensor]:
     from distill.capture import Capture
-    from distill.losses.loss import Seen
+    from distill.losses.loss import LossInputs
 
     setting = Setting(Shape.of(student.config), Shape.of(teacher.config), "text-classification", "key")
     ours, theirs = loss.wants(setting)
-    seen = Seen(setting, None, 1.0, Capture(student, "key")(features, ours), Capture(teacher, "key")(features, theirs), None)  # type: ignore[arg-type]
-    return dict(loss.parts(seen, None))
+    inputs = LossInputs(setting, None, 1.0, Capture(student, "key")(features, ours), Capture(teacher, "key")(features, theirs), None)  # type: ignore[arg-type]
+    return dict(loss.parts(inputs, None))
 
 
 def test_minilm_compares_the_attention_of_the_eager_models(make_model: Any, make_features: Any) -> None:

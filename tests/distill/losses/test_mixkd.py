@@ -14,7 +14,7 @@ from compress.models.preprocessor import preprocessor
 from compress.training.rows import ByLength, Rows
 from compress.training.train import Batch
 from distill.capture import Capture
-from distill.losses.loss import Seen, Setting, Shape
+from distill.losses.loss import LossInputs, Setting, Shape
 from distill.losses.mixkd import NEIGHBOURS, MixKD, draw, mixed_target, mixture
 from distill.masking import Masking
 from distill.teacher import NOTHING, Pair, Teacher
@@ -140,8 +140,8 @@ def test_the_parts_are_the_formulas(classes: int, copies: int, make_model: Any, 
     setting = Setting(Shape.of(student.config), Shape.of(teacher.config), task, "key")
     indices = np.array([4, 0, 3, 1, *([7, 9, 11] if copies else [])])
     batch = Batch(rows.batch(indices), torch.from_numpy(labels[indices]), indices, step, 9)
-    seen = Seen(setting, batch, temperature, NOTHING, NOTHING, pair)
-    parts = MixKD(alpha=alpha, labels=0.5, answers=2.0).parts(seen, None)
+    inputs = LossInputs(setting, batch, temperature, NOTHING, NOTHING, pair)
+    parts = MixKD(alpha=alpha, labels=0.5, answers=2.0).parts(inputs, None)
 
     def embedded(model: Any, index: int, width: int) -> torch.Tensor:
         ids = prepared.encode([(TEXTS * 2)[index]], width)["input_ids"][0]
@@ -192,5 +192,5 @@ def test_a_model_that_looks_for_the_end_in_the_tokens_is_refused(make_model: Any
     rows: Any = _Rows(make_features("gpt2"))
     decoder, encoder = Capture(make_model("gpt2"), "stages.distill"), Capture(make_model("bert"), "stages.distill")
     MixKD().prepare(Pair(encoder, (Teacher(encoder, rows, True),), rows, np.zeros(3), 0))
-    with pytest.raises(InputError, match=r"stages.distill: mixkd given; this gpt2 answers embeddings otherwise than tokens"):
+    with pytest.raises(InputError, match=r"stages.distill: mixkd given; this gpt2 gives other logits for embeddings than for tokens"):
         MixKD().prepare(Pair(encoder, (Teacher(decoder, rows, True),), rows, np.zeros(3), 0))

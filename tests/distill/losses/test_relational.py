@@ -92,8 +92,8 @@ def test_a_row_is_the_mean_of_its_tokens_or_the_first(tokens: Any) -> None:
 @pytest.mark.parametrize(("changes", "parts"), [({}, {"distance", "angle"}), ({"angle": 0}, {"distance"}), ({"distance": 0}, {"angle"})])
 def test_what_has_no_weight_is_not_computed(changes: Any, parts: set[str]) -> None:
     from distill.capture import Captured
-    from distill.losses.loss import Seen
+    from distill.losses.loss import LossInputs
 
     captured = Captured(torch.empty(0), torch.ones(4, 2, dtype=torch.bool), (), last=torch.randn(4, 2, 3))
-    seen = Seen(None, None, 1.0, captured, captured, None)  # type: ignore[arg-type]
-    assert set(Relational(**changes).parts(seen, None)) == parts
+    inputs = LossInputs(None, None, 1.0, captured, captured, None)  # type: ignore[arg-type]
+    assert set(Relational(**changes).parts(inputs, None)) == parts

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compress.models.blocks import repeated_blocks
 from distill.capture import Capture
 from distill.losses.hidden import distance
-from distill.losses.loss import Seen, Setting, Shape
+from distill.losses.loss import LossInputs, Setting, Shape
 from distill.losses.tinybert import TinyBert, score_distance
 
 
@@ -40,7 +40,7 @@ def test_it_compares_embeddings_and_hidden_states_of_the_pairs(kind: str, make_m
     loss = TinyBert()
     trained = loss.build(setting)
     captured = [Capture(model, "key")(features, wanted) for model, wanted in zip((student, teacher), loss.wants(setting), strict=True)]
-    result = loss.parts(Seen(setting, None, 1.0, *captured, None), trained)  # type: ignore[arg-type]
+    result = loss.parts(LossInputs(setting, None, 1.0, *captured, None), trained)  # type: ignore[arg-type]
     states: list[list[Any]] = []
     for model in (student, teacher):
         before = [model(**features, output_hidden_states=True).hidden_states[0]]
@@ -68,7 +68,7 @@ def test_scores_are_those_before_the_softmax(make_model: Any, make_features: Any
     setting = Setting(Shape.of(student.config), Shape.of(teacher.config), "text-classification", "key")
     loss = TinyBert()
     captured = [Capture(model, "key")(features, wanted) for model, wanted in zip((student, teacher), loss.wants(setting), strict=True)]
-    result = loss.parts(Seen(setting, None, 1.0, *captured, None), loss.build(setting))["attention"]  # type: ignore[arg-type]
+    result = loss.parts(LossInputs(setting, None, 1.0, *captured, None), loss.build(setting))["attention"]  # type: ignore[arg-type]
     for row in range(3):
         length = int(features["attention_mask"][row].sum())
         ours, theirs = (q[row, :, :length] @ k[row, :, :length].mT / 2 for q, k in (outputs[:2], outputs[2:]))

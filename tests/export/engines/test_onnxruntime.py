@@ -6,13 +6,21 @@ import pytest
 from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime
 from export.engines.onnxruntime import OnnxRuntime
-from export.engines.spec import EngineSpec
-from export.engines.torch_engine import Torch
+from export.engines.spec import BuildRequest, EngineSpec
+from export.engines.torch import Torch
 from tests.export import sentiment
+
+pytestmark = pytest.mark.whole
 
 
 def spec(folder: Path, file: str, precision: str) -> EngineSpec:
     return EngineSpec("onnxruntime", "dynamic", precision, "fp32", "cpu", 1, str(folder / file), str(folder), (1, 4))
+
+
+def request(folder: Path, precision: str) -> BuildRequest:
+    where = {"root": folder.parent, "folder": folder, "shared": folder, "model": folder / "model.onnx"}
+    how = {"precision": precision, "float_precision": "fp32", "bf16_float_part": False, "buckets": (8, 16)}
+    return BuildRequest("onnxruntime", sentiment.checkpoint(), **where, **how, target=sentiment.TARGET, log=print)
 
 
 @pytest.mark.parametrize("count", [1, 5])
@@ -25,7 +33,8 @@ def test_it_answers_what_torch_answers(count: int, float_build: Path, prepared: 
 
 
 def test_float_needs_no_second_file(float_build: Path, int8_build: Path) -> None:
-    assert onnxruntime.build(float_build / "model.onnx", float_build, quantized=False) == float_build / "model.onnx"
+    (entry,) = onnxruntime.build(request(float_build, "fp32"))
+    assert entry["file"] == f"{float_build.name}/model.onnx"
     assert not (float_build / "model_uint8.onnx").exists()
     assert (int8_build / "model_uint8.onnx").exists()
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from compress.standalone.preprocess import Preprocessor
 from export.engines.openvino import OpenVino, chunks, comes_from, properties
 from export.engines.spec import EngineSpec
-from export.engines.torch_engine import Torch
+from export.engines.torch import Torch
 from tests.export import sentiment
+
+pytestmark = pytest.mark.whole
 
 
 def spec(folder: Path, mode: str, precision: str = "fp32") -> EngineSpec:

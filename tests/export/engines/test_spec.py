@@ -38,6 +38,7 @@ def test_a_static_engine_always_takes_single_rows() -> None:
     assert compiled_batch_sizes(Target(batch_sizes=(8, 4, 8))) == (1, 4, 8)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("engine", "name"), [("openvino", "OpenVino"), ("onnxruntime", "OnnxRuntime"), ("torch", "Torch")])
 def test_open_engine_opens_each(engine: str, name: str, float_build: Path) -> None:
     path = {"openvino": float_build / "openvino.xml", "onnxruntime": float_build / "model.onnx", "torch": sentiment.checkpoint()}[engine]

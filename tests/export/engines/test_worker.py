@@ -19,10 +19,12 @@ from export.engines.worker import synthetic
 from tests.export import sentiment
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 NOISY = """
 import os, sys
 print("before the protocol")
-import export.engines.torch_engine as module
+import export.engines.torch as module
 class Noisy(module.Torch):
     def predict(self, features):
         print("a library talks", flush=True)
@@ -86,6 +88,11 @@ def test_an_error_comes_back_and_the_worker_goes_on(ort: EngineProcess) -> None:
     with pytest.raises(EngineError, match="KeyError: 'sing'"):
         ort.ask("sing")
     assert len(ort.predict(["good"], 1)) == 1
+
+
+def test_its_process_imports_nothing_that_only_recipes_need() -> None:
+    code = "import sys, export.engines.worker; assert not {'pydantic', 'torch', 'transformers'} & set(sys.modules), sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).resolve().parents[3], check=True)
 
 
 def test_a_missing_model_is_one_line(float_build: Path) -> None:

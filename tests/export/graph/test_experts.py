@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from export.graph.experts import all_experts, make_exportable
 from export.graph.onnx import _tidy, _trace
 
+pytestmark = pytest.mark.whole
+
 SIZES = {"hidden_size": 24, "num_attention_heads": 3, "num_key_value_heads": 3, "num_hidden_layers": 2, "intermediate_size": 12}
 
 

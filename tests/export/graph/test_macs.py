@@ -8,6 +8,8 @@ from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 
 @pytest.mark.parametrize(("batch", "sequence"), [(1, 2), (1, 32), (3, 17)])
 def test_bert_formula(batch, sequence):

@@ -16,6 +16,8 @@ from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float, module_of
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 FAMILIES = tuple(tiny.CONFIGS)
 
 

@@ -34,6 +34,8 @@ from export.parity.products import compare_sites, quantized_sites
 from export.share import share
 from tests.export import tiny_checkpoints as tiny
 
+pytestmark = pytest.mark.whole
+
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-products-")  # removed when the test run ends
 ENGINES = [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")]
 FAMILIES = ["bert", "vit", "distilbert", "llama"]
@@ -129,7 +131,7 @@ def variant(family: str, names: list[str], folder: Path) -> Path:
 @functools.cache
 def built(family: str) -> dict[str, Path]:
     path = made(family)[2]
-    return {"openvino": openvino.build(path, path.parent)[0], "onnxruntime": ort.build(path, path.parent, quantized=True)}
+    return {"openvino": openvino.convert(path, path.parent)[0], "onnxruntime": ort.with_uint8_activations(path, path.parent)}
 
 
 def opened(family: str, name: Any, mode: str) -> Any:
@@ -229,7 +231,7 @@ def test_products_run_in_int8_and_are_counted(family: str, name: str, mode: str)
 @pytest.mark.parametrize("family", ["bert", "vit"])
 def test_one_product_in_float_is_told_from_the_other(family: str, kind: str, name: str, mode: str, tmp_path: Path) -> None:
     path = variant(family, [site for site in load_sites(made(family)[0]).names if site.endswith(f"/{kind}")], tmp_path)
-    file = openvino.build(path, tmp_path)[0] if name == "openvino" else ort.build(path, tmp_path, quantized=True)
+    file = openvino.convert(path, tmp_path)[0] if name == "openvino" else ort.with_uint8_activations(path, tmp_path)
     sequence = None if family in tiny.IMAGES else 24
     gemms = [gemm.node for gemm in count_macs(path, 4, sequence) if gemm.kind == "attention"]
     engine = open_engine(EngineSpec(name, mode, "int8", "fp32", "cpu", 1, str(file), str(tmp_path), (1, 4)))  # type: ignore[arg-type]

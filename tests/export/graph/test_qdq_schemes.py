@@ -16,14 +16,17 @@ from onnx import TensorProto, numpy_helper
 from torch import nn
 
 from compress.models.forward import forward
-from compress.schemes.checkpoint import Scales, apply_quantization, load_quantization, save_quantization
+from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
+from compress.schemes.scales import Scales
 from export.graph.macs import count_macs
 from export.graph.onnx import module_of
 from export.graph.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
 from tests.export import tiny_checkpoints as tiny
+
+pytestmark = pytest.mark.whole
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-schemes-")
 FAMILIES = ("bert", "vit")
@@ -58,22 +61,8 @@ def made(family: str, scheme: str, smooth: bool = False) -> tuple[Path, Path, Pa
         layer.weight.data = scales[name].on_grid(layer.weight.detach())
     model.save_pretrained(folder)
     save_quantization(folder, scales, {})
-    floating = with_weights(exported, {name: layers[name].weight.detach().numpy() for name in scales}, folder / "float.onnx")
+    floating = tiny.with_weights(exported, {name: layers[name].weight.detach().numpy() for name in scales}, folder / "float.onnx")
     return folder, floating, WRITERS[scheme](floating, folder, folder / "model.onnx")
-
-
-def with_weights(path: Path, weights: dict[str, np.ndarray], out: Path) -> Path:
-    """Writes an exported model with other weights: what exporting them would give, without the seconds that takes."""
-    model = onnx.load(str(path))
-    for tensor in model.graph.initializer:
-        layer = tensor.name.removesuffix(".weight")
-        if layer in weights:
-            turned = any(tensor.name in node.input and node.op_type == "MatMul" for node in model.graph.node)
-            weight = weights[layer].T if turned else weights[layer]
-            assert tuple(tensor.dims) == weight.shape
-            tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(weight), tensor.name))
-    onnx.save(model, str(out))
-    return out
 
 
 def torch_features(family: str, batch: int, length: int) -> dict[str, torch.Tensor]:
@@ -209,7 +198,7 @@ def test_a_layer_with_a_shorter_last_group_is_named(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     save_quantization(tmp_path, layers, {})
     weights = {name: model.get_submodule(name).weight.detach().numpy() for name in layers}
-    floating = with_weights(floating, weights, tmp_path / "float.onnx")
+    floating = tiny.with_weights(floating, weights, tmp_path / "float.onnx")
     path = insert_weights(floating, tmp_path, tmp_path / "model.onnx")
     assert str(uneven(path)).endswith("output.dense has 24 inputs, no multiple of group_size 16")
     assert np.abs(in_onnxruntime(path, "bert") - in_torch(tmp_path, "bert")).max() < 1e-4

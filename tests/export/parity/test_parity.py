@@ -100,6 +100,7 @@ def test_only_roundings_at_a_boundary_may_differ(step: float, code: int, allowed
             check_layers("name", [found])
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize(("name", "mode"), [("openvino", "static"), ("openvino", "dynamic"), ("onnxruntime", "dynamic")])
 def test_the_engines_agree_with_torch_layer_by_layer(name: str, mode: str, int8_build: Path, prepared: Preprocessor) -> None:
     gemms = quantized_gemms(int8_build / "model.onnx")
@@ -115,6 +116,7 @@ def test_the_engines_agree_with_torch_layer_by_layer(name: str, mode: str, int8_
     assert all(found.passed and found.codes >= 4 * 16 * 32 for found in compared), compared
 
 
+@pytest.mark.whole
 def test_gemms_are_read_with_their_constants(int8_build: Path) -> None:
     from compress.models.checkpoint import load
 

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.training.train import Batch, parameter_groups
-from prune.sparsify.movement import Movable, MovedLinear, Movement, extract, insert, moved_layers, rising
+from prune.sparsify.movement import Movable, Movement, ScoredLinear, extract, insert, rising, scored_layers
 from prune.sparsify.patterns import Blocks, Unstructured, highest_blocks, mask, num_zeros, spread
 
 PATTERNS: tuple[Movable, ...] = (Unstructured(), Blocks(2, 3))
 
 
-def layer_of(seed: int, pattern: Movable, outputs: int = 5, inputs: int = 7) -> MovedLinear:
+def layer_of(seed: int, pattern: Movable, outputs: int = 5, inputs: int = 7) -> ScoredLinear:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        layer = MovedLinear(nn.Linear(inputs, outputs).double(), pattern)
+        layer = ScoredLinear(nn.Linear(inputs, outputs).double(), pattern)
         layer.scores.data = torch.randn(layer.scores.shape, dtype=torch.float64)
     return layer
 
@@ -105,9 +105,9 @@ def test_masks_follow_the_steps_and_the_layers_come_back() -> None:
     model: Any = nn.Sequential(nn.Linear(6, 4), nn.Tanh(), nn.Linear(4, 2))
     names = ["0", "2"]
     insert(model, names, Unstructured())
-    assert list(moved_layers(model)) == names
+    assert list(scored_layers(model)) == names
     generator = torch.Generator().manual_seed(0)
-    for layer in moved_layers(model).values():
+    for layer in scored_layers(model).values():
         layer.scores.data = torch.randn(layer.scores.shape, generator=generator)
     calls: list[int] = []
 
@@ -119,13 +119,13 @@ def test_masks_follow_the_steps_and_the_layers_come_back() -> None:
     seen = {}
     for step in (0, 4, 9):
         objective(model, Batch(x, torch.zeros(3), np.arange(3), step, 10))
-        seen[step] = [float((~layer.kept_OI).float().mean()) for layer in moved_layers(model).values()]
+        seen[step] = [float((~layer.kept_OI).float().mean()) for layer in scored_layers(model).values()]
     assert seen[0] == [0, 0]
     assert 0 < seen[4][0] < 0.5
     assert seen[9] == [0.5, 0.5]
     assert not any("kept" in name for name in model.state_dict())
     answers = model(x["x"])
-    kept = [layer.kept_OI for layer in moved_layers(model).values()]
+    kept = [layer.kept_OI for layer in scored_layers(model).values()]
     extract(model, 0.5)
     assert [type(model[int(name)]) for name in names] == [nn.Linear, nn.Linear]
     assert [torch.equal(model[int(name)].weight != 0, mask_OI) for name, mask_OI in zip(names, kept, strict=True)] == [True, True]

@@ -26,9 +26,12 @@ from compress.training.kept_zeros import NOTE
 from compress.training.train import Batch
 from prune.prune import Prune
 from prune.sparsify.sparsify import NO_SPEED, TWO_FOUR, Sparsify
+from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
 from quantize.quantize import Quantize
 from tests.compress import tiny_gpt
 from tests.told import Told
+
+pytestmark = pytest.mark.whole
 
 TRAINED: dict[str, Any] = {"epochs": 1, "learning_rate": 3e-3}
 QUICK: dict[str, Any] = {"rows": 16, "recover": None, "learning": TRAINED}
@@ -117,7 +120,7 @@ def test_other_kinds_of_models(
     monkeypatch.setattr("prune.sparsify.sparsify.calibration_batches", lambda *args: batches)
     figures = stage._in_one_go(model, Path(), Context("text-classification", None, 16, Target(), 0, Told(), Path()))  # type: ignore[arg-type]
     assert figures == {"unreached": []}
-    for layer in stage.layers_of(model).values():
+    for layer in target_layers(stage, model).values():
         groups = torch.nn.functional.pad(layer.weight, (0, -layer.in_features % 4)).reshape(-1, 4)
         assert int((groups != 0).sum(dim=1).max()) <= 2
     assert not any(name.startswith(("score", "classifier", "lm_head")) for name in zeros(model))
@@ -208,7 +211,7 @@ def test_a_kill_costs_no_bit(
         made(stage, folder, killed, tmp_path / "first")
     resumed, again = made(stage, folder, killed, tmp_path / "second")
     assert len(writes) == 8
-    assert ("  sparsify: the zeros are chosen already" in told.lines) == (dies_at > 4)
+    assert ("  sparsify: the zeros are already chosen" in told.lines) == (dies_at > 4)
     assert again == figures
     assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
 
@@ -251,13 +254,14 @@ def test_what_gets_no_zeros_or_no_whole_pattern_is_said(
     make_model: Callable[..., Any], make_context: Callable[..., Context], told: Told
 ) -> None:
     stage, model, context = Sparsify(pattern="2:5"), make_model("mixtral"), make_context()
-    layers = stage.layers_of(model)
-    stage._warn(model, layers, context)
+    layers = target_layers(stage, model)
+    warn_of_dense_weights(stage, model, layers, context.progress)
     stacked, ragged = told.warnings
-    assert re.search(r"^sparsify: 6 stacked weights of experts in 3 blocks have no zeros put into them, first model.layers.0", stacked)
-    assert re.search(rf"^sparsify: {len(layers)} layers have a number of inputs that 5 does not divide, first \S+ \(24\): ", ragged)
+    assert re.search(r"^sparsify: 6 stacked expert weights in 3 blocks stay dense, first model.layers.0", stacked)
+    assert re.search(rf"^sparsify: {len(layers)} layers have a number of inputs that is not a multiple of 5, first \S+ \(24\): ", ragged)
     told.warnings.clear()
-    Sparsify(pattern="2:4")._warn(make_model("bert"), stage.layers_of(make_model("bert")), context)
+    bert, fitting = make_model("bert"), Sparsify(pattern="2:4")
+    warn_of_dense_weights(fitting, bert, target_layers(fitting, bert), context.progress)
     assert told.warnings == []
 
 
@@ -309,10 +313,10 @@ def test_a_smaller_model_keeps_the_zeros_of_what_is_left(
         ({"pattern": "4:4"}, "pattern: '4:4' given; unstructured, N:M with N smaller than M"),
         ({"pattern": "dense"}, "pattern: 'dense' given; unstructured"),
         ({"pattern": {"block": [0, 4]}}, "pattern.block.0: 0 given"),
-        ({"pattern": "2:4", "sparsity": 0.6}, "sparsity: 0.6 given; 2:4 makes 0.5 of the weights 0"),
-        ({"pattern": "2:4", "method": "movement"}, "pattern: 2:4 given; movement takes unstructured or a block"),
-        ({"method": "lasso"}, "pattern: unstructured given; lasso takes a block"),
-        ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "both", "threshold": "balanced"}}, "balanced goes with groups"),
+        ({"pattern": "2:4", "sparsity": 0.6}, "sparsity: 0.6 given; 2:4 sets it to 0.5"),
+        ({"pattern": "2:4", "method": "movement"}, "pattern: 2:4 given; movement supports unstructured or a block"),
+        ({"method": "lasso"}, "pattern: unstructured given; lasso needs a block"),
+        ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "both", "threshold": "balanced"}}, "balanced given with groups: both"),
         ({"movement": {"warmup": 0.6, "cooldown": 0.5}}, "leave no steps between them"),
         ({"learning": {"keep": "best"}}, "learning.keep: 'best' given"),
         ({"teacher": "owner/name"}, "teacher: 'owner/name' given"),
@@ -341,7 +345,7 @@ def test_blocks_that_come_nowhere_near_the_share_are_refused(
     ) as caught:
         Sparsify(**{**settings, "pattern": {"block": block}}).check(config, config, context)
     (line,) = caught.value.problems
-    assert f"(to {share} in bert.encoder.layer.0.attention.self.query, 16 x 16); give smaller blocks" in line
+    assert f"({share} in bert.encoder.layer.0.attention.self.query, 16 x 16); use smaller blocks" in line
     Sparsify(**{**settings, "pattern": BLOCK}).check(config, config, context)
     if settings["method"] != "lasso":
         Sparsify(**{**settings, "pattern": {"block": block}, "exclude": ("*.attention.*",)}).check(config, config, context)
@@ -353,7 +357,7 @@ def test_what_cannot_be_is_said_before_anything_runs(make_model: Callable[..., A
         Sparsify(exclude=("*.layer.9.*",)).check(config, config, context)
     with pytest.raises(InputError, match=r"stages.sparsify.lasso.strengths: 'head' matches no layer"):
         Sparsify(lasso={"strengths": {"head": 1.0}}).check(config, config, context)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="no linear layer in the blocks is left"):
+    with pytest.raises(InputError, match=r"stages.sparsify.exclude: every linear layer in the blocks"):
         Sparsify(exclude=("*",)).check(config, config, context)
     learned = Sparsify(method="movement", learning={"hidden_weight": 1})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"stages.sparsify.learning.hidden_weight: 1 given"):

@@ -52,5 +52,5 @@ def test_it_is_trained(method: str, convnext: Artifact, context: Context, tmp_pa
 
 def test_hidden_states_of_no_one_width_are_refused(convnext: Artifact, context: Context) -> None:
     config = load(convnext.path).config
-    with pytest.raises(InputError, match=r"recover.hidden_weight: 1 given; the layers of a convnext have no one width: leave it out"):
+    with pytest.raises(InputError, match=r"recover.hidden_weight: 1 given; the layers of a convnext differ in width: leave it out"):
         Sparsify(method="magnitude", recover={**TRAINED, "hidden_weight": 1.0}).check(config, config, context)

@@ -11,7 +11,7 @@ Left out: CUDA graphs.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from compress.models.conv1d import with_linears
 from compress.models.forward import forward
 from compress.models.library import quiet
 from compress.models.shapes import auto_class
+from compress.schemes.checkpoint import scheme_of
 from compress.standalone.preprocess import Preprocessor
-from export.engines.spec import EngineSpec, Features, Logits
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,6 +35,22 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 def can_compile() -> bool:
     """Whether torch.compile finds a C++ compiler for the CPU."""
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns None: torch runs every checkpoint."""
+    return None
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Builds nothing, as it runs the checkpoint itself; yields the eager mode."""
+    size = sum(file.stat().st_size for file in request.checkpoint.glob("*.safetensors"))
+    yield request.entry("eager", size_bytes=size)
+
+
+def open_engine(spec: EngineSpec) -> Torch:
+    """Opens a checkpoint."""
+    return Torch(spec)
 
 
 class Torch:
@@ -69,7 +86,7 @@ class Torch:
 
 def load_float(checkpoint: Path, preprocess: Path) -> nn.Module:
     """Loads a checkpoint as a float32 model with sdpa attention; where it is quantized, its grid weights without the int8 layers."""
-    if not (checkpoint / "quantization.json").exists():
+    if scheme_of(checkpoint) is None:
         return load(checkpoint)
     task: Any = Preprocessor.load(preprocess).task
     config = read_config(checkpoint, "checkpoint")

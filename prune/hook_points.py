@@ -1,12 +1,12 @@
-"""Places: the modules whose inputs or outputs hold one number, or one head, for every structure that may be taken out.
+"""Hook points: the modules whose inputs or outputs carry one value, or one head, per prunable unit.
 
-    heads     the input of the layer that reads attention: heads side by side
-    ffn       the input of the layer that reads the neurons
-    experts   the weights that the router gives to the experts of a token
-    hidden    the outputs of all norms over the residual stream
-    layers    what goes into a block and what comes out of it
+    heads     input of the attention output projection: the heads side by side
+    ffn       input of the layer that reads the FFN neurons (W_down)
+    experts   routing weights of each token's experts
+    hidden    outputs of all norms over the residual stream
+    layers    input and output of a block
 
-A factor there (`prune.gates`) is a factor on the structure; what flows there (`prune.activation`) is what the structure says.
+A gate at a hook point (`prune.gates`) scales the unit; the values there are the unit's activations (`prune.activation`).
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from compress.models.structure import Structure
 
 
 @dataclass(frozen=True)
-class Places:
-    """Module paths, by block."""
+class HookPoints:
+    """Module paths of the hook points, by block."""
 
     heads: tuple[str, ...]
-    """Layers that read attention."""
+    """Attention output projections."""
     ffn: tuple[str | None, ...]
-    """Layers that read the neurons; None where there are experts."""
+    """Layers that read the FFN neurons; None in blocks with experts."""
     experts: tuple[str | None, ...]
-    """Modules that hold the experts: called with (states `[N, D]`, experts of each token `[N, k]`, their weights `[N, k]`)."""
+    """Modules that hold the experts, called with (states `[N, D]`, experts of each token `[N, k]`, routing weights `[N, k]`); or None."""
     norms: tuple[str, ...]
-    """Norms over the residual stream, of the whole model."""
+    """All norms over the residual stream, of the whole model."""
     blocks: tuple[str, ...]
 
     @classmethod
-    def of(cls, model: nn.Module, structure: Structure) -> Places:
-        """Finds the places of a model."""
+    def of(cls, model: nn.Module, structure: Structure) -> HookPoints:
+        """Finds the hook points of a model."""
         matrices = {name for name, value in model.state_dict().items() if value.ndim == 2}
         vectors = {name for name, value in model.state_dict().items() if value.ndim == 1}
         modules = dict(model.named_modules())
@@ -60,7 +60,7 @@ class Places:
 
 
 def token_mask(features: Mapping[str, Tensor], image_tokens: int) -> Tensor:
-    """Returns which tokens of a batch are no padding, bool `[b, L]`; an image has `image_tokens` of them."""
+    """Returns which tokens of a batch are not padding, bool `[b, L]`; an image has `image_tokens` tokens."""
     if "attention_mask" in features:
         return features["attention_mask"].bool()
     given = next(iter(features.values()))

@@ -8,8 +8,10 @@ from compress.models.checkpoint import load
 from compress.schemes.int8 import Int8Linear
 from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import EngineSpec
-from export.engines.torch_engine import Torch, can_compile, load_float
+from export.engines.torch import Torch, can_compile, load_float
 from tests.export import sentiment
+
+pytestmark = pytest.mark.whole
 
 
 def spec(checkpoint: Path, folder: Path, precision: str, mode: str = "eager") -> EngineSpec:

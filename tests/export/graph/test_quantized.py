@@ -25,16 +25,20 @@ from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
 from compress.standalone.preprocess import Preprocessor
 from export.engines import openvino
-from export.engines.registry import open_engine
+from export.engines.openvino import GROUP, runtime_options
+from export.engines.registry import engine_module, open_engine
 from export.engines.spec import EngineSpec
+from export.engines.tensorrt import NO_DYNAMIC
 from export.export import Build, Export, _Exporter
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq_schemes import insert_dynamic
+from export.graph.quantized import precision_of, write_graphs
 from export.parity.dynamic import compare_all, dynamic_gemms
-from export.schemes import GROUP, NO_DYNAMIC, precision_of, refusal, runtime_options, write_graphs
 from export.share import share
 from tests.export import sentiment
+
+pytestmark = pytest.mark.whole
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="schemes-")
 
@@ -105,7 +109,7 @@ def test_dynamic_int8_multiplies_the_integers_of_torch_in_onnxruntime(tmp_path: 
 
 def test_openvino_does_not_tell_whether_it_quantized_and_nothing_is_claimed() -> None:
     folder = graphs("w8a8-dynamic")
-    openvino.build(folder / "model.onnx", folder, runtime_options("int8-dynamic", folder / "model.onnx"))
+    openvino.convert(folder / "model.onnx", folder, runtime_options("int8-dynamic", folder / "model.onnx"))
     assert GROUP in (folder / "openvino.xml").read_text()
     found = told(opened("openvino", "dynamic", "w8a8-dynamic", "openvino.xml"), "w8a8-dynamic")
     assert found["int8_share"] is None
@@ -116,7 +120,7 @@ def test_openvino_does_not_tell_whether_it_quantized_and_nothing_is_claimed() ->
 def test_int4_weights_meet_float_activations(engine: str, file: str) -> None:
     folder = graphs("w4a16")
     if engine == "openvino":
-        openvino.build(folder / "model.onnx", folder, runtime_options("w4a16", folder / "model.onnx"))
+        openvino.convert(folder / "model.onnx", folder, runtime_options("w4a16", folder / "model.onnx"))
     running, features = opened(engine, "dynamic", "w4a16", file), Preprocessor.load(folder).encode(sentiment.rows(5))
     with torch.inference_mode():
         expected = forward(load(quantized("w4a16")), {name: torch.from_numpy(value) for name, value in features.items()})
@@ -132,21 +136,21 @@ def test_what_an_engine_cannot_take_has_a_reason_in_one_line(tmp_path: Path) -> 
         (engine,) = made._build(name, tmp_path / "model.onnx")  # type: ignore[arg-type]
         assert (engine["runnable"], engine["file"], engine["size_bytes"]) == (False, None, 0)
         assert "has no FP8 products" in engine["reason"]
-    assert refusal("tensorrt", "int8-dynamic", tmp_path) == NO_DYNAMIC
-    assert refusal("torch", "fp8", tmp_path) is None
-    assert refusal("tensorrt", "fp8", tmp_path) is None
+    assert engine_module("tensorrt").refusal("int8-dynamic", tmp_path) == NO_DYNAMIC
+    assert engine_module("torch").refusal("fp8", tmp_path) is None
+    assert engine_module("tensorrt").refusal("fp8", tmp_path) is None
 
 
 def test_groups_of_unequal_width_are_refused_for_openvino_alone(tmp_path: Path) -> None:
     weights = numpy_helper.from_array(np.zeros((24, 4), np.int8), "a.weight.codes")
     node = onnx.helper.make_node("DequantizeLinear", ["a.weight.codes", "s"], ["w"], axis=0, block_size=16)
     onnx.save(onnx.helper.make_model(onnx.helper.make_graph([node], "g", [], [], [weights])), tmp_path / "m.onnx")
-    reason = refusal("openvino", "w4a16", tmp_path / "m.onnx")
+    reason = engine_module("openvino").refusal("w4a16", tmp_path / "m.onnx")
     assert reason == (
         "OpenVINO reads int4 in groups of equal width alone: a has 24 inputs, no multiple of group_size 16; "
         "give a group_size that divides them"
     )
-    assert refusal("onnxruntime", "w4a16", tmp_path / "m.onnx") is None
+    assert engine_module("onnxruntime").refusal("w4a16", tmp_path / "m.onnx") is None
     assert runtime_options("w4a16", tmp_path / "m.onnx") == {GROUP: "0"}
     assert runtime_options("int8", tmp_path / "m.onnx") == {}
 

@@ -1,0 +1,188 @@
+"""The Python API: what the commands do, for notebooks and scripts.
+
+    from compress.api import load_recipe, run
+
+    recipe = load_recipe("quickstart", ["stages.finetune.epochs=20"])
+    report = run(recipe)
+    report.speedup, report.last.accuracy["openvino"].value
+
+Importing it is quick: torch is loaded by the first function that needs a recipe. Wrong input raises `InputError`, whose `problems` hold one
+line each. Training in several processes needs a launcher, so that it is left to the command (`torchrun ... compress run`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from compress.core.errors import InputError
+from compress.report.document import Accuracy, Goal, Latency, Report, Variant
+
+if TYPE_CHECKING:
+    from compress.core.progress import Volume
+    from compress.recipe import Recipe
+    from triton_repo.server import TritonServer
+
+__all__ = [
+    "Accuracy",
+    "Goal",
+    "InputError",
+    "Latency",
+    "Recipe",
+    "Report",
+    "Variant",
+    "bench",
+    "catalogue",
+    "clean",
+    "load_recipe",
+    "plan",
+    "run",
+    "serve",
+    "verify",
+]
+
+
+def load_recipe(source: str | Path | Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
+    """Reads and checks a recipe; loads neither data nor weights.
+
+    Args:
+        source: A YAML file, the name of a shipped recipe, or the same as plain data.
+        settings: Overrides as of `--set`: `stages.quantize.mode=qat`, `data.path=/data/reviews`.
+
+    Raises:
+        InputError: Every problem of the recipe, one line each.
+    """
+    from compress.commands.recipes import find
+    from compress.recipe import check, read
+
+    return check(source, settings) if isinstance(source, Mapping) else read(find(source), settings)
+
+
+def plan(recipe: Recipe, out: str | Path | None = None) -> str:
+    """Checks model and data, and predicts parameters, FLOPs, disk and time of every step; loads no weights.
+
+    Args:
+        recipe: A recipe of `load_recipe`.
+        out: The run folder, whose finished stages count as done; `runs/<name>` where absent.
+
+    Returns:
+        A table as text.
+
+    Raises:
+        InputError: The recipe, the data or the model is not fit for a run.
+    """
+    from compress.commands.plan import describe
+
+    return describe(recipe, _path(out))
+
+
+def run(
+    recipe: Recipe, out: str | Path | None = None, *, start: str | None = None, force: bool = False, volume: Volume = "normal"
+) -> Report:
+    """Runs a recipe: every stage that is not finished yet, then the report.
+
+    Args:
+        recipe: A recipe of `load_recipe`.
+        out: The run folder; `runs/<name>` where absent.
+        start: Id of a stage: it and every later one are run again.
+        force: Run every stage again.
+        volume: What is written to standard error: everything (`verbose`, `normal`), warnings (`quiet`) or nothing (`silent`). The file
+            `log.txt` of the run folder gets all of it.
+
+    Returns:
+        The report. A missed goal is no error: see `Report.missed`.
+
+    Raises:
+        InputError: The recipe, the model, the data or the machine is not fit for it.
+    """
+    from compress.core.progress import ConsoleProgress
+    from compress.pipeline import run as run_recipe
+
+    outcome = run_recipe(recipe, _path(out), start=start, force=force, progress=ConsoleProgress(volume))
+    return Report(outcome.report, outcome.folder)
+
+
+def bench(folder: str | Path, *, volume: Volume = "normal") -> Report:
+    """Measures the latency of a finished run once more, every engine at every shape, and writes the report again.
+
+    Args:
+        folder: A run folder.
+        volume: As of `run`.
+
+    Raises:
+        InputError: The folder holds no finished run, or the run has no engines.
+    """
+    from compress.core.progress import ConsoleProgress
+    from compress.pipeline import measure_again
+
+    outcome = measure_again(Path(folder), ConsoleProgress(volume))
+    return Report(outcome.report, outcome.folder)
+
+
+def verify(folder: str | Path, *, live: bool = False) -> list[str]:
+    """Hashes every artifact of a run again, reloads the engines and compares their answers on the golden rows.
+
+    Args:
+        folder: A run folder.
+        live: Also start Triton and ask the served models.
+
+    Returns:
+        One line for each problem; empty where all is well.
+
+    Raises:
+        InputError: The folder holds no finished run, or there is no server environment.
+    """
+    from compress.commands.verify import verify as verify_run
+
+    return verify_run(Path(folder), live=live, log=lambda line: None)
+
+
+def serve(folder: str | Path) -> TritonServer:
+    """Returns the Triton server of a run; it runs for as long as it is entered: `with serve(folder) as server: server.http_address`.
+
+    Args:
+        folder: A run folder with a model repository; the server's output goes to its `triton.log`.
+
+    Raises:
+        InputError: The run has no model repository that can be served here, or there is no server environment.
+    """
+    from compress.commands.verify import repository
+    from triton_repo.triton_repo import server_of
+
+    return server_of(repository(Path(folder)), Path(folder) / "triton.log")
+
+
+def clean(folder: str | Path) -> list[Path]:
+    """Removes the stages that the last recipe of a run does not reference; returns the folders that are gone.
+
+    Raises:
+        InputError: The folder holds no finished run, or another process writes to it.
+    """
+    from compress.commands.verify import clean as clean_run
+
+    return clean_run(Path(folder))
+
+
+def catalogue(what: Literal["stages", "methods", "engines", "tasks", "recipes"] = "stages") -> str:
+    """Returns what a recipe can name, one line each: `print(catalogue("recipes"))`.
+
+    Raises:
+        InputError: There is no such list.
+    """
+    from compress.commands.list import catalogue as listed
+
+    return listed(what)
+
+
+def _path(out: str | Path | None) -> Path | None:
+    return None if out is None else Path(out)
+
+
+def __getattr__(name: str) -> Any:
+    """Loads `Recipe` when it is asked for: its stages need torch."""
+    if name == "Recipe":
+        from compress.recipe import Recipe
+
+        return Recipe
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,70 @@
+"""The recipes that are shipped: in the folder `recipes` of a checkout, in `compress/recipes` of an installed wheel.
+
+A recipe has a name, that of its file: `compress run quickstart` runs it, `compress init --recipe quickstart` copies it to edit.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from compress.core.errors import InputError, nearest
+
+SUFFIX = ".yaml"
+
+
+def folder() -> Path:
+    """Returns the folder of the shipped recipes."""
+    package = Path(str(files("compress")))
+    installed = package / "recipes"
+    return installed if installed.is_dir() else package.parent / "recipes"
+
+
+def shipped() -> dict[str, Path]:
+    """Returns the shipped recipes by name."""
+    return {path.stem: path for path in sorted(folder().glob(f"**/*{SUFFIX}"))}
+
+
+def about(path: Path) -> str:
+    """Returns what a recipe says of itself in its first line."""
+    return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+
+
+def find(given: str | Path) -> Path:
+    """Returns the file of a recipe: the one that is there, else the shipped recipe of that name.
+
+    Raises:
+        InputError: The name of a shipped recipe is misspelt; a path to no file is left to the reader, which says what is wrong with it.
+    """
+    path, name, known = Path(given).expanduser(), str(given), shipped()
+    if name in known and not path.is_file():
+        return known[name]
+    if not path.exists() and not path.suffix and name == path.name:
+        raise InputError(f"{name}: no such file, and no shipped recipe; shipped: {', '.join(known)}{nearest(name, known)}")
+    return path
+
+
+def copy_of(name: str, output: str) -> str:
+    """Returns the text of a shipped recipe, to be kept as the file `output`.
+
+    A recipe that extends another one is written out in full, with every default.
+
+    Raises:
+        InputError: There is no such recipe.
+    """
+    known = shipped()
+    if name not in known:
+        raise InputError(f"--recipe {name}: unknown; shipped: {', '.join(known)}{nearest(name, known)}")
+    first, command, *lines = known[name].read_text(encoding="utf-8").splitlines()
+    body = [line for line in lines if not line.startswith("# yaml-language-server:")]  # its schema lies beside the shipped recipe alone
+    if any(line.startswith("extends:") for line in body):
+        body = _resolved(known[name])
+    return "\n".join([first, command.replace(f"recipes/{known[name].name}", output), *body]) + "\n"
+
+
+def _resolved(path: Path) -> list[str]:
+    import yaml
+
+    from compress.recipe import dump, read
+
+    return yaml.safe_dump(dump(read(path)), sort_keys=False, allow_unicode=True, width=120).splitlines()

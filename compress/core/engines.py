@@ -1,0 +1,90 @@
+"""The table of engines, one row of facts per engine. Other code tests a fact, never a name:
+
+    ENGINES[engine].cpu_only        not  engine == "openvino"
+
+To add an engine, add a row to `ENGINES` and a file of the same name in `export/engines/` that builds and opens the engine
+(`export.engines.spec.EngineModule`). The report lists engines in the order of the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Final, Literal
+
+from compress.core.named import Named
+
+Marker = Literal["circle", "square", "diamond", "triangle"]
+"""Marker shapes in charts, so that engines can be distinguished without colour."""
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """The facts about one engine that other code needs."""
+
+    title: str
+    """Name of the engine in prose."""
+    where: str
+    """Devices it runs on, for `compress list engines`."""
+    library: str
+    """Distribution whose version is recorded in the manifest."""
+    marker: Marker
+    """Marker shape in charts."""
+    cpu_only: bool = False
+    """Whether the engine cannot use a CUDA device."""
+    builds: bool = True
+    """Whether the engine is built from the ONNX graph; False if it runs the checkpoint itself."""
+    stores: tuple[Literal["float", "int8"], ...] = ()
+    """Weights that it writes to a file other than `model.onnx`; `compress plan` counts those bytes."""
+    probed: bool = False
+    """Whether it can output intermediate tensors, so that parity compares layer by layer."""
+    bf16_float_part: bool = False
+    """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
+    token_scales_in_graph: bool = False
+    """Whether dynamic int8 needs a graph that computes the scale of each token."""
+    serves: Literal["cpu", "cuda"] | None = None
+    """Device on which the Triton repository serves this engine; None if it does not."""
+
+
+ENGINES: Mapping[str, EngineFacts] = {
+    "torch": EngineFacts(title="torch", where="CPU, CUDA; the baseline", library="torch", marker="circle", builds=False),
+    "onnxruntime": EngineFacts(
+        title="ONNX Runtime",
+        where="CPU",
+        library="onnxruntime",
+        marker="square",
+        stores=("int8",),
+        probed=True,
+        token_scales_in_graph=True,
+    ),
+    "openvino": EngineFacts(
+        title="OpenVINO",
+        where="CPU (default)",
+        library="openvino",
+        marker="diamond",
+        cpu_only=True,
+        stores=("float", "int8"),
+        probed=True,
+        bf16_float_part=True,
+        serves="cpu",
+    ),
+    "tensorrt": EngineFacts(
+        title="TensorRT", where="NVIDIA GPUs; proved ahead of time without one", library="tensorrt", marker="triangle", serves="cuda"
+    ),
+}
+
+EngineName = Annotated[str, Named(ENGINES)]
+"""Name of an engine; in a recipe it must be a row of `ENGINES`."""
+DEFAULT_ENGINES: Final = ("openvino", "onnxruntime")
+REFERENCE: Final = "torch"
+"""The engine that all others are compared with."""
+
+
+def served_on(device: str) -> str:
+    """Returns the engine that the Triton repository serves on a device."""
+    return next(name for name, row in ENGINES.items() if row.serves == device)
+
+
+def device_of(engine: str, device: str) -> str:
+    """Returns the device that an engine runs on if the target device is `device`."""
+    return "cpu" if ENGINES[engine].cpu_only else device

@@ -1,0 +1,258 @@
+"""`report.json` as typed values, for notebooks and scripts: `Report.load("runs/sst2-minilm")`.
+
+Keys of `report.json` are only ever added, so every file of schema 1 can be read. What has no attribute here is in `Report.data`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from compress.core.errors import InputError
+from compress.report import goals, phrases
+from compress.report.summary import plain_text, summary
+
+SCHEMA = 1
+"""The version of `report.json` that is read."""
+FILE = "report.json"
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The primary metric of one variant in one backend, on the whole evaluation split."""
+
+    variant: str
+    """Id of the variant."""
+    backend: str
+    """Where it was asked: torch, onnxruntime, openvino, tensorrt or triton."""
+    value: float | None
+    """The metric; None where it was not measured."""
+    low: float | None = None
+    """Lower end of the 95 % interval."""
+    high: float | None = None
+    """Upper end of the 95 % interval."""
+    n: int | None = None
+    """Rows (tokens, for generation) that were evaluated."""
+    reason: str | None = None
+    """Why it was not measured."""
+
+
+@dataclass(frozen=True)
+class Latency:
+    """The latency of one variant in one configuration of an engine, at one shape."""
+
+    variant: str
+    """Id of the variant."""
+    engine: str
+    """torch, onnxruntime, openvino or tensorrt."""
+    mode: str
+    """How the engine runs: eager, compiled, dynamic or static."""
+    precision: str
+    """fp32, bf16, fp16, int8, int8-dynamic, w4a16 or fp8."""
+    float_precision: str
+    """Precision of what is not quantized."""
+    device: str
+    """cpu or cuda."""
+    threads: int | None
+    """Threads of the engine."""
+    batch: int
+    """Batch size."""
+    sequence: int | None
+    """Sequence length in tokens; None for images."""
+    p50_ms: float
+    """Median in milliseconds."""
+    p90_ms: float
+    """90th percentile in milliseconds."""
+    p99_ms: float | None
+    """99th percentile in milliseconds; None below 200 samples."""
+    throughput_per_s: float
+    """Rows per second."""
+    n: int
+    """Samples."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the recipe asked for, against what was measured."""
+
+    goal: str
+    """Its key in the recipe, such as `max_drop`."""
+    limit: float
+    """The bound that the recipe gives."""
+    value: float | None
+    """What was measured; None where nothing was."""
+    met: bool | None
+    """Whether it was reached; None where nothing was measured."""
+    at: str | None = None
+    """Where it was measured: engine and shape."""
+    low: float | None = None
+    """Lower end of the 95 % interval of the value."""
+    high: float | None = None
+    """Upper end of the 95 % interval of the value."""
+    reason: str | None = None
+    """Why it was missed or could not be judged."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One checkpoint of the run: a row of the report."""
+
+    id: str
+    """Id of the stage that made it."""
+    stages: tuple[str, ...]
+    """The stages that it went through."""
+    parameters: int
+    """Its parameters."""
+    macs: int
+    """Multiply-accumulates for one row of the largest shape."""
+    size_bytes: int | None
+    """What the first engine needs to serve it; None where it was not exported."""
+    checkpoint_bytes: int
+    """Its checkpoint on disk."""
+    precision: str | None
+    """Precision of its engines; None where it was not exported."""
+    int8_share: float | None
+    """Share of the MACs of weight matrix products that the first engine runs in int8, counted in the engine; None where unknown."""
+    accuracy: Mapping[str, Accuracy]
+    """The primary metric by backend."""
+    latency: tuple[Latency, ...]
+    """Measured latencies; the recommended mode of a shape comes first."""
+
+
+_Row = TypeVar("_Row", Accuracy, Latency, Goal, Variant)
+
+
+class Report:
+    """The report of a finished run.
+
+    Args:
+        data: The contents of `report.json`.
+        folder: The run folder.
+    """
+
+    def __init__(self, data: Mapping[str, Any], folder: Path) -> None:
+        self.data = data
+        self.folder = folder
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Reads a report.
+
+        Args:
+            path: A run folder, or its `report.json`.
+
+        Raises:
+            InputError: There is no report, or it is not one of schema 1.
+        """
+        file = Path(path)
+        file = file / FILE if file.is_dir() else file
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise InputError(f"{file}: no report ({error.strerror}); give a run folder that `compress run` has finished") from error
+        except ValueError as error:
+            raise InputError(f"{file}: damaged ({error}); `compress report {file.parent}` writes it again") from error
+        given = data.get("schema") if isinstance(data, dict) else None
+        if given != SCHEMA:
+            raise InputError(f"{file}: schema {given!r} given; {SCHEMA} is allowed: the {FILE} of a run of this version")
+        return cls(data, file.parent)
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe."""
+        return str(self.data["name"])
+
+    @property
+    def task(self) -> str:
+        """Task of the model."""
+        return str(self.data["task"])
+
+    @property
+    def metric(self) -> str:
+        """Name of the primary metric, such as accuracy or perplexity."""
+        return str(self.data["metric"]["name"])
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether more of the metric is better."""
+        return bool(self.data["metric"]["higher_is_better"])
+
+    @property
+    def html(self) -> Path:
+        """The page for people."""
+        return self.folder / "report.html"
+
+    @cached_property
+    def variants(self) -> Mapping[str, Variant]:
+        """Every checkpoint by id, in the order of the run."""
+        return {str(entry["id"]): _variant(entry) for entry in self.data["variants"]}
+
+    @property
+    def baseline(self) -> Variant:
+        """The variant that every other one is compared with."""
+        return self.variants[str(self.data["baseline"])]
+
+    @property
+    def last(self) -> Variant:
+        """The variant that the run ends with: the one that goals are judged on."""
+        return self.variants[str(self.data["variants"][-1]["id"])]
+
+    @property
+    def latency(self) -> tuple[Latency, ...]:
+        """The latencies of all variants."""
+        return tuple(row for variant in self.variants.values() for row in variant.latency)
+
+    @property
+    def drop(self) -> float | None:
+        """Loss of the metric: baseline in torch minus last variant in the last backend; relative for perplexity. None: unknown."""
+        return goals.drop(self.data).value
+
+    @property
+    def speedup(self) -> float | None:
+        """Speed-up over torch fp32 at the worst shape; None where it was not measured."""
+        return goals.speedup(self.data).value
+
+    @property
+    def goals(self) -> tuple[Goal, ...]:
+        """The goals of the recipe as they were judged."""
+        return tuple(_known(Goal, entry) for entry in self.data["goals"])
+
+    @property
+    def missed(self) -> tuple[Goal, ...]:
+        """The goals that were judged and not met."""
+        return tuple(goal for goal in self.goals if goal.met is False)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What the run warned of."""
+        return tuple(self.data["warnings"])
+
+    def __repr__(self) -> str:
+        """The summary of the run and the table of accuracies, as plain text."""
+        return "\n".join([f"{self.name}: {self.task}", *summary(self.data, self.folder), "", *self._table()])
+
+    def _table(self) -> Iterator[str]:
+        yield f"{'variant':<20}{'backend':<14}{self.metric:<14}{'95 % interval':<20}n"
+        for variant in self.variants.values():
+            for cell in variant.accuracy.values():
+                value = plain_text(phrases.figure(cell.value, self.metric))
+                spread = plain_text(phrases.interval(cell.low, cell.high, self.metric) or "")
+                tail = f"{spread:<20}{cell.n}" if cell.value is not None else cell.reason or phrases.NO_REASON
+                yield f"{variant.id:<20}{cell.backend:<14}{value:<14}{tail}"
+
+
+def _variant(entry: Mapping[str, Any]) -> Variant:
+    name = str(entry["id"])
+    accuracy = {backend: _known(Accuracy, cell, variant=name, backend=backend) for backend, cell in entry["accuracy"].items()}
+    latency = tuple(_known(Latency, row, variant=name) for row in entry["latency"])
+    return _known(Variant, entry, stages=tuple(entry["stages"]), accuracy=accuracy, latency=latency)
+
+
+def _known(kind: type[_Row], entry: Mapping[str, Any], **more: Any) -> _Row:
+    """Makes a value of those keys that `kind` has a field for, and of `more`."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{key: value for key, value in entry.items() if key in names} | more)

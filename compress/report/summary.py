@@ -1,0 +1,94 @@
+"""The end of a run in a few lines of plain text: accuracy before and after, speed-up, size, and the goals that were not met.
+
+Figures and names are ASCII, so that they print on any console. A figure that was not measured is replaced by the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.core.engines import REFERENCE
+from compress.report import goals, phrases
+
+WIDTH = 12
+"""Columns of the names of the lines."""
+_ASCII = str.maketrans({phrases.SPACE: " ", phrases.MINUS: "-", phrases.TIMES: "x", "\u2013": "-", "\u2060": None})
+
+
+def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
+    """Returns the outcome of a run.
+
+    Args:
+        report: The contents of `report.json`.
+        folder: The run folder.
+
+    Returns:
+        A line each for accuracy (or the metric of the task), speed and size, one for the goals where there are any, and one for every
+        goal that was missed or could not be judged; at the end the path of the page.
+    """
+    metric = (report.get("metric") or {}).get("name")
+    lines = [
+        _line(metric or "accuracy", _accuracy(report, metric)),
+        _line("speed", _speed(report)),
+        _line("size", _size(report)),
+    ]
+    judged = list(report.get("goals") or ())
+    if judged:
+        lines.append(_line("goals", phrases.goals_sentence(judged).lower()))
+    lines += [_line("", text) for text in _open_goals(judged, metric)]
+    return [*lines, f"{'report':<{WIDTH}}{folder / 'report.html'}"]
+
+
+def plain_text(text: str) -> str:
+    """Returns a text of the report for a console: signs beyond ASCII are replaced by their nearest, or escaped."""
+    return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
+
+
+def _line(name: str, text: str) -> str:
+    return plain_text(f"{name:<{WIDTH}}{text}")
+
+
+def _accuracy(report: Mapping[str, Any], metric: str | None) -> str:
+    before = (goals.baseline(report).get("accuracy") or {}).get(REFERENCE) or {}
+    backend, cost = goals.last_backend(report), goals.drop(report)
+    if backend is None or cost.value is None:
+        return f"not measured: {cost.reason}"
+    after = goals.last_variant(report)["accuracy"][backend]
+    spread = phrases.change_interval(cost.low, cost.high, metric)
+    return (
+        f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in {phrases.engine_name(backend)}"
+        f" (n = {after.get('n', 'unknown')}; change {phrases.change(cost.value, metric)}{f', 95 % interval {spread}' if spread else ''})"
+    )
+
+
+def _speed(report: Mapping[str, Any]) -> str:
+    faster = goals.speedup(report)
+    if faster.value is None:
+        return f"not measured: {faster.reason}"
+    words = f"{phrases.ratio(faster.value)} faster" if faster.value >= 1 else f"{phrases.ratio(1 / faster.value)} slower"
+    return f"{words} than torch fp32 at the worst shape ({phrases.place(faster.at)})"
+
+
+def _size(report: Mapping[str, Any]) -> str:
+    before, after = goals.baseline(report).get("size_bytes"), goals.last_variant(report).get("size_bytes")
+    if after is None:
+        return f"not measured: {goals.size_mb(report).reason}"
+    smaller = phrases.size_ratio(report)
+    if smaller is None:
+        return f"{phrases.size(after)} to serve; the baseline was not exported"
+    words = f"{phrases.ratio(smaller)} smaller" if smaller >= 1 else f"{phrases.ratio(1 / smaller)} larger"
+    return f"{phrases.size(before)} -> {phrases.size(after)} to serve ({words})"
+
+
+def _open_goals(judged: list[Mapping[str, Any]], metric: str | None) -> Iterator[str]:
+    for goal in judged:
+        if goal.get("met") is True:
+            continue
+        name, reason = phrases.goal_name(goal, metric), goal.get("reason")
+        if goal.get("met") is None:
+            yield f"not judged: {name}: {reason or phrases.NO_REASON}"
+            continue
+        where = f" ({phrases.place(goal.get('at'))})" if goal.get("at") else ""
+        yield f"missed: {name}; measured {phrases.goal_value(goal, metric)}{where}{f'; {reason}' if reason else ''}"

@@ -1,0 +1,63 @@
+"""The interface of every quantization scheme: the scales of one quantized linear layer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol, Self
+
+from torch import Tensor, nn
+
+
+class Scales(Protocol):
+    """The scales of one quantized linear layer, for any scheme."""
+
+    SCHEME: ClassVar[str]
+    """Name of the scheme, a row of `compress.schemes.table.SCHEMES`."""
+
+    @classmethod
+    def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Self:
+        """Returns the scales of a layer, read from a checkpoint.
+
+        Args:
+            name: Module path of the layer.
+            tensors: All tensors of `quantization.safetensors`.
+            entry: The layer's entry in `quantization.json`.
+
+        Raises:
+            KeyError, TypeError, ValueError: The files are damaged.
+        """
+
+    @classmethod
+    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Self:
+        """Returns scales with the values that quantization chose; a scheme ignores what it does not use.
+
+        Args:
+            weight_scale: float32 [O], or [O, G] for groups.
+            input_scale: float32 []; None if activations have no calibrated scale.
+            bits: Bits per weight.
+            group_size: Number of inputs that share a scale.
+            smooth_I: The input is divided by it, float32 [I]; None for no smoothing.
+        """
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns the tensors to store in `quantization.safetensors`, by name within the layer."""
+
+    def entry(self) -> dict[str, Any]:
+        """Returns the layer's entry in `quantization.json` (JSON types), including `weight_bits`."""
+
+    def on_grid(self, weight_OI: Tensor) -> Tensor:
+        """Returns the weights rounded to the grid, as the checkpoint stores them, float32 `[O, I]`; weights on the grid do not change."""
+
+    def codes(self, weight_OI: Tensor) -> Tensor:
+        """Returns the codes of weights on the grid, `[O, I]`: int8 for integer schemes, float8_e4m3fn for FP8."""
+
+    def module(self, name: str, linear: nn.Linear) -> nn.Module:
+        """Returns the quantized layer for a float layer, whose weights need not be on the grid; `linear` is not modified.
+
+        Args:
+            name: Module path, for messages.
+            linear: The float layer.
+        """
+
+    def problem(self, linear: nn.Linear) -> str | None:
+        """Returns in one line why these scales do not match the layer's grid weights, or None if they match."""

@@ -1,0 +1,69 @@
+"""The graphs of a checkpoint: of a float one as it is, of a quantized one by what its scheme does with weights and activations.
+
+    weights   activations   `model.onnx`                           for engines that need the scale of a token in the graph
+    int8      static        Q/DQ (`qdq`)
+    int8      dynamic       int8 weights (`qdq_schemes`)           `model_dynamic.onnx`: MatMulInteger
+    int4      float         int4 weights in groups
+    fp8       static        Q/DQ in E4M3
+
+Every engine reads `model.onnx`, or makes its own file of it; which precisions an engine refuses stands in its own file.
+
+Left out: int8 weights with float activations, which lose to int4 in size and to int8 in time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from pathlib import Path
+
+from compress.core.engines import ENGINES
+from compress.schemes.checkpoint import scheme_of
+from compress.schemes.table import SCHEMES, SchemeFacts
+from compress.standalone.preprocess import Preprocessor
+from export.engines.spec import DYNAMIC_GRAPH
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
+from export.graph.qdq_schemes import insert_dynamic, insert_fp8, insert_weights
+
+
+def precision_of(checkpoint: Path) -> str:
+    """Returns the precision of a checkpoint: fp32 where it is not quantized."""
+    scheme = scheme_of(checkpoint)
+    return "fp32" if scheme is None else SCHEMES[scheme].precision
+
+
+def write_graphs(checkpoint: Path, preprocessor: Preprocessor, model: Path, engines: Collection[str]) -> Path:
+    """Writes the graphs of a checkpoint, float or quantized.
+
+    Args:
+        checkpoint: The checkpoint.
+        preprocessor: Gives modality and input names.
+        model: The file to write; `DYNAMIC_GRAPH` goes beside it where an engine needs it.
+        engines: Those of the target.
+
+    Returns:
+        `model`.
+
+    Raises:
+        ValueError: Graph and checkpoint do not belong together.
+    """
+    scheme = scheme_of(checkpoint)
+    if scheme is None:
+        return export_float(checkpoint, preprocessor, model)
+    with tempfile.TemporaryDirectory(dir=model.parent, prefix="float-") as folder:
+        floating = export_float(checkpoint, preprocessor, Path(folder, model.name))
+        _quantize(SCHEMES[scheme], floating, checkpoint, model, engines)
+    return model
+
+
+def _quantize(scheme: SchemeFacts, floating: Path, checkpoint: Path, model: Path, engines: Collection[str]) -> None:
+    """Writes the graphs of a quantized checkpoint from the float one that `export_float` wrote for it."""
+    if scheme.activations != "static":
+        insert_weights(floating, checkpoint, model)
+        if scheme.activations == "dynamic" and any(ENGINES[engine].token_scales_in_graph for engine in engines):
+            insert_dynamic(floating, checkpoint, model.with_name(DYNAMIC_GRAPH))
+    elif scheme.integer:
+        insert_qdq(floating, checkpoint, model)
+    else:
+        insert_fp8(floating, checkpoint, model)

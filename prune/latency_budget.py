@@ -1,0 +1,180 @@
+"""Latency budget: find the pruned shape whose measured latency meets the target.
+
+    1. choose a shape for a budget of milliseconds, as predicted by the latency table
+    2. measure that shape on the engine
+    3. set the budget to target * predicted / measured, and choose again
+
+The search ends when the measured latency is within `TOLERANCE` of the target, or after `MAX_ROUNDS`; the closest shape wins. If the recipe
+asks for a share of the blocks instead of a latency, the chosen shape is only measured.
+
+Limitations: the latency of embeddings and head counts as fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import nn
+
+from compress.core.errors import InputError
+from compress.models.blocks import with_layers
+from compress.models.structure import Sizes
+from prune.latency_table import LatencyTable
+from prune.surgery import KeptUnits
+from prune.timing import LatencyTarget, Timing
+
+T = TypeVar("T")
+TOLERANCE = 0.03
+MAX_ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class LatencyBudget:
+    """The latency target of one stage, and what has been measured so far."""
+
+    timing: Timing
+    table: LatencyTable
+    incoming_config: Any
+    """Transformers config of the incoming model."""
+    incoming_ms: float
+    """Measured latency of the incoming model."""
+    target_ms: float | None
+    """Latency that the pruned model should reach; None if the recipe asks for a share of the blocks."""
+    relative: bool
+    """Whether the target is a speedup. The incoming model is then timed in the same session as each pruned shape."""
+    figures: dict[str, Any]
+    """Figures for the manifest; each measurement adds a round."""
+
+    @classmethod
+    def of(cls, timing: Timing, sizes: Sizes, step: int, target: LatencyTarget | None, speedup: float | None, key: str) -> LatencyBudget:
+        """Measures the incoming model and the latency table of its blocks.
+
+        Args:
+            timing: Measures models on the engine.
+            sizes: Sizes of the incoming model.
+            step: FFN neurons are kept in multiples of this.
+            target: Latency that the pruned model should reach.
+            speedup: Ratio of the incoming latency to the pruned latency.
+            key: Key path of the stage, for messages.
+        """
+        table, figures = timing.table(sizes, step, key)
+        (incoming_ms,) = timing.of([timing.model.config])
+        predicted = table.predict(sizes)
+        target_ms = target.value if target else incoming_ms / speedup if speedup else None
+        found = {**figures, "asked_ms": target_ms, "before": {"predicted_ms": predicted, "measured_ms": incoming_ms}, "rounds": []}
+        timing.context.progress.log(f"  {timing.label}: {incoming_ms:.3f} ms measured, {predicted:.3f} ms predicted by the table")
+        return cls(timing, table, timing.model.config, incoming_ms, target_ms, speedup is not None, found)
+
+    def sparsity(self, given: float, blocks_ms: float, lowest: float, key: str) -> float:
+        """Returns the share of the blocks' latency to remove, as predicted by the table.
+
+        Args:
+            given: The share to return if there is no latency target.
+            blocks_ms: Predicted latency of all blocks of the incoming model.
+            lowest: Smallest share of it that can remain.
+            key: Key path of the latency target, for messages.
+
+        Raises:
+            InputError: No allowed shape is fast enough.
+        """
+        if self.target_ms is None:
+            return given
+        scale = (self.table.rest_ms + blocks_ms) / self.incoming_ms
+        if self.target_ms * scale < self.table.rest_ms + lowest * blocks_ms:
+            least = (self.table.rest_ms + lowest * blocks_ms) / scale
+            raise InputError(
+                f"{key}: the target is {self.target_ms:.4g} ms; the smallest model that granularity and protect allow takes "
+                f"{least:.4g} ms: allow more time"
+            )
+        return min(1.0, max(0.0, 1 - (self.target_ms * scale - self.table.rest_ms) / blocks_ms))
+
+    def measure(self, kept: KeptUnits, model: nn.Module, sizes: Sizes, key: str) -> float:
+        """Measures a pruned shape and returns its latency in milliseconds.
+
+        Args:
+            kept: Units that stay.
+            model: Model that they belong to.
+            sizes: Sizes of that model.
+            key: Key path of the stage, for messages.
+        """
+        from compress.models.shapes import with_sizes
+
+        small = with_sizes(with_layers(model.config, kept.layers), kept.sizes(sizes), key)
+        incoming, measured = self.timing.of([self.incoming_config, small])
+        predicted = self.table.predict(kept.sizes(sizes))
+        found = self.incoming_ms * measured / incoming if self.relative else measured
+        target = "" if self.target_ms is None else f", target {self.target_ms:.3f}"
+        self.timing.context.progress.log(f"  {self.timing.label}: {found:.3f} ms measured, {predicted:.3f} predicted by the table{target}")
+        self.figures["rounds"].append({"predicted_ms": predicted, "measured_ms": found, "speedup": incoming / measured})
+        return found
+
+    def fit(
+        self,
+        choose: Callable[[float], KeptUnits],
+        model: nn.Module,
+        sizes: Sizes,
+        budget_ms: float,
+        least_ms: float,
+        incoming_ms: float,
+        key: str,
+    ) -> tuple[KeptUnits, float]:
+        """Chooses the units to keep so that the measured latency meets the target, if there is one.
+
+        Args:
+            choose: Chooses the units for a budget of the blocks in milliseconds.
+            model: Model that they belong to.
+            sizes: Sizes of that model.
+            budget_ms: Budget of the blocks in the first round.
+            least_ms: Smallest budget that `choose` accepts.
+            incoming_ms: Predicted latency of the blocks of the incoming model.
+            key: Key path of the stage, for messages.
+
+        Returns:
+            The units, and the share of `incoming_ms` that their blocks take by the table.
+        """
+        rest = self.table.rest_ms
+
+        def predict(kept: KeptUnits) -> float:
+            return self.table.predict(kept.sizes(sizes))
+
+        def measure(kept: KeptUnits) -> float:
+            return self.measure(kept, model, sizes, key)
+
+        if self.target_ms is None:
+            kept, number = choose(budget_ms), 0
+            measure(kept)
+        else:
+            kept, number = search_budget(lambda ms: choose(max(ms - rest, least_ms)), predict, measure, self.target_ms, budget_ms + rest)
+        self.figures["after"] = self.figures["rounds"][number]
+        return kept, (predict(kept) - rest) / incoming_ms
+
+
+def search_budget(
+    choose: Callable[[float], T], predict: Callable[[T], float], measure: Callable[[T], float], target_ms: float, budget_ms: float
+) -> tuple[T, int]:
+    """Searches for the budget whose choice is measured at the target latency.
+
+    Args:
+        choose: Chooses a shape whose predicted latency fits a budget in milliseconds.
+        predict: Predicted latency of a shape.
+        measure: Measured latency of a shape.
+        target_ms: Latency to reach.
+        budget_ms: Budget of the first round.
+
+    Returns:
+        The shape closest to the target, and the round that found it, from 0.
+    """
+    tried: list[tuple[float, int, T]] = []
+    for number in range(MAX_ROUNDS):
+        kept = choose(budget_ms)
+        if any(kept == earlier for *_, earlier in tried):
+            break  # the remaining gap is smaller than one step of heads or neurons
+        measured = measure(kept)
+        tried.append((abs(measured / target_ms - 1), number, kept))
+        if tried[-1][0] <= TOLERANCE:
+            break
+        budget_ms = target_ms * predict(kept) / measured
+    _, number, kept = min(tried, key=lambda entry: entry[:2])
+    return kept, number

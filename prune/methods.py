@@ -1,0 +1,89 @@
+"""The table of pruning methods: how importance is measured. Recipes, their schema and `compress list` follow from its rows.
+
+To add a method, write a file in this folder with the score of a structure, and add a row here that makes `Scores` of it. Methods without a
+score of their own learn masks together with the weights (`prune.learned`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated
+
+from torch import Tensor, nn
+
+from compress.core.named import Named, one_of
+from compress.models.structure import Structure
+from compress.training.train import Objective
+from prune.fisher import fisher
+from prune.scores import Batches, by_activation, by_gradient, by_magnitude, comparable, unread_first
+from prune.selection import Scores
+from prune.taylor import taylor
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """What a method may look at."""
+
+    model: nn.Module
+    """The model, in evaluation mode; it is not changed."""
+    structure: Structure
+    batches: Batches
+    """Starts a new pass over the calibration rows."""
+    objective: Objective
+    """The loss of a batch."""
+    hidden: bool
+    """Whether the channels of the residual stream are pruned, so that gradients have to be taken there as well."""
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """All that sets a method apart, apart from its code."""
+
+    score: Callable[[Scoring], Scores] | None = None
+    """Returns the scores of a model; None for a method that learns masks with the weights."""
+    relative: bool = False
+    """Whether scores are comparable within a layer only, so that they are divided by their mean in each layer."""
+
+
+def _by_gradient(score: Callable[[Tensor], Tensor]) -> Callable[[Scoring], Scores]:
+    """Returns a method that scores gradients at gates; blocks and channels without a gradient are scored by activation."""
+
+    def scores(given: Scoring) -> Scores:
+        activations = by_activation(given.model, given.structure, given.batches)
+        found = by_gradient(score, given.model, given.structure, given.batches, given.objective, given.hidden)
+        components = {where: value for where, value in found.items() if isinstance(where, tuple)}
+        return Scores(components, activations.layers, found["hidden"] if given.hidden else activations.hidden)
+
+    return scores
+
+
+METHODS: Mapping[str, MethodFacts] = {
+    "magnitude": MethodFacts(lambda given: by_magnitude(given.model, given.structure), relative=True),
+    "taylor": MethodFacts(_by_gradient(taylor)),
+    "fisher": MethodFacts(_by_gradient(fisher)),
+    "activation": MethodFacts(lambda given: by_activation(given.model, given.structure, given.batches), relative=True),
+    "joint": MethodFacts(),
+    "movement": MethodFacts(),
+}
+
+Method = Annotated[str, Named(METHODS)]
+"""The name of a method; in a recipe it has to be a row of `METHODS`."""
+
+
+def is_learned(method: Method) -> bool:
+    """Whether a method learns masks with the weights."""
+    return METHODS[method].score is None
+
+
+def scored() -> str:
+    """Returns the names of the methods that score, for messages: "a, b or c"."""
+    return one_of([name for name, row in METHODS.items() if row.score is not None])
+
+
+def scores_of(method: Method, given: Scoring) -> Scores:
+    """Returns the scores of a model by a method that has some; units that no nonzero weight reads score 0."""
+    row = METHODS[method]
+    assert row.score is not None, f"{method} learns its masks"
+    scores = row.score(given)
+    return unread_first(comparable(scores) if row.relative else scores, given.model, given.structure)

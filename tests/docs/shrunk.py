@@ -1,0 +1,68 @@
+"""What makes the recipes of the documentation small: tiny models, generated rows, few steps, one small shape."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from compress.core.tasks import TASKS
+from compress.recipe import Recipe, read
+from tests.compress import tiny_gpt
+from tests.export import sentiment
+from tests.test_recipes import SHRUNK, generation_settings, image_settings, text_settings
+
+VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_attention_heads": 2, "intermediate_size": 64}
+LLAMA = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 16}
+
+
+def shrunk(folder: Path, path: str, given: Sequence[str]) -> list[str]:
+    """Returns the options that shrink a recipe, to follow those that are given.
+
+    Args:
+        folder: Where the page runs; `input.txt` is written there.
+        path: The recipe as the page names it.
+        given: The options that the page gives it.
+    """
+    if path.endswith("recipe.lock.yaml"):  # resolved, and small already
+        return []
+    if not (folder / "input.txt").exists():
+        (folder / "input.txt").write_text(tiny_gpt.text(400, 0), encoding="utf-8")
+    settings = [value for option, value in pairwise(given) if option == "--set"]
+    recipe = read(Path(path), settings)
+    stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
+    small = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
+    engine = recipe.target.engines[0]
+    small += [f"target={{engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}", *_source(recipe, folder)]
+    return [word for setting in small for word in ("--set", setting)]
+
+
+def _source(recipe: Recipe, folder: Path) -> list[str]:
+    """Returns the settings of a tiny model and tiny data; data that the page made itself stays."""
+    facts, place = TASKS[recipe.model.task], folder / f"tiny-{recipe.name}"
+    local = Path(recipe.data.path).exists()
+    if facts.answer == "tokens":
+        if recipe.model.config["model_type"] == "llama":
+            sizes = [f"model.config.{key}={value}" for key, value in LLAMA.items()]
+            return [*sizes, "tokenizer.vocab_size=300", "data.max_length=16", "stages.quantize.group_size=32"]
+        place.mkdir(exist_ok=True)
+        if local:
+            sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16}
+            return ["data.max_length=16", "tokenizer.vocab_size=300", *(f"model.config.{key}={value}" for key, value in sizes.items())]
+        return generation_settings(recipe, place)
+    if recipe.data.path == "sklearn:digits":
+        return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
+    if facts.modality == "image":
+        place.mkdir(exist_ok=True)
+        if recipe.model.path is None:
+            return image_settings(recipe, place)
+        drawn = recipe.model.model_copy(update={"path": None, "config": VIT, "init": "random"})
+        model = json.dumps({"path": None, "config": VIT, "init": "random"})
+        return [f"model={model}", *image_settings(recipe.model_copy(update={"model": drawn}), place)]
+    if (place / "data").exists():  # the page ran this recipe before
+        found = [f"model.path={sentiment.checkpoint()}", f"data.path={place / 'data'}", "data.files=null", "data.max_length=16"]
+    else:
+        place.mkdir(exist_ok=True)
+        found = text_settings(recipe, place)
+    return [setting for setting in found if not (local and setting.startswith("data.path"))]

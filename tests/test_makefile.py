@@ -1,0 +1,66 @@
+"""`make install` and `make demo`: one line for each step, and nothing swallowed. Python, pip and the command are stand-ins."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+PYTHON = """#!/bin/sh
+case "$*" in
+  --version) echo "Python 3.11.7" ;;
+  "-m venv "*) mkdir -p "$3/bin" && cp "$STANDINS/pip" "$STANDINS/compress" "$3/bin/" ;;
+esac
+"""
+PIP = """#!/bin/sh
+case " $* " in *" -qq "*) ;; *) echo "WARNING: Location '/opt/index' is ignored" ;; esac
+[ -z "$FAIL" ] || { echo "ERROR: No matching distribution found for torch" >&2; exit 1; }
+"""
+COMPRESS = """#!/bin/sh
+case "$1" in
+  doctor) echo "processor      one, 2 cores"; echo "triton server  /cache/server" ;;
+  run) echo "accuracy    1 -> 1"; exit ${STATUS:-0} ;;
+esac
+"""
+
+
+def make(folder: Path, goal: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Runs make in a copy of what it needs, with stand-ins for all that it starts."""
+    assert shutil.which("make"), "make is what a user starts"
+    folder.mkdir(exist_ok=True)
+    for name, text in {"python": PYTHON, "pip": PIP, "compress": COMPRESS}.items():
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    variables = {**os.environ, "STANDINS": str(folder), **variables}
+    variables = {name: value for name, value in variables.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
+    command = ["make", "--no-print-directory", "-C", str(ROOT), goal, f"VENV={folder / 'venv'}", f"PYTHON={folder / 'python'}"]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_install_is_one_line_for_each_step(tmp_path: Path) -> None:
+    done = make(tmp_path, "install")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        f"environment    {tmp_path / 'venv'}, Python 3.11.7",
+        "packages       from the index, in the versions of constraints.txt; takes minutes the first time",
+        "triton server  /cache/server",
+    ]
+    assert (tmp_path / "venv" / ".installed").exists()
+
+
+@pytest.mark.parametrize(("status", "expected"), [("0", 0), ("3", 0), ("2", 2)])
+def test_demo_prints_what_the_run_prints(status: str, expected: int, tmp_path: Path) -> None:
+    make(tmp_path, "install")
+    done = make(tmp_path, "demo", STATUS=status)
+    assert done.returncode == expected
+    assert done.stdout == "accuracy    1 -> 1\n"
+
+
+def test_what_pip_complains_of_is_shown_and_ends_it(tmp_path: Path) -> None:
+    done = make(tmp_path, "install", FAIL="1")
+    assert done.returncode == 2
+    assert "ERROR: No matching distribution found for torch" in done.stderr
+    assert not (tmp_path / "venv" / ".installed").exists()

@@ -1,0 +1,95 @@
+"""The house: rooms that import downwards only, no circle of files, and one place for each fact."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+from compress.core.engines import ENGINES
+from compress.core.tasks import TASKS
+from compress.schemes.table import SCHEMES
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+METHODS = {"quantize", "distill", "prune", "export", "triton_repo"}
+MAY_NAME_METHODS = ("compress.pipeline", "compress.recipe", "compress.run", "compress.commands", "compress.api")
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+    for package in PACKAGES
+    for path in sorted((ROOT / package).rglob("*.py"))
+}
+LIBRARIES = {  # files that list installed distributions, some of which are called like an engine
+    "compress.machine.environment",
+    "compress.commands.doctor",
+    "triton_repo.environment",
+    "triton_repo.build_plans",
+}
+MOST_FILES = 3
+MOST_ARGUMENTS = 8  # without self, cls and the ctx of autograd
+LONGEST_FUNCTION = 60
+
+
+def imports(path: Path) -> set[str]:
+    """Returns the modules of ours that a file imports, lazily and for types too."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name in MODULES}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                found |= {whole} & MODULES.keys() or {node.module} & MODULES.keys()
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {name: imports(path) - {name} for name, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a circle of files: {' -> '.join(error.args[1])}")
+
+
+def test_only_the_top_floors_name_the_packages_of_methods() -> None:
+    wrong = [
+        f"{name} imports {other}"
+        for name, path in MODULES.items()
+        if name.startswith("compress.") and not name.startswith(MAY_NAME_METHODS)
+        for other in imports(path)
+        if other.partition(".")[0] in METHODS
+    ]
+    assert not wrong
+
+
+def strings(path: Path) -> set[str]:
+    """Returns the texts in a file that are not docstrings."""
+    return {
+        node.value
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+@pytest.mark.parametrize("name", [*ENGINES, *TASKS, *SCHEMES])
+def test_a_name_stands_in_few_files(name: str) -> None:
+    known = LIBRARIES if name in ENGINES else set()
+    files = [module for module, path in MODULES.items() if module not in known and name in strings(path)]
+    assert len(files) <= MOST_FILES, files
+
+
+def test_functions_are_short_and_take_few_arguments() -> None:
+    wrong = []
+    for module, path in MODULES.items():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                names = [argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+                count = len([name for name in names if name not in ("self", "cls", "ctx")])
+                lines = (node.end_lineno or 0) - node.lineno + 1
+                if count > MOST_ARGUMENTS or lines > LONGEST_FUNCTION:
+                    wrong.append(f"{module}.{node.name}: {count} arguments, {lines} lines")
+    assert not wrong
+
+
+def test_no_file_is_over_500_lines() -> None:
+    assert not [name for name, path in MODULES.items() if len(path.read_text(encoding="utf-8").splitlines()) > 500]
