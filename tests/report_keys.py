@@ -8,7 +8,7 @@ from typing import Any
 
 from compress.report.keys import KEYS
 
-_NAMES = {"HOP": r"[^.\[\]]+", "METRIC": r"[^.\[\]]+", "PACKAGE": r"[^.\[\]]+", "*": r".*"}
+_NAMES = {"BACKEND": r"[^.\[\]]+", "METRIC": r"[^.\[\]]+", "PACKAGE": r"[^.\[\]]+", "*": r".*"}
 
 
 def undocumented(report: dict[str, Any]) -> list[str]:

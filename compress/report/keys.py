@@ -1,6 +1,6 @@
 """What every key of `report.json` means: the source of the reference page, held against real reports by a test.
 
-A path names entries of lists by `[]`; `HOP`, `METRIC` and `PACKAGE` stand for names that differ from report to report. Keys below a path
+A path names entries of lists by `[]`; `BACKEND`, `METRIC` and `PACKAGE` stand for names that differ from report to report. Keys below a path
 that ends in `.*` are not listed: they are the figures of a stage, which its own docstring explains.
 """
 
@@ -52,23 +52,23 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].int8_layers[].kind", "text", "`weight`, or `attention` for a product of two activations."),
         ("variants[].int8_layers[].macs", "integer", "Its multiply-accumulates."),
         ("variants[].int8_layers[].precision", "text", "What the engine says it runs in."),
-        ("variants[].metrics.HOP.METRIC", "number", "Every metric at every hop."),
-        ("variants[].accuracy.HOP.value", "number", "Primary metric at this hop; null where it was not measured."),
-        ("variants[].accuracy.HOP.low", "number", "Lower end of its 95 % interval."),
-        ("variants[].accuracy.HOP.high", "number", "Upper end of its 95 % interval."),
-        ("variants[].accuracy.HOP.n", "integer", "Rows (tokens, for text-generation) that it was measured on."),
-        ("variants[].accuracy.HOP.reason", "text", "Why it was not measured."),
+        ("variants[].metrics.BACKEND.METRIC", "number", "Every metric in every backend."),
+        ("variants[].accuracy.BACKEND.value", "number", "Primary metric in this backend; null where it was not measured."),
+        ("variants[].accuracy.BACKEND.low", "number", "Lower end of its 95 % interval."),
+        ("variants[].accuracy.BACKEND.high", "number", "Upper end of its 95 % interval."),
+        ("variants[].accuracy.BACKEND.n", "integer", "Rows (tokens, for text-generation) that it was measured on."),
+        ("variants[].accuracy.BACKEND.reason", "text", "Why it was not measured."),
         (
-            "variants[].drops.HOP.difference",
+            "variants[].drops.BACKEND.difference",
             "number",
-            "Baseline in torch minus this hop, on the same rows; for perplexity the relative increase.",
+            "Baseline in torch minus this backend, on the same rows; for perplexity the relative increase.",
         ),
-        ("variants[].drops.HOP.low", "number", "Lower end of the paired 95 % interval."),
-        ("variants[].drops.HOP.high", "number", "Upper end of the paired 95 % interval."),
-        ("variants[].drops.HOP.n", "integer", "Rows compared."),
-        ("variants[].drops.HOP.right_to_wrong", "integer", "Rows that the baseline answered right and this hop wrong."),
-        ("variants[].drops.HOP.wrong_to_right", "integer", "The reverse."),
-        ("variants[].drops.HOP.changed", "integer", "Rows whose answer changed."),
+        ("variants[].drops.BACKEND.low", "number", "Lower end of the paired 95 % interval."),
+        ("variants[].drops.BACKEND.high", "number", "Upper end of the paired 95 % interval."),
+        ("variants[].drops.BACKEND.n", "integer", "Rows compared."),
+        ("variants[].drops.BACKEND.right_to_wrong", "integer", "Rows that the baseline answered right and this backend wrong."),
+        ("variants[].drops.BACKEND.wrong_to_right", "integer", "The reverse."),
+        ("variants[].drops.BACKEND.changed", "integer", "Rows whose answer changed."),
         ("variants[].latency[].engine", "text", "Engine that was timed."),
         ("variants[].latency[].mode", "text", "`static` or `dynamic` shapes; `eager` or `compiled` for torch."),
         ("variants[].latency[].precision", "text", "Precision of the build."),
@@ -139,7 +139,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("goals[].limit", "number", "What was asked for."),
         ("goals[].value", "number", "What was measured; null where it was not."),
         ("goals[].met", "boolean", "The verdict; null where nothing was measured."),
-        ("goals[].at", "text", "Hop, engine, percentile and shape of the value."),
+        ("goals[].at", "text", "Backend, engine, percentile and shape of the value."),
         ("goals[].low", "number", "For max_drop: lower end of the 95 % interval."),
         ("goals[].high", "number", "For max_drop: upper end."),
         ("goals[].reason", "text", "Why a goal was missed or not judged."),
