@@ -137,8 +137,8 @@ def report_page() -> str:
 
 `report.json` holds every figure of `report.html`. `compress report RUN` writes both again from the files of the run.
 
-`[]` stands for the entries of a list, `BACKEND` for `torch`, an engine or `triton`, `METRIC` for a metric of the task, `PACKAGE` for a library.
-A figure that was not measured is null or has a `reason` beside it; it is never 0.
+`[]` stands for the entries of a list, `BACKEND` for `torch`, an engine or `triton`, `METRIC` for a metric of the task, `PACKAGE` for a
+library. A figure that was not measured is null or has a `reason` beside it; it is never 0.
 
 {body}"""
 

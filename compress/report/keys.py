@@ -1,7 +1,7 @@
 """What every key of `report.json` means: the source of the reference page, held against real reports by a test.
 
-A path names entries of lists by `[]`; `BACKEND`, `METRIC` and `PACKAGE` stand for names that differ from report to report. Keys below a path
-that ends in `.*` are not listed: they are the figures of a stage, which its own docstring explains.
+A path names entries of lists by `[]`; `BACKEND`, `METRIC` and `PACKAGE` stand for names that differ from report to report. Keys below a
+path that ends in `.*` are not listed: they are the figures of a stage, which its own docstring explains.
 """
 
 from __future__ import annotations
