@@ -120,7 +120,7 @@ def test_a_run_ends_in_its_figures_its_missed_goals_and_the_path_of_the_report(
     assert found == status
     assert [line.split()[0] for line in lines[:4]] == ["accuracy", "speed", "size", "goals"]
     assert lines[3].endswith(goals)
-    assert [line.split(";")[0].strip() for line in lines[4:-1]] == ["missed: Lose at most 0.10 points of accuracy"][: status // 3]
+    assert [line.split(";")[0].strip() for line in lines[4:-1]] == ["missed: Accuracy drop of at most 0.10 points"][: status // 3]
     assert lines[-1] == "report      runs/x/report.html"
 
 
