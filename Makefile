@@ -4,7 +4,7 @@ VENV ?= .venv
 PYTHON ?= python3
 WORKERS ?= 2
 BIN = $(VENV)/bin
-PYTEST = $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal
 
 .PHONY: install demo test test-fast lint docs bench
 

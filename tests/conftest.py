@@ -4,9 +4,16 @@ import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # tiny models: a second thread only waits; child processes read it too
 
+import numpy as np
 import torch
 from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 settings.register_profile("timeless", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("timeless")
+
+
+def pytest_runtest_setup() -> None:
+    """Every test draws the same numbers, whichever ones ran before it in its process."""
+    torch.manual_seed(0)
+    np.random.seed(0)  # what libraries draw from

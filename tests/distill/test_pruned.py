@@ -18,6 +18,8 @@ from compress.stage.context import Context
 from distill.distill import Distill
 from distill.losses.loss import Shape
 
+pytestmark = pytest.mark.whole
+
 OWN = {"heads": (1, 2, 3, 4), "key_value_heads": (1, 2, 3, 4), "ffn": (8, 12, 16, 20)}
 
 

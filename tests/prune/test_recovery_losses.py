@@ -33,6 +33,8 @@ from prune.surgery import KeptUnits, shrink
 from tests.prune.conftest import WORDS, write_tokenizer
 from tests.prune.small_runs import pruned
 
+pytestmark = pytest.mark.whole
+
 KEY = "stages.prune"
 ASKED = SettingKeys("prune", f"{KEY}.recover", f"{KEY}.teacher")
 NAMES: list[LossName] = [name for name in get_args(LossName) if name != "logit_standardization"]

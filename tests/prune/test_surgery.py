@@ -246,6 +246,7 @@ def narrowed(model: Any, structure: Structure, channels: list[int]) -> Any:
     return large
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe"])
 @FEW
 @given(data=st.data())

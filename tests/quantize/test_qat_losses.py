@@ -31,6 +31,8 @@ from quantize.qat import Qat, QatLinear, insert, learn, setting_keys
 from quantize.quantize import Quantize
 from tests.quantize.test_qat_training import features, start_of
 
+pytestmark = pytest.mark.whole
+
 NAMES: list[LossName] = [name for name in get_args(LossName) if name != "logit_standardization"]
 QUICK: dict[str, Any] = {"epochs": 0.1, "batch_size": 8, "learning_rate": 1e-3, "keep": "last"}
 

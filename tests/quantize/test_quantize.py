@@ -30,6 +30,8 @@ from quantize.ptq import HEAD
 from quantize.quantize import Quantize
 from quantize.settings import SmoothQuant
 
+pytestmark = pytest.mark.whole
+
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
 TEXT = {**SIZES, "vocab_size": 30}
 WORDS = ["bad", "dull", "film", "fine", "good", "great", "hate", "like", "love", "movie", "not", "poor", "the", "very", "was"]

@@ -12,6 +12,8 @@ from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from quantize.rounding import IntegerScales, round_layers, round_weight, with_weight
 
+pytestmark = pytest.mark.whole
+
 INPUT = torch.tensor(0.05)
 
 

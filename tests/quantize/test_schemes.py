@@ -25,6 +25,8 @@ from compress.stage.context import Context
 from quantize.adaround import adaround
 from quantize.quantize import Quantize
 
+pytestmark = pytest.mark.whole
+
 FORMS = {"w8a8": Int8Linear, "w8a8-dynamic": DynamicInt8Linear, "w4a16": Int4Linear, "fp8": Fp8Linear}
 ENCODER = 12
 

@@ -39,6 +39,8 @@ from quantize.rounding import grid_of
 from quantize.stored_layer import grid_dtype
 from tests import tiny_language_models as tiny
 
+pytestmark = pytest.mark.whole
+
 IDS = torch.from_numpy(np.stack(tiny.blocks(4, 9).rows)).long()
 
 
