@@ -216,7 +216,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
 
 
 def server_of(repository: Path, log: Path) -> TritonServer:
-    """Returns the server of a repository, which runs for as long as it is entered.
+    """Returns the server of a repository, a context manager that starts and stops it.
 
     Args:
         repository: The folder `model_repository`.
@@ -229,14 +229,14 @@ def server_of(repository: Path, log: Path) -> TritonServer:
     from triton_repo.server import TritonServer
 
     if (repository / GPU_SPEC).exists():
-        raise InputError(f"{repository}: for GPUs; its plans are built and served in NVIDIA's container, see {repository / 'README.md'}")
+        raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
-        raise InputError(f"{repository}: no model in it; a folder that the triton_repo stage wrote is needed")
+        raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
     return TritonServer(repository, environment.check(), log)
 
 
 def model_names(repository: Path) -> list[str]:
-    """Returns the models of a repository."""
+    """Returns the names of the models of a repository, sorted."""
     return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 

@@ -1,6 +1,6 @@
-"""The recipes that are shipped: in the folder `recipes` of a checkout, in `compress/recipes` of an installed wheel.
+"""The shipped recipes: in the folder `recipes` of a checkout, or `compress/recipes` of an installed wheel.
 
-A recipe has a name, that of its file: `compress run quickstart` runs it, `compress init --recipe quickstart` copies it to edit.
+The file name is the name of the recipe: `compress run quickstart` runs it, `compress init --recipe quickstart` copies it to edit.
 """
 
 from __future__ import annotations
@@ -26,37 +26,39 @@ def shipped() -> dict[str, Path]:
 
 
 def about(path: Path) -> str:
-    """Returns what a recipe says of itself in its first line."""
+    """Returns the first line of a recipe, which describes it."""
     return path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
 
 
 def find(given: str | Path) -> Path:
-    """Returns the file of a recipe: the one that is there, else the shipped recipe of that name.
+    """Returns the file of a recipe: the given file if it exists, else the shipped recipe of that name.
 
     Raises:
-        InputError: The name of a shipped recipe is misspelt; a path to no file is left to the reader, which says what is wrong with it.
+        InputError: There is no such file and no such shipped recipe. A missing path with a folder or suffix is left to `read`.
     """
     path, name, known = Path(given).expanduser(), str(given), shipped()
     if name in known and not path.is_file():
         return known[name]
     if not path.exists() and not path.suffix and name == path.name:
-        raise InputError(f"{name}: no such file, and no shipped recipe; shipped: {', '.join(known)}{nearest(name, known)}")
+        raise InputError(f"{name}: no such file or shipped recipe; shipped: {', '.join(known)}{nearest(name, known)}")
     return path
 
 
 def copy_of(name: str, output: str) -> str:
-    """Returns the text of a shipped recipe, to be kept as the file `output`.
+    """Returns the text of a shipped recipe that will be saved as `output`.
 
-    A recipe that extends another one is written out in full, with every default.
+    A recipe that extends another one is written in full, with all defaults.
 
     Raises:
-        InputError: There is no such recipe.
+        InputError: The recipe is unknown.
     """
     known = shipped()
     if name not in known:
         raise InputError(f"--recipe {name}: unknown; shipped: {', '.join(known)}{nearest(name, known)}")
     first, command, *lines = known[name].read_text(encoding="utf-8").splitlines()
-    body = [line for line in lines if not line.startswith("# yaml-language-server:")]  # its schema lies beside the shipped recipe alone
+    body = [
+        line for line in lines if not line.startswith("# yaml-language-server:")
+    ]  # the path of the schema is only valid next to the shipped recipe
     if any(line.startswith("extends:") for line in body):
         body = _resolved(known[name])
     return "\n".join([first, command.replace(f"recipes/{known[name].name}", output), *body]) + "\n"

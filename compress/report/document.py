@@ -1,6 +1,7 @@
 """`report.json` as typed values, for notebooks and scripts: `Report.load("runs/sst2-minilm")`.
 
-Keys of `report.json` are only ever added, so every file of schema 1 can be read. What has no attribute here is in `Report.data`.
+Keys of `report.json` are only ever added, so every file of schema 1 can be read. `Report.data` holds all keys, including those without an
+attribute here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from compress.report import goals, phrases
 from compress.report.summary import plain_text, summary
 
 SCHEMA = 1
-"""The version of `report.json` that is read."""
+"""The supported version of `report.json`."""
 FILE = "report.json"
 
 
@@ -28,15 +29,15 @@ class Accuracy:
     variant: str
     """Id of the variant."""
     backend: str
-    """Where it was asked: torch, onnxruntime, openvino, tensorrt or triton."""
+    """torch, onnxruntime, openvino, tensorrt or triton."""
     value: float | None
-    """The metric; None where it was not measured."""
+    """The metric; None if it was not measured."""
     low: float | None = None
     """Lower end of the 95 % interval."""
     high: float | None = None
     """Upper end of the 95 % interval."""
     n: int | None = None
-    """Rows (tokens, for generation) that were evaluated."""
+    """Number of evaluated rows (tokens for generation)."""
     reason: str | None = None
     """Why it was not measured."""
 
@@ -54,7 +55,7 @@ class Latency:
     precision: str
     """fp32, bf16, fp16, int8, int8-dynamic, w4a16 or fp8."""
     float_precision: str
-    """Precision of what is not quantized."""
+    """Precision of the layers that are not quantized."""
     device: str
     """cpu or cuda."""
     threads: int | None
@@ -72,21 +73,21 @@ class Latency:
     throughput_per_s: float
     """Rows per second."""
     n: int
-    """Samples."""
+    """Number of samples."""
 
 
 @dataclass(frozen=True)
 class Goal:
-    """What the recipe asked for, against what was measured."""
+    """A goal of the recipe and its measured value."""
 
     goal: str
     """Its key in the recipe, such as `max_drop`."""
     limit: float
-    """The bound that the recipe gives."""
+    """The limit in the recipe."""
     value: float | None
-    """What was measured; None where nothing was."""
+    """The measured value; None if it was not measured."""
     met: bool | None
-    """Whether it was reached; None where nothing was measured."""
+    """Whether the goal was met; None if its value was not measured."""
     at: str | None = None
     """Where it was measured: engine and shape."""
     low: float | None = None
@@ -99,24 +100,24 @@ class Goal:
 
 @dataclass(frozen=True)
 class Variant:
-    """One checkpoint of the run: a row of the report."""
+    """One checkpoint of the run."""
 
     id: str
     """Id of the stage that made it."""
     stages: tuple[str, ...]
-    """The stages that it went through."""
+    """The stages that led to it, its own last."""
     parameters: int
-    """Its parameters."""
+    """Number of parameters."""
     macs: int
     """Multiply-accumulates for one row of the largest shape."""
     size_bytes: int | None
-    """What the first engine needs to serve it; None where it was not exported."""
+    """Deployed size, the files that the first engine loads; None if it was not exported."""
     checkpoint_bytes: int
-    """Its checkpoint on disk."""
+    """Size of its checkpoint."""
     precision: str | None
-    """Precision of its engines; None where it was not exported."""
+    """Precision of its engines; None if it was not exported."""
     int8_share: float | None
-    """Share of the MACs of weight matrix products that the first engine runs in int8, counted in the engine; None where unknown."""
+    """Share of the MACs of weight GEMMs that the first engine runs in int8, from its execution graph; None if unknown."""
     accuracy: Mapping[str, Accuracy]
     """The primary metric by backend."""
     latency: tuple[Latency, ...]
@@ -146,7 +147,7 @@ class Report:
             path: A run folder, or its `report.json`.
 
         Raises:
-            InputError: There is no report, or it is not one of schema 1.
+            InputError: There is no report, or it does not have schema 1.
         """
         file = Path(path)
         file = file / FILE if file.is_dir() else file
@@ -155,10 +156,10 @@ class Report:
         except OSError as error:
             raise InputError(f"{file}: no report ({error.strerror}); give a run folder that `compress run` has finished") from error
         except ValueError as error:
-            raise InputError(f"{file}: damaged ({error}); `compress report {file.parent}` writes it again") from error
+            raise InputError(f"{file}: damaged ({error}); write it again with `compress report {file.parent}`") from error
         given = data.get("schema") if isinstance(data, dict) else None
         if given != SCHEMA:
-            raise InputError(f"{file}: schema {given!r} given; {SCHEMA} is allowed: the {FILE} of a run of this version")
+            raise InputError(f"{file}: schema {given!r} given; {SCHEMA} is allowed; give a {FILE} written by this version")
         return cls(data, file.parent)
 
     @property
@@ -178,12 +179,12 @@ class Report:
 
     @property
     def higher_is_better(self) -> bool:
-        """Whether more of the metric is better."""
+        """Whether a higher value of the metric is better."""
         return bool(self.data["metric"]["higher_is_better"])
 
     @property
     def html(self) -> Path:
-        """The page for people."""
+        """The HTML page."""
         return self.folder / "report.html"
 
     @cached_property
@@ -193,12 +194,12 @@ class Report:
 
     @property
     def baseline(self) -> Variant:
-        """The variant that every other one is compared with."""
+        """The variant that all others are compared with."""
         return self.variants[str(self.data["baseline"])]
 
     @property
     def last(self) -> Variant:
-        """The variant that the run ends with: the one that goals are judged on."""
+        """The last variant of the run, on which goals are judged."""
         return self.variants[str(self.data["variants"][-1]["id"])]
 
     @property
@@ -208,27 +209,27 @@ class Report:
 
     @property
     def drop(self) -> float | None:
-        """Loss of the metric: baseline in torch minus last variant in the last backend; relative for perplexity. None: unknown."""
+        """Loss of the metric: baseline in torch minus last variant in the last backend; relative for perplexity; None if unknown."""
         return goals.drop(self.data).value
 
     @property
     def speedup(self) -> float | None:
-        """Speed-up over torch fp32 at the worst shape; None where it was not measured."""
+        """Speed-up over torch fp32 at the worst shape; None if it was not measured."""
         return goals.speedup(self.data).value
 
     @property
     def goals(self) -> tuple[Goal, ...]:
-        """The goals of the recipe as they were judged."""
+        """The judged goals of the recipe."""
         return tuple(_known(Goal, entry) for entry in self.data["goals"])
 
     @property
     def missed(self) -> tuple[Goal, ...]:
-        """The goals that were judged and not met."""
+        """The goals that were judged and missed."""
         return tuple(goal for goal in self.goals if goal.met is False)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What the run warned of."""
+        """The warnings of the run."""
         return tuple(self.data["warnings"])
 
     def __repr__(self) -> str:
@@ -253,6 +254,6 @@ def _variant(entry: Mapping[str, Any]) -> Variant:
 
 
 def _known(kind: type[_Row], entry: Mapping[str, Any], **more: Any) -> _Row:
-    """Makes a value of those keys that `kind` has a field for, and of `more`."""
+    """Returns an instance of `kind` from the keys of `entry` that are fields of it, and from `more`."""
     names = {field.name for field in fields(kind)}
     return kind(**{key: value for key, value in entry.items() if key in names} | more)

@@ -1,6 +1,6 @@
-"""The end of a run in a few lines of plain text: accuracy before and after, speed-up, size, and the goals that were not met.
+"""The outcome of a run in a few lines of plain text: accuracy before and after, speed-up, size, and missed goals.
 
-Figures and names are ASCII, so that they print on any console. A figure that was not measured is replaced by the reason.
+The text is ASCII, so that it prints on any console. A figure that was not measured is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from compress.core.engines import REFERENCE
 from compress.report import goals, phrases
 
 WIDTH = 12
-"""Columns of the names of the lines."""
+"""Width of the name column, characters."""
 _ASCII = str.maketrans({phrases.SPACE: " ", phrases.MINUS: "-", phrases.TIMES: "x", "\u2013": "-", "\u2060": None})
 
 
@@ -25,8 +25,8 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
         folder: The run folder.
 
     Returns:
-        A line each for accuracy (or the metric of the task), speed and size, one for the goals where there are any, and one for every
-        goal that was missed or could not be judged; at the end the path of the page.
+        One line each for the primary metric, speed and size, one for the goals if there are any, one for every goal that was missed or
+        not judged, and the path of the HTML page.
     """
     metric = (report.get("metric") or {}).get("name")
     lines = [
@@ -42,7 +42,7 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
 
 
 def plain_text(text: str) -> str:
-    """Returns a text of the report for a console: signs beyond ASCII are replaced by their nearest, or escaped."""
+    """Returns a text as ASCII for a console: other characters are replaced by similar ones, or escaped."""
     return text.translate(_ASCII).encode("ascii", "backslashreplace").decode("ascii")
 
 
@@ -77,9 +77,9 @@ def _size(report: Mapping[str, Any]) -> str:
         return f"not measured: {goals.size_mb(report).reason}"
     smaller = phrases.size_ratio(report)
     if smaller is None:
-        return f"{phrases.size(after)} to serve; the baseline was not exported"
+        return f"{phrases.size(after)} deployed; the baseline was not exported"
     words = f"{phrases.ratio(smaller)} smaller" if smaller >= 1 else f"{phrases.ratio(1 / smaller)} larger"
-    return f"{phrases.size(before)} -> {phrases.size(after)} to serve ({words})"
+    return f"{phrases.size(before)} -> {phrases.size(after)} deployed ({words})"
 
 
 def _open_goals(judged: list[Mapping[str, Any]], metric: str | None) -> Iterator[str]:

@@ -25,7 +25,7 @@ def test_the_three_figures_and_the_path() -> None:
     assert summary(judged({"max_drop": 0.01, "min_speedup": 8.0}), FOLDER) == [
         "accuracy    90.00 % in torch -> 89.30 % in Triton (n = 1000; change -0.70 pt, 95 % interval -1.50 to +0.10)",
         "speed       8.00x faster than torch fp32 at the worst shape (OpenVINO, batch 8 x 128 tokens)",
-        "size        90.0 MB -> 24.0 MB to serve (3.75x smaller)",
+        "size        90.0 MB -> 24.0 MB deployed (3.75x smaller)",
         "goals       all 3 goals met",
         "report      runs/tiny/report.html",
     ]
