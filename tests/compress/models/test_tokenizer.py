@@ -37,6 +37,7 @@ def test_no_text_is_unknown(text: str) -> None:
     assert trained.tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
+@pytest.mark.whole
 def test_equal_texts_give_equal_files_in_every_process(tmp_path: Path) -> None:
     trained = train_bpe([tiny_gpt.text(400)], 300, pads=False)
     again = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
