@@ -98,7 +98,7 @@ def test_labels_have_to_be_those_of_the_logits(model):
 
 
 def test_serving_what_is_no_repository(tmp_path, no_server):
-    with pytest.raises(InputError, match="no model in it"):
+    with pytest.raises(InputError, match="holds no model"):
         serve(tmp_path, tmp_path / "log", print)
     (tmp_path / "gpu.json").touch()
     with pytest.raises(InputError, match="for GPUs"):
