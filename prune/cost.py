@@ -2,7 +2,7 @@
 
     macs        multiply-accumulates of the linear layers per token: entries of their weights; with experts only those that a token visits
     parameters  entries of all weights, including biases and norms
-    latency     milliseconds on the first engine of the target at one shape, from a measured table (`prune.latency_table`)
+    latency     milliseconds on the first engine of the target at one shape, from a measured table (`prune.latency.table`)
 
 macs and parameters follow from the shapes of the weights alone: each axis gets its new length. The products Q K^T and P V have no weights
 and are not counted; they shrink with the heads. Embeddings, pooler and head are not counted either, since pruning the blocks leaves them

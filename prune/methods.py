@@ -1,7 +1,7 @@
 """The table of pruning methods: how importance is measured. Recipes, their schema and `compress list` follow from its rows.
 
 To add a method, write a file in this folder with the score of a structure, and add a row here that makes `Scores` of it. Methods without a
-score of their own learn masks together with the weights (`prune.learned`).
+score of their own learn masks together with the weights (`prune.masks.learned`).
 """
 
 from __future__ import annotations

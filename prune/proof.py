@@ -13,7 +13,7 @@ from compress.models.forward import device_of, forward
 from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.hook_points import HookPoints
-from prune.masks import Gate, masked
+from prune.masks.masks import Gate, masked
 from prune.sensitivity import silenced_all
 from prune.surgery import KeptUnits, shrink
 

@@ -26,8 +26,9 @@ from compress.models.structure import Sizes, Structure
 from compress.stage.context import Context
 from prune.allocation import uniform
 from prune.cost import count_of
-from prune.latency_budget import LatencyBudget
-from prune.learned import as_trained
+from prune.latency.budget import LatencyBudget
+from prune.latency.timing import Timing, target_shape
+from prune.masks.learned import as_trained
 from prune.methods import is_learned
 from prune.recovery import check_recovery
 from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
@@ -35,7 +36,6 @@ from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
 from prune.steps import Steps
 from prune.surgery import KeptUnits, check_shapes, shrink
-from prune.timing import Timing, target_shape
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,13 +13,13 @@ from compress.stage.distillation import SettingKeys
 from compress.stage.stage import ModelStage, is_model
 from prune.cost import CostModel, Measure, ShapeCost
 from prune.cubic import cubic
-from prune.joint import Learn
-from prune.latency_budget import LatencyBudget
-from prune.latency_cost import LatencyCost
+from prune.latency.budget import LatencyBudget
+from prune.latency.cost import LatencyCost
+from prune.latency.timing import LatencyTarget
+from prune.masks.joint import Learn
 from prune.methods import Method, is_learned, scored
 from prune.recovery import Recover
 from prune.selection import Granularity, Limits, protected_parts
-from prune.timing import LatencyTarget
 
 if TYPE_CHECKING:
     from torch import nn

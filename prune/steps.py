@@ -31,9 +31,9 @@ from compress.training.train import training_device
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
 from prune.cost import Component
-from prune.latency_budget import LatencyBudget
-from prune.learned import SparsityGoal, learn
+from prune.latency.budget import LatencyBudget
 from prune.least_squares import update
+from prune.masks.learned import SparsityGoal, learn
 from prune.methods import METHODS, Method, Scoring, is_learned, scores_of
 from prune.proof import prove
 from prune.recovery import Recover, RecoveryJob, part_of, recover

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import compress.api
-from compress.api import InputError, Report, load_recipe
+from compress.api import load_recipe
+from compress.core.errors import InputError
 from compress.core.progress import Progress
 from compress.measure.engine_process import Job
 from compress.measure.latency import Cell, Shape
+from compress.report.document import Report
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "python-api.md"

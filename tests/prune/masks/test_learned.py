@@ -120,7 +120,8 @@ def test_the_weights_hold_the_gates_that_were_learned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With the gates on, right after the training, the model answers as it does later without them."""
-    from prune import learned, steps
+    from prune import steps
+    from prune.masks import learned
 
     recover, learn, features = learned.recover, steps.learn, make_features("bert")
     answers: list[torch.Tensor] = []
@@ -178,7 +179,7 @@ def test_what_was_closed_and_stays_can_be_learned_again_where_zeros_are_held(
     sparse = tmp_path / "sparse"
     sparse.mkdir()
     Sparsify(method="magnitude", sparsity=0.3, recover=None).run(Artifact(checkpoint("bert"), {"digest": "0" * 64}), context, sparse)
-    monkeypatch.setattr("prune.joint.fixed", torch.zeros_like)  # all are closed, of which selection keeps a half
+    monkeypatch.setattr("prune.masks.joint.fixed", torch.zeros_like)  # all are closed, of which selection keeps a half
     stage = Prune(**{**QUICK, "learn": LEARN, "method": "joint", "recover": {"epochs": 1, "learning_rate": 1e-2}})
     model, _ = pruned(stage, sparse, context, tmp_path / "out")
     outputs = [module.weight for name, module in model.named_modules() if name.endswith(("output.dense", "attention.output.dense"))]

@@ -1,4 +1,4 @@
-"""Latency cost: the cost of the blocks in milliseconds, read from a measured table (`prune.latency_table`).
+"""Latency cost: the cost of the blocks in milliseconds, read from a measured table (`prune.latency.table`).
 
 It implements `prune.cost.CostModel`, so that allocations and learned masks can work on latency as they do on MACs or parameters.
 Limitations: the table has no hidden channels and no experts.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from compress.models.structure import Sizes, Structure
 from prune.cost import Component, count_of
-from prune.latency_table import LatencyTable
+from prune.latency.table import LatencyTable
 
 
 @dataclass(frozen=True)

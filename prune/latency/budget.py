@@ -21,9 +21,9 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.models.blocks import with_layers
 from compress.models.structure import Sizes
-from prune.latency_table import LatencyTable
+from prune.latency.table import LatencyTable
+from prune.latency.timing import LatencyTarget, Timing
 from prune.surgery import KeptUnits
-from prune.timing import LatencyTarget, Timing
 
 T = TypeVar("T")
 TOLERANCE = 0.03

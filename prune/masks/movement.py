@@ -22,8 +22,8 @@ from compress.training.train import Batch, Objective
 from prune.allocation import by_worth
 from prune.cost import Component, CostModel, count_of
 from prune.cubic import cubic
-from prune.joint import Scaled
-from prune.masks import Gate
+from prune.masks.joint import Scaled
+from prune.masks.masks import Gate
 from prune.selection import Incoming, Limits, Scores, select
 
 
@@ -73,7 +73,7 @@ class StructuredMovement(nn.Module):
             self.open[name] = mask_S
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
-        """Returns the gates for `prune.masks`: 0 or 1, with a straight-through gradient to the score."""
+        """Returns the gates for `prune.masks.masks`: 0 or 1, with a straight-through gradient to the score."""
 
         def straight(name: str) -> Gate:
             def gate(training: bool) -> Tensor:

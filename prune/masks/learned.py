@@ -1,8 +1,8 @@
 """Learned scores: the training of the methods that learn what to prune, joint and movement.
 
-    1. attach gates to the model, driven by scores or probabilities (`prune.joint`, `prune.structured_movement`)
+    1. attach gates to the model, driven by scores or probabilities (`prune.masks.joint`, `prune.masks.movement`)
     2. train weights and gates together on the objective of recovery, with the shared training loop
-    3. fold the gates into the weights (`prune.masks`) and pass the scores to selection
+    3. fold the gates into the weights (`prune.masks.masks`) and pass the scores to selection
 
 The loop saves gates, the multiplier of the constraint and the random state with the weights: a killed training resumes bit for bit.
 """
@@ -19,11 +19,11 @@ from torch import nn
 from compress.stage.distillation import DistillationSettings
 from compress.training.train import Objective, steps_in, training_device
 from prune.cost import CostModel
-from prune.joint import Joint, Learn, mask_rate
-from prune.masks import fold, masked
+from prune.masks.joint import Joint, Learn, mask_rate
+from prune.masks.masks import fold, masked
+from prune.masks.movement import StructuredMovement
 from prune.recovery import Recover, RecoveryJob, recover
 from prune.selection import Incoming, Limits, Scores
-from prune.structured_movement import StructuredMovement
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from compress.core.errors import InputError
 from compress.models.config import read_config
 from compress.models.shapes import sizes_of
 from compress.stage.context import Context
-from prune.latency_budget import TOLERANCE
+from prune.latency.budget import TOLERANCE
+from prune.latency.timing import table_folder
 from prune.prune import Prune
-from prune.timing import table_folder
 from tests.prune.small_runs import pruned
 
 pytestmark = pytest.mark.whole

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prune.price import DECAY, INTEGRAL, PROPORTIONAL, STEEPEST, Price
+from prune.masks.price import DECAY, INTEGRAL, PROPORTIONAL, STEEPEST, Price
 
 SMALL = st.floats(-0.02, 0.02)
 NUMBERS = st.lists(st.floats(0.01, 10), min_size=3, max_size=3)

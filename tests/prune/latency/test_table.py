@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prune.latency_table import DEPTHS, POINTS, Curve, LatencyTable, grid, points
+from prune.latency.table import DEPTHS, POINTS, Curve, LatencyTable, grid, points
 
 
 def latency(depth: int, heads: int, ffn: int) -> float:

@@ -2,8 +2,8 @@
 
 The pipeline provides the measurement of a checkpoint (`Context.measure_latency`). Shapes are written as checkpoints with random weights,
 since latency does not depend on the values. Measurements are stored in the stage's scratch folder, so that a killed run resumes with the
-same figures. A latency table (`prune.latency_table`) is measured once per stage and cached in the user's cache folder, by hardware,
-versions and shapes. `prune.latency_budget` uses both to meet a latency target.
+same figures. A latency table (`prune.latency.table`) is measured once per stage and cached in the user's cache folder, by hardware,
+versions and shapes. `prune.latency.budget` uses both to meet a latency target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compress.measure.latency import Shape
 from compress.models.blocks import with_layers
 from compress.models.structure import Sizes
 from compress.stage.context import Context, TimedPrecision
-from prune.latency_table import LatencyTable, grid, points
+from prune.latency.table import LatencyTable, grid, points
 
 
 class LatencyTarget(Config):

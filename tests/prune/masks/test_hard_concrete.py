@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prune.hard_concrete import BETA, BOUND, GAMMA, OPEN, ZETA, draw, fixed, present
+from prune.masks.hard_concrete import BETA, BOUND, GAMMA, OPEN, ZETA, draw, fixed, present
 
 DRAWS = 20_000
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prune.latency_budget import MAX_ROUNDS, LatencyBudget, search_budget
-from prune.latency_table import Curve, LatencyTable
+from prune.latency.budget import MAX_ROUNDS, LatencyBudget, search_budget
+from prune.latency.table import Curve, LatencyTable
 
 
 @given(st.floats(0.5, 2.0), st.floats(0.0, 2.0), st.floats(0.3, 0.9), st.floats(0.0, 0.3))

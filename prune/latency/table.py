@@ -11,7 +11,7 @@ T(d; h, f) is the latency of a model of d equal blocks with h head groups and f 
 Latency is interpolated linearly between grid points. Isotonic regression removes noise that would make a smaller part slower. A table of
 measured latencies by structure: Kurtic et al. 2023, https://arxiv.org/abs/2302.04089, section 3.2. Limitations: attention and FFN are
 measured separately, so the table misses cache effects of blocks that are small in both; the pruned shape is measured, and the budget
-corrected (`prune.latency_budget`).
+corrected (`prune.latency.budget`).
 """
 
 from __future__ import annotations

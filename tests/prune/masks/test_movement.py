@@ -14,9 +14,9 @@ from compress.models.forward import forward
 from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.cost import ShapeCost
-from prune.masks import masked
+from prune.masks.masks import masked
+from prune.masks.movement import StructuredMovement
 from prune.selection import Incoming, Limits
-from prune.structured_movement import StructuredMovement
 
 KEY = "stages.prune"
 

@@ -12,10 +12,10 @@ import torch
 from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.cost import ShapeCost
-from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
-from prune.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate
-from prune.latency_cost import LatencyCost
-from prune.latency_table import Curve, LatencyTable
+from prune.latency.cost import LatencyCost
+from prune.latency.table import Curve, LatencyTable
+from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
+from prune.masks.joint import MASK_RATE, UNDECIDED, Joint, Learn, Scaled, mask_rate
 from prune.selection import Granularity, Incoming, Limits
 
 pytestmark = pytest.mark.whole

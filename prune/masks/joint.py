@@ -1,6 +1,6 @@
 """Joint: learn masks over heads, FFN neurons, blocks and channels together with the weights (CoFi).
 
-Each unit is multiplied by a hard concrete gate z (`prune.hard_concrete`):
+Each unit is multiplied by a hard concrete gate z (`prune.masks.hard_concrete`):
 
     head group h of block i   z_h,i        neuron n of block i   z_n,i        block i   z_layer,i        channel c   z_c
     C(z) = cost of the blocks at their expected sizes (`prune.cost`, or milliseconds of the latency table), C(1) that of the incoming model
@@ -10,7 +10,8 @@ Each unit is multiplied by a hard concrete gate z (`prune.hard_concrete`):
 L is the objective of `prune.recovery`. No weight can absorb the gate of a block, so in the last quarter of the steps each block's gate is
 fixed to 0 or 1, as selection would choose. Masks have their own learning rate, with Adam. Xia et al. 2022,
 https://arxiv.org/abs/2204.00408, sections 3.1 and 3.2; the paper learns the multipliers of the constraint by gradient ascent, here a PI
-controller sets the multiplier (`prune.price`). Afterwards units are ranked by P(z > 0), and `prune.selection` meets the budget exactly.
+controller sets the multiplier (`prune.masks.price`). Afterwards units are ranked by P(z > 0), and `prune.selection` meets the budget
+exactly.
 
 Not supported: gates of whole attentions and FFNs, since every architecture here keeps at least one head group and one step of neurons; in
 half an epoch of SST-2 they closed whole FFNs where some neurons of each would do. Nor the paper's search for a layer mapping: the student's
@@ -29,9 +30,9 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.training.train import Batch, Objective
 from prune.cost import Component, CostModel, count_of
-from prune.hard_concrete import BOUND, OPEN, draw, fixed, present
-from prune.masks import Gate
-from prune.price import Price
+from prune.masks.hard_concrete import BOUND, OPEN, draw, fixed, present
+from prune.masks.masks import Gate
+from prune.masks.price import Price
 from prune.selection import Incoming, Limits, Scores, likely_blocks
 
 MASK_RATE, CROSSINGS = 0.01, 4
@@ -191,7 +192,7 @@ class Joint(nn.Module):
         return 1 - self.cost.expected(counts, hidden, present_L) / self.incoming.cost
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
-        """Returns the gates for `prune.masks`: samples in training mode, without noise in evaluation mode."""
+        """Returns the gates for `prune.masks.masks`: samples in training mode, without noise in evaluation mode."""
 
         def gate_of(name: str) -> Gate:
             return lambda training: self.drawn[name] if training else self.factor(fixed, name, self.named(self.log_alpha())[name])

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from compress.models.forward import forward
 from compress.models.library import with_class
 from compress.models.structure import Structure
-from prune.masks import fold, masked
+from prune.masks.masks import fold, masked
 from prune.surgery import KeptUnits, shrink
 
 KEY = "stages.prune"
