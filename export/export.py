@@ -31,7 +31,7 @@ from compress.core.engines import ENGINES, EngineName
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
-from compress.schemes.table import of_precision
+from compress.schemes.table import is_static_int8, of_precision
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
@@ -216,7 +216,7 @@ class _Exporter:
         engines = [self._judged(entry, model, reference) if entry["runnable"] else entry for entry in built]
         self._require(engines)
         judgement = self._judgement(engines)
-        precision = judgement.precision if judgement else self.rest if self._chooses_float_part else self.build.float_precision
+        precision = judgement.precision if judgement else self.rest if is_static_int8(self.build.precision) else self.build.float_precision
         engines = recommended_first(engines, precision)
         return {
             "variant": self.build.variant,
@@ -232,7 +232,7 @@ class _Exporter:
     def _judgement(self, engines: list[dict[str, Any]]) -> Judgement | None:
         """Decides between fp32 and bf16 for the float part where that is asked for and both were built."""
         half = next((entry for entry in engines if entry["float_precision"] == "bf16"), None)
-        if not self._chooses_float_part or self.rest != "auto" or half is None or not half["runnable"]:
+        if not is_static_int8(self.build.precision) or self.rest != "auto" or half is None or not half["runnable"]:
             return None
         floating = self.answers[self.build.floating, "fp32", "fp32"]
         int8 = {precision: self.answers[self.build.variant, self.build.precision, precision] for precision in ("fp32", "bf16")}
@@ -275,17 +275,11 @@ class _Exporter:
             shared=self.files,
             precision=self.build.precision,
             float_precision=self.build.float_precision,
-            bf16_float_part=self._chooses_float_part and self.rest != "fp32",
+            bf16_float_part=is_static_int8(self.build.precision) and self.rest != "fp32",
             buckets=self.preprocessor.buckets,
             target=self.context.target,
             log=lambda line: self.context.progress.log(f"    {line}"),
         )
-
-    @property
-    def _chooses_float_part(self) -> bool:
-        """Whether the float part of this build may run in fp32 or bf16: that of static int8."""
-        scheme = of_precision(self.build.precision)
-        return scheme is not None and scheme.integer and scheme.activations == "static"
 
     def _reference(self) -> NDArray[Any]:
         """Returns the logits of torch eager for the evaluation split: what every engine has to agree with."""
@@ -348,7 +342,7 @@ class _Exporter:
         """Whether the answers of an engine to the trial rows are needed to choose between fp32 and bf16."""
         if not ENGINES[entry["engine"]].bf16_float_part or (entry["mode"], self.rest) != ("static", "auto"):
             return False
-        return self.build.precision == "fp32" or self._chooses_float_part
+        return self.build.precision == "fp32" or is_static_int8(self.build.precision)
 
     def _require(self, engines: list[dict[str, Any]]) -> None:
         """Raises where no mode of an engine passed; warns of each one that did not."""

@@ -47,8 +47,9 @@ def _methods() -> Iterator[str]:
 
 
 def _engines() -> Iterator[str]:
+    width = max(14, max(map(len, ENGINES)) + 2)
     for name, row in ENGINES.items():
-        yield f"{name:<14}{row.where}"
+        yield f"{name:<{width}}{row.where}"
 
 
 def _tasks() -> Iterator[str]:

@@ -56,7 +56,8 @@ def answers_of(blocks: Sequence[Block], logits: Array, width: int) -> NDArray[np
         scores_TV = logits_LV[:count]
         largest_T = scores_TV.max(axis=1)
         totals_T = np.exp(scores_TV - largest_T[:, None]).sum(axis=1)
-        row[:count, 0] = np.log(totals_T) + largest_T - scores_TV[np.arange(count), block[1:]]
+        # The difference first: log(total) would lose its digits beside a large logit.
+        row[:count, 0] = np.log(totals_T) + (largest_T - scores_TV[np.arange(count), block[1:]])
         row[:count, 1] = scores_TV.argmax(axis=1)
     return answers
 

@@ -27,7 +27,7 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.data.splits import Split
 from compress.measure.latency import Shape, measure
-from compress.schemes.table import SCHEMES, of_precision
+from compress.schemes.table import SCHEMES, is_static_int8
 from compress.stage.context import Context, TimedPrecision
 
 if TYPE_CHECKING:
@@ -141,8 +141,11 @@ class Timer:
         reason = reason or entry["reason"]
         if reason is not None:
             raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {reason}; put another engine first")
-        scheme = of_precision(precision)
-        static_int8 = scheme is not None and scheme.integer and scheme.activations == "static"
-        halved = static_int8 and self.exporter.float_precision != "fp32" and ENGINES[engine].bf16_float_part and module.computes_bf16()
+        halved = (
+            is_static_int8(precision)
+            and self.exporter.float_precision != "fp32"
+            and ENGINES[engine].bf16_float_part
+            and module.computes_bf16()
+        )
         build = {"precision": precision, "float_precision": "bf16" if halved else "fp32", "folder": folder.name}
         return spec_of(folder.parent, build, {"engine": engine, "mode": entry["mode"], "file": entry["file"]}, context.target)

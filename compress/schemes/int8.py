@@ -137,7 +137,7 @@ class DynamicScales:
 
     def module(self, name: str, linear: nn.Linear) -> DynamicInt8Linear:
         """Returns the int8 layer for a float layer."""
-        return DynamicInt8Linear(name, _weight_codes(linear.weight.detach().float(), self), self, _float_bias(linear))
+        return DynamicInt8Linear(name, self.codes(linear.weight.detach().float()), self, _float_bias(linear))
 
     def problem(self, linear: nn.Linear) -> str | None:
         """Returns why these scales do not match the layer's grid weights, or None if they match."""
@@ -353,7 +353,7 @@ def on_grid_of(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor
 
 def int8_linear(name: str, linear: nn.Linear, scales: LayerScales) -> Int8Linear:
     """Returns the int8 layer for a float layer, whose weights need not be on the grid; `linear` is not modified."""
-    return Int8Linear(name, _weight_codes(linear.weight.detach().float(), scales), scales, _float_bias(linear))
+    return Int8Linear(name, scales.codes(linear.weight.detach().float()), scales, _float_bias(linear))
 
 
 def positive(*scales: Tensor) -> bool:
@@ -393,5 +393,5 @@ def _problem(linear: nn.Linear, scales: LayerScales | DynamicScales) -> str | No
     steps_OI = _smoothed(linear.weight.detach().float(), scales) / scales.weight_scale[:, None]
     # A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 127 * 2^-8 = 0.496 codes, below 0.5.
     tolerance = 127 * torch.finfo(linear.weight.dtype).eps / 2 + 1e-3
-    near = (steps_OI - _weight_codes(linear.weight.detach().float(), scales).float()).abs() <= tolerance
+    near = (steps_OI - scales.codes(linear.weight.detach().float()).float()).abs() <= tolerance
     return None if bool(near.all()) else OFF_GRID  # NaN is never near

@@ -29,7 +29,7 @@ class SchemeFacts:
 
     scales: Callable[[], type[Scales]]
     """Imports the scheme's file and returns the class of its scales."""
-    numbers: Literal["int8", "int4", "fp8"] | str
+    numbers: str
     """Number format of the weights."""
     precision: str
     """Name of the precision of engines built from such a checkpoint."""
@@ -129,6 +129,12 @@ def facts_of(scales: Any) -> SchemeFacts:
 def of_precision(precision: str) -> SchemeFacts | None:
     """Returns the row of the scheme with this engine precision, or None for a float precision."""
     return next((row for row in SCHEMES.values() if row.precision == precision), None)
+
+
+def is_static_int8(precision: str) -> bool:
+    """Whether engines of this precision multiply int8 with activation scales from calibration."""
+    scheme = of_precision(precision)
+    return scheme is not None and scheme.numbers == "int8" and scheme.activations == "static"
 
 
 def weight_only(numbers: str) -> str:

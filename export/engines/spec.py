@@ -131,23 +131,33 @@ class BuildRequest:
     def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
         """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
         present = [file for file in files if file.exists()]
-        entry: dict[str, Any] = {
-            "engine": self.engine,
-            "mode": mode,
+        given = {
             "float_precision": self.float_precision,
             "file": str(present[0].relative_to(self.root)) if present else None,
-            "runnable": True,
-            "reason": None,
             "size_bytes": sum(file.stat().st_size for file in present),
-            "int8_share": None,
-            "int8_share_all": None,
-            "int8_share_reason": None,
-            "layers": [],
-            "metrics": {},
-            "n": 0,
-            "predictions": None,
         }
-        return {**entry, **values}
+        return engine_entry(self.engine, mode, **{**given, **values})
+
+
+def engine_entry(engine: EngineName, mode: str, **values: Any) -> dict[str, Any]:
+    """Returns an entry for `engines` of export.json: what every engine has, with `values` replacing or adding to it."""
+    entry: dict[str, Any] = {
+        "engine": engine,
+        "mode": mode,
+        "float_precision": "fp32",
+        "file": None,
+        "runnable": True,
+        "reason": None,
+        "size_bytes": None,
+        "int8_share": None,
+        "int8_share_all": None,
+        "int8_share_reason": None,
+        "layers": [],
+        "metrics": {},
+        "n": 0,
+        "predictions": None,
+    }
+    return {**entry, **values}
 
 
 class EngineModule(Protocol):

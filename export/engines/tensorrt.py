@@ -33,7 +33,7 @@ from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
 from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, gemm_precisions
 from compress.standalone.tensorrt_plan import build as build_plan
-from export.engines.spec import BuildRequest, EngineSpec, Features
+from export.engines.spec import BuildRequest, EngineSpec, Features, engine_entry
 from export.graph.macs import count_macs
 from export.share import share
 
@@ -187,26 +187,8 @@ def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
 
 def _entry(out: Path, file: Path | None = None, **values: Any) -> dict[str, Any]:
     """Returns one engine of export.json; what is not given is absent or unknown."""
-    empty: dict[str, Any] = {
-        "engine": "tensorrt",
-        "mode": "dynamic",
-        "file": f"{out.name}/{file.name}" if file else None,
-        "float_precision": "fp32",
-        "runnable": False,
-        "reason": None,
-        "capability": None,
-        "library": None,
-        "seconds": None,
-        "size_bytes": None,
-        "int8_share": None,
-        "int8_share_all": None,
-        "int8_share_reason": None,
-        "layers": [],
-        "metrics": {},
-        "n": 0,
-        "predictions": None,
-    }
-    return {**empty, **values}
+    unknown = {"runnable": False, "capability": None, "library": None, "seconds": None}
+    return engine_entry("tensorrt", "dynamic", **{**unknown, "file": f"{out.name}/{file.name}" if file else None, **values})
 
 
 def _layers(answer: dict[str, Any]) -> list[Layer]:

@@ -43,9 +43,15 @@ def test_answers_are_the_losses_of_torch_and_the_largest_logits(given_: tuple[li
             assert labels[row, position] == block[position + 1]
             scores, target = torch.from_numpy(logits[row, position])[None], torch.tensor([int(block[position + 1])])
             expected = float(functional.cross_entropy(scores.double(), target))
-            cancelled = float(np.spacing(np.abs(logits[row, position]).max()))  # a difference of two numbers of this size, in float32
-            assert answers[row, position, 0] == pytest.approx(expected, rel=1e-5, abs=1e-5 + cancelled)
+            assert answers[row, position, 0] == pytest.approx(expected, rel=1e-5, abs=1e-5)
             assert answers[row, position, 1] == int(logits[row, position].argmax())
+
+
+def test_a_large_logit_costs_the_loss_no_digits() -> None:
+    logits = (np.float32(2**14) + np.arange(VOCABULARY, dtype=np.float32) / 8)[None, None].repeat(2, axis=1)
+    (answers,) = answers_of([np.array([0, 2], np.int32)], logits, 1)
+    expected = float(functional.cross_entropy(torch.from_numpy(logits[0, :1]).double(), torch.tensor([2])))
+    assert answers[0, 0] == pytest.approx(expected, rel=1e-6)
 
 
 @given(predicted())
