@@ -57,6 +57,7 @@ def untimed(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) ->
     return [cell.row(index, job, shape) for index, job, shape, cell in cells]
 
 
+@pytest.mark.whole
 def test_the_page_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("compress.measure.latency.measure", untimed)
     names = run_blocks(tmp_path, monkeypatch, SLOW)

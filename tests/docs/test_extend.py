@@ -90,6 +90,7 @@ def run(tree: Path, *command: str, also: tuple[int, ...] = ()) -> None:
     assert result.returncode in (0, *also), result.stdout + result.stderr
 
 
+@pytest.mark.whole
 def test_all_of_them_run_in_one_recipe(tree: Path) -> None:
     (tree / "extended.yaml").write_text(yaml.safe_dump(ALL_AT_ONCE), encoding="utf-8")
     run(tree, "cli.py", "run", "extended.yaml", "--out", "run", "--quiet", also=(3,))
@@ -106,6 +107,7 @@ def test_all_of_them_run_in_one_recipe(tree: Path) -> None:
     assert {("onnx_reference", "w6a16"), ("onnx_reference", "fp32")} <= timed
 
 
+@pytest.mark.whole
 def test_the_tests_of_the_pages_pass(tree: Path) -> None:
     tests = [str(block.title) for page in PAGES for block in files_of(page) if str(block.title).startswith("tests/")]
     assert len(tests) >= 3
