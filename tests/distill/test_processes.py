@@ -121,7 +121,7 @@ def test_a_run_of_two_processes_leaves_the_files_of_one(strategy: str, tmp_path:
     assert log[0] == log[1]
     again = launch("-m", "cli", "run", str(recipe), "--out", str(tmp_path / "two"))
     assert again.returncode == 0
-    assert "distill: unchanged" in again.stderr
+    assert "distill: cached in" in again.stderr
 
 
 @pytest.mark.slow
