@@ -19,5 +19,6 @@ def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) ->
     for index, job in enumerate(jobs):
         cell = Cell()
         cell.samples_ms, cell.peak_memory_bytes = [float(1 + index)] * MIN_SAMPLES, 2**20
+        cell.placement = {name: job.labels[name] for name in ("device", "float_precision")} | {"provider": "nobody"}
         rows += [cell.row(index, job, shape) for shape in shapes]
     return rows

@@ -3,6 +3,9 @@
 The thread pools of torch, ONNX Runtime and OpenVINO slow each other down several times if they share a process, so each engine gets its
 own. This module only knows a command and the map that opens the engine (`export.engines.worker` implements it). A request is one line
 {"op": ..., ...}, a response one line, {"error": "..."} on failure. Arrays and rows are passed in files.
+
+Libraries fall back in silence: ONNX Runtime to the CPU where it has no CUDA, OpenVINO to float32 where the processor has no bf16. Every
+prediction and measurement therefore brings the `placement` that the engine itself reports, and one that was not asked for is an error.
 """
 
 from __future__ import annotations
@@ -77,7 +80,7 @@ class EngineProcess:
         """Sends a request and waits for the response.
 
         Raises:
-            EngineError: The engine reported an error, or its process exited.
+            EngineError: The engine reported an error, runs elsewhere than it was asked to, or its process exited.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -92,6 +95,11 @@ class EngineProcess:
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineError(f"{self._name}: {answer['error']}")
+        for fact in ("device", "float_precision"):
+            asked, found = self.job.labels[fact], answer.get("placement", self.job.labels)[fact]
+            if found != asked:
+                provider = answer["placement"]["provider"]
+                raise EngineError(f"{self._name}: {fact} {asked} was asked for, the engine runs in {found} ({provider}); give {found}")
         return answer
 
     def predict(self, rows: Sequence[Row], batch_size: int) -> Array:

@@ -36,9 +36,9 @@ def measure(jobs: Sequence[Job], shapes: Sequence[Shape], progress: Progress) ->
         progress: Shows a bar.
 
     Returns:
-        One row for each engine and shape, engines in the order of `jobs`: `job` (index), `engine`, `mode`, `precision`, `float_precision`,
-        `device`, `threads`, `batch`, `sequence`, `p50_ms`, `p90_ms`, `p99_ms`, `throughput_per_s`, `n`, `quantiles_ms` (0, 5, ... 100 %),
-        `peak_memory_bytes`.
+        One row for each engine and shape, engines in the order of `jobs`: `job` (index), `engine`, `mode`, `precision`; `device`,
+        `provider` and `float_precision` as the engine reports them; `threads`, `batch`, `sequence`, `p50_ms`, `p90_ms`, `p99_ms`,
+        `throughput_per_s`, `n`, `quantiles_ms` (0, 5, ... 100 %), `peak_memory_bytes`.
 
     Raises:
         EngineError: An engine failed.
@@ -61,6 +61,7 @@ class Cell:
     def __init__(self) -> None:
         self.samples_ms: list[float] = []
         self.peak_memory_bytes = 0
+        self.placement: dict[str, str] = {}
 
     def take(self, process: EngineProcess, shape: Shape, turns_left: int) -> None:
         """Takes this turn's share of the missing samples."""
@@ -69,14 +70,15 @@ class Cell:
         seconds = max(0.0, MAX_SECONDS - sum(self.samples_ms) / 1e3) / turns_left
         answer = process.ask("measure", batch=shape[0], sequence=shape[1], least=max(1, least), most=max(1, count), seconds=seconds)
         self.samples_ms += answer["samples_ms"]
-        self.peak_memory_bytes = answer["peak_memory_bytes"]
+        self.peak_memory_bytes, self.placement = answer["peak_memory_bytes"], answer["placement"]
 
     def row(self, index: int, job: Job, shape: Shape) -> dict[str, Any]:
         """Returns the row of the report."""
         p50, p90, p99 = (round(float(value), 4) for value in np.percentile(self.samples_ms, (50, 90, 99)))
         return {
             "job": index,
-            **job.labels,
+            **{name: job.labels[name] for name in ("engine", "mode", "precision")},
+            **self.placement,
             "threads": job.threads,
             "batch": shape[0],
             "sequence": shape[1],

@@ -7,7 +7,8 @@ reason says what is missing. All figures come from one report, so a ratio never 
                   for perplexity the relative increase, last variant / baseline - 1
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
     int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape; met above 1. The float variant is the one
-                  that was quantized, so both have the same layer shapes. Not judged for w4a16 and fp8
+                  that was quantized, so both have the same layer shapes. Not judged for w4a16 and fp8, nor on a GPU where the float
+                  model ran in fp32 alone: GPUs multiply 16-bit floats several times faster, so int8 has to beat those
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from compress.machine.environment import NATIVE_INT8
 from compress.measure.metrics import METRICS
 from compress.schemes.table import of_precision
 
-FLOATS = ("fp32", "bf16", "fp16")
+HALVES = ("bf16", "fp16")
+FLOATS = ("fp32", *HALVES)
+NO_HALF_RIVAL = "no fp16 or bf16 engine of the float model was timed; on a GPU int8 is not compared with fp32 alone"
 ROUNDING = 1e-9  # 0.9 - 0.89 is 0.010000000000000009: a drop of 0.01 must meet a limit of 0.01
 
 Row = Mapping[str, Any]
@@ -204,6 +207,8 @@ def int8_gain(report: Mapping[str, Any]) -> Figure:
     same = [row for row in _measured(floating, engine) if _shape(row) == shape]
     if not same:
         return Figure(reason=f"the float model was not timed at {shape_name(shape)}")
+    if cells[shape].get("device") == "cuda" and all(row.get("precision") not in HALVES for row in same):
+        return Figure(at=f"{engine}, {shape_name(shape)}", reason=NO_HALF_RIVAL)
     fastest = min(same, key=lambda row: float(row["p50_ms"]))
     value = fastest["p50_ms"] / cells[shape]["p50_ms"]
     where = f"{engine}, {shape_name(shape)}, against {fastest['precision']}"

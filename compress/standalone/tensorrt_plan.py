@@ -213,6 +213,12 @@ class Plan:
         (self.output,) = (name for name in names if name not in self.inputs)
         self._contexts: dict[int, Any] = {}
 
+    @property
+    def float_precision(self) -> str:
+        """The widest float type that a layer of the engine reads: fp32, bf16 or fp16."""
+        types = {FLOATS[name] for layer in self.layers() for name in layer.inputs if name in FLOATS}
+        return next((name for name in ("fp32", "bf16", "fp16") if name in types), "fp32")
+
     def layers(self) -> tuple[Layer, ...]:
         """Returns the layers from the engine inspector."""
         inspector = self.engine.create_engine_inspector()

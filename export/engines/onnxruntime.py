@@ -6,6 +6,8 @@ Threads do not spin while they wait, since a server has other work for the cores
 
 The share of int8 is read off the graph that the session itself optimized: fused nodes keep the name of the GEMM they came from.
 
+A build of ONNX Runtime without CUDA would run on the CPU in silence; asked for CUDA, it is refused.
+
 Left out: providers other than CPU and CUDA.
 """
 
@@ -22,8 +24,9 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from compress.core.errors import InputError
 from compress.schemes.table import of_precision, weight_only
-from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits
+from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
 
 INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
@@ -31,7 +34,8 @@ INTEGER = frozenset(
 FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
 INT4 = "MatMulNBits"
 NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
-PROVIDERS = {"cpu": ["CPUExecutionProvider"], "cuda": ["CUDAExecutionProvider"]}
+PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+FLOATS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -70,7 +74,13 @@ class OnnxRuntime:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        self._session = onnxruntime.InferenceSession(spec.path, _options(spec.threads), providers=PROVIDERS[spec.device])
+        provider, known = PROVIDERS[spec.device], onnxruntime.get_available_providers()
+        if provider not in known:
+            have = ", ".join(known)
+            remedy = "install onnxruntime-gpu in its place, or give target.device: cpu"
+            raise InputError(f"target.device: {spec.device} given; this ONNX Runtime has {have}: {remedy}")
+        self._providers = [provider]
+        self._session = self._opened(spec.path, _options(spec.threads))
 
     def predict(self, features: Features) -> Logits:
         """Returns logits float32 [n, C]."""
@@ -89,6 +99,14 @@ class OnnxRuntime:
                 found |= {gemm: precision for gemm in gemms if _made_of(node.name, gemm, outputs[gemm])}
         return found
 
+    def placement(self) -> Placement:
+        """Returns the first provider of the session; the float type is that of the graph's float weights, which no provider changes."""
+        provider = self._session.get_providers()[0]
+        device = next((name for name, known in PROVIDERS.items() if known == provider), provider)
+        graph = onnx.load(self._spec.path, load_external_data=False).graph
+        types = {FLOATS[tensor.data_type] for tensor in graph.initializer if tensor.data_type in FLOATS}
+        return {"device": device, "provider": provider, "float_precision": min(types, key=list(FLOATS.values()).index, default="fp32")}
+
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
         """Returns tensors of the stored model, opened once more with these as outputs; integer codes come as int8."""
         path = Path(self._spec.path)
@@ -99,7 +117,7 @@ class OnnxRuntime:
             model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
         options = _options(self._spec.threads)
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS[self._spec.device])
+        session = self._opened(model.SerializeToString(), options)
         values = session.run(list(tensors), dict(features))
         return {name: _codes(value) if name in quantized else value for name, value in zip(tensors, values, strict=True)}
 
@@ -107,8 +125,11 @@ class OnnxRuntime:
         with tempfile.TemporaryDirectory() as folder:
             options = _options(self._spec.threads)
             options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
-            onnxruntime.InferenceSession(self._spec.path, options, providers=PROVIDERS[self._spec.device])
+            self._opened(self._spec.path, options)
             return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
+
+    def _opened(self, model: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+        return onnxruntime.InferenceSession(model, options, providers=self._providers)
 
 
 def _made_of(name: str, gemm: str, output: str) -> bool:

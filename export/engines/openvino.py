@@ -24,7 +24,7 @@ import openvino
 from numpy.typing import NDArray
 
 from compress.schemes.table import of_precision, weight_only
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
 PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": weight_only("int4")}
@@ -152,6 +152,13 @@ class OpenVino:
         if (scheme := of_precision(self._spec.precision)) is not None and scheme.activations == "dynamic":
             told = {gemm: precision for gemm, precision in told.items() if precision != UNTOLD}
         return {gemm: PRECISIONS.get(precision, precision) for gemm, precision in told.items()}
+
+    def placement(self) -> Placement:
+        """Returns the settings that one of the compiled models reports: without bf16 arithmetic the plugin takes float32 in silence."""
+        compiled, _ = next(iter(self._compiled.values()))
+        (device,) = compiled.get_property("EXECUTION_DEVICES")
+        precision = compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
 
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
         """Returns tensors of the stored model, which is compiled once more with these as outputs."""

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,17 @@ class EngineSpec:
         return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"])})
 
 
+class Placement(TypedDict):
+    """Where an engine runs, read back from the engine."""
+
+    device: str
+    """cpu or cuda."""
+    provider: str
+    """What executes the graph there, in the words of its library."""
+    float_precision: str
+    """fp32, bf16 or fp16: the type of what does not run in integers."""
+
+
 class Engine(Protocol):
     """An open engine."""
 
@@ -93,6 +104,9 @@ class Engine(Protocol):
         Returns:
             int8, fp32, bf16 ... by node name; a node that the engine's graph does not tell of is absent.
         """
+
+    def placement(self) -> Placement:
+        """Returns what the engine itself says of where it runs and in which float type; asked after the first prediction."""
 
 
 @runtime_checkable

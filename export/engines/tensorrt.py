@@ -33,7 +33,7 @@ from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
 from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, gemm_precisions
 from compress.standalone.tensorrt_plan import build as build_plan
-from export.engines.spec import BuildRequest, EngineSpec, Features, engine_entry
+from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
 from export.graph.macs import count_macs
 from export.share import share
 
@@ -148,6 +148,10 @@ class TensorRt:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node by the engine inspector; the same for every shape."""
         return gemm_precisions(self._plan.layers(), gemms)
+
+    def placement(self) -> Placement:
+        """Returns the GPU that the plan was loaded on; the float type is that of the logits of a strongly typed network."""
+        return {"device": "cuda", "provider": TENSORRT, "float_precision": self._plan.float_precision}
 
 
 def _real(out: Path, job: dict[str, Any], shares: Shares, log: Callable[[str], None]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from compress.models.library import quiet
 from compress.models.shapes import auto_class
 from compress.schemes.checkpoint import scheme_of
 from compress.standalone.preprocess import Preprocessor
-from export.engines.spec import BuildRequest, EngineSpec, Features, Logits
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -78,6 +78,12 @@ class Torch:
                 tensors["pixel_values"] = tensors["pixel_values"].to(self._dtype)
             logits: Logits = forward(self._model, tensors).cpu().numpy()
         return logits
+
+    def placement(self) -> Placement:
+        """Returns the device and the type of the float weights."""
+        weight = next(weight for weight in self._model.parameters() if weight.is_floating_point())
+        precision = next(name for name, dtype in DTYPES.items() if dtype == weight.dtype)
+        return {"device": weight.device.type, "provider": f"torch {weight.device.type}", "float_precision": precision}
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns nothing: eager torch has no graph of its own that could be read."""

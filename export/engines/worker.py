@@ -4,8 +4,8 @@ It reads one JSON request a line from its input and writes one JSON answer a lin
 output as they like, so that the channel is a copy of it, and standard output itself is turned to standard error first.
 
     open        spec                                 -> versions
-    predict     rows, out (files), batch_size        -> n
-    measure     batch, sequence, least, most, seconds -> samples_ms, peak_memory_bytes
+    predict     rows, out (files), batch_size        -> n, placement
+    measure     batch, sequence, least, most, seconds -> samples_ms, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     probe       rows, out (files), tensors, length   -> n
 
@@ -60,7 +60,7 @@ class Worker:
         if logits is None:
             raise ValueError("no rows to predict")
         save_file({"logits": logits}, request["out"])
-        return {"n": len(rows)}
+        return {"n": len(rows), "placement": self.engine.placement()}
 
     def measure(self, request: Request) -> dict[str, Any]:
         """Times single calls on made-up rows: at least `least`, then until there are `most` or they took `seconds`."""
@@ -71,7 +71,8 @@ class Worker:
         samples: list[float] = []
         while len(samples) < request["most"] and (len(samples) < request["least"] or sum(samples) < request["seconds"]):
             samples.append(self._time(features))
-        return {"samples_ms": [1e3 * sample for sample in samples], "peak_memory_bytes": peak_memory_bytes()}
+        placement = self.engine.placement()
+        return {"samples_ms": [1e3 * sample for sample in samples], "peak_memory_bytes": peak_memory_bytes(), "placement": placement}
 
     def precisions(self, request: Request) -> dict[str, Any]:
         """Asks the engine which precision each GEMM runs in."""

@@ -45,3 +45,16 @@ def test_its_files_and_its_process_are_gone_afterwards(tmp_path: Path) -> None:
     assert not folder.exists()
     assert engine._process.returncode == 0
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("elsewhere", "device cpu was asked for, the engine runs in cuda (played); give cuda"),
+        ("halved", "float_precision fp32 was asked for, the engine runs in bf16 (played); give bf16"),
+    ],
+)
+def test_an_engine_that_runs_elsewhere_is_refused(name: str, said: str, tmp_path: Path) -> None:
+    with EngineProcess(Scripted(name, tmp_path / "log")) as engine, pytest.raises(EngineError) as caught:
+        engine.ask("measure", batch=1, sequence=8, least=1, most=1, seconds=0)
+    assert str(caught.value) == f"{name} static int8: {said}"

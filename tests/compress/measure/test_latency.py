@@ -56,6 +56,7 @@ def test_the_row_has_the_keys_of_the_report(tmp_path: Path, told: Told) -> None:
     wanted = "engine mode precision float_precision device threads batch sequence p50_ms p90_ms p99_ms throughput_per_s n"
     assert set(wanted.split()) <= row.keys()
     assert (row["threads"], row["peak_memory_bytes"]) == (3, 12345)
+    assert (row["device"], row["provider"], row["float_precision"]) == ("cpu", "played", "fp32")
 
 
 def test_an_engine_that_fails_stops_the_measurement(tmp_path: Path, told: Told) -> None:

@@ -183,6 +183,18 @@ def test_int8_has_to_beat_the_float_model_of_its_own_branch() -> None:
     assert judged({}, report, "int8_faster")["value"] == 9.0 / 25.0
 
 
+def test_on_a_gpu_int8_is_not_compared_with_fp32_alone() -> None:
+    report = make_report(target={"engines": ["tensorrt"]})
+    baseline, last = report["variants"]
+    baseline["latency"] = [row("tensorrt", "fp32", 60.0, device="cuda")]
+    last["latency"] = [row("tensorrt", "int8", 25.0, device="cuda")]
+    goal = judged({}, report, "int8_faster")
+    assert (goal["value"], goal["met"], goal["reason"]) == (None, None, goals.NO_HALF_RIVAL)
+    baseline["latency"].append(row("tensorrt", "fp16", 20.0, device="cuda"))
+    goal = judged({}, report, "int8_faster")
+    assert (goal["value"], goal["met"]) == (20.0 / 25.0, False)
+
+
 def test_int8_faster_is_listed_after_quantize_alone_and_can_be_left_out() -> None:
     assert [goal["goal"] for goal in goals.judge({"int8_faster": False}, make_report())] == []
     report = make_report()

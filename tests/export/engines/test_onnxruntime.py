@@ -1,11 +1,13 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from compress.core.errors import InputError
 from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime
-from export.engines.onnxruntime import OnnxRuntime
+from export.engines.onnxruntime import PROVIDERS, OnnxRuntime
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch import Torch
 from tests.export import sentiment
@@ -54,3 +56,22 @@ def test_probed_codes_are_those_of_the_int8_model(int8_build: Path, prepared: Pr
     codes = found[gemm.codes]
     assert codes.dtype == np.int8
     np.testing.assert_array_equal(codes, np.clip(np.rint(found[gemm.input] / gemm.input_scale), -128, 127))
+
+
+def test_cuda_without_its_provider_is_refused(float_build: Path) -> None:
+    asked = replace(spec(float_build, "model.onnx", "fp32"), device="cuda")
+    with pytest.raises(
+        InputError, match=r"^target.device: cuda given; this ONNX Runtime has .*CPUExecutionProvider: install onnxruntime-gpu"
+    ):
+        OnnxRuntime(asked)
+
+
+def test_a_session_that_fell_back_says_so(float_build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: list(PROVIDERS.values()))
+    engine = OnnxRuntime(replace(spec(float_build, "model.onnx", "fp32"), device="cuda"))
+    assert engine.placement() == {"device": "cpu", "provider": "CPUExecutionProvider", "float_precision": "fp32"}
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "model_uint8.onnx"])
+def test_the_float_type_is_that_of_the_graph(file: str, int8_build: Path) -> None:
+    assert OnnxRuntime(spec(int8_build, file, "int8")).placement()["float_precision"] == "fp32"

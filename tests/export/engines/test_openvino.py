@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compress.standalone.preprocess import Preprocessor
-from export.engines.openvino import OpenVino, chunks, comes_from, properties
+from export.engines.openvino import OpenVino, chunks, comes_from, computes_bf16, properties
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from tests.export import sentiment
@@ -87,3 +88,15 @@ def test_weights_are_stored_as_they_are(float_build: Path, int8_build: Path) -> 
     constants = [node for node in library.Core().read_model(float_build / "openvino.xml").get_ops() if node.get_type_name() == "Constant"]
     assert not any(node.get_element_type() == library.Type.f16 for node in constants)
     assert (int8_build / "openvino.bin").stat().st_size < 0.6 * (float_build / "openvino.bin").stat().st_size
+
+
+@pytest.mark.parametrize("mode", ["dynamic", "static"])
+def test_the_placement_is_what_the_compiled_model_reports(mode: str, float_build: Path, prepared: Preprocessor) -> None:
+    engine = OpenVino(spec(float_build, mode))
+    engine.predict(prepared.encode(["good"], 8))
+    assert engine.placement() == {"device": "cpu", "provider": "OpenVINO CPU", "float_precision": "fp32"}
+
+
+def test_bf16_is_reported_where_the_processor_has_it_alone(float_build: Path) -> None:
+    engine = OpenVino(replace(spec(float_build, "dynamic"), float_precision="bf16"))
+    assert engine.placement()["float_precision"] == ("bf16" if computes_bf16() else "fp32")

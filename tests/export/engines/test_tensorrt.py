@@ -196,6 +196,7 @@ def test_inspector_layers_give_precisions(graphs):
     precisions = gemm_precisions(plan.layers(), [node.name for node in nodes])
     assert {name.rsplit("/", 1)[0] for name, precision in precisions.items() if precision == "int8"} == set(graphs[2])
     assert len(precisions) == len(nodes)
+    assert plan.float_precision == "fp32"
 
 
 def test_memory_grows_and_is_given_back():

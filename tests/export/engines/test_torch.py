@@ -45,6 +45,8 @@ def test_bf16_stays_near_float32(float_build: Path, prepared: Preprocessor) -> N
     assert next(engines[1]._model.parameters()).dtype == torch.bfloat16
     exact, rounded = (engine.predict(features) for engine in engines)
     assert rounded.dtype == np.float32
+    assert [engine.placement()["float_precision"] for engine in engines] == ["fp32", "bf16"]
+    assert engines[0].placement()["device"] == "cpu"
     np.testing.assert_allclose(rounded, exact, atol=0.1 * np.abs(exact).max())
     np.testing.assert_array_equal(
         exact, load(sentiment.checkpoint())(**{k: torch.from_numpy(v) for k, v in features.items()}).logits.detach()
