@@ -19,6 +19,7 @@ from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import link_repository, locked, open_run, sweep, write_lock
 from compress.core.errors import InputError, nearest
 from compress.core.progress import ConsoleProgress
+from compress.core.step_names import BASELINE, EVALUATION, LATENCY, SOURCE
 from compress.data.splits import Data
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
@@ -116,7 +117,7 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
     recipe = check(open_run(folder).recipe)
     if not any(isinstance(stage, Export) for stage in recipe.stages):
         raise InputError(f"{folder}: this run has no engines to measure; add `- export: {{}}` to the stages of its recipe and run it again")
-    return run(recipe, folder, again="latency", progress=progress)
+    return run(recipe, folder, again=LATENCY, progress=progress)
 
 
 def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
@@ -131,13 +132,13 @@ def plan_steps(recipe: Recipe) -> list[Stage]:
     """Returns the stages of a recipe with the implicit steps: source model, an evaluation after each variant, latency after export."""
     steps: list[Stage] = []
     finetunes = any(isinstance(stage, Finetune) for stage in recipe.stages)
-    source = Source(id="model" if finetunes else "baseline", model=recipe.model, tokenizer=recipe.tokenizer)
+    source = Source(id=SOURCE if finetunes else BASELINE, model=recipe.model, tokenizer=recipe.tokenizer)
     for stage in (source, *recipe.stages):
         steps.append(stage)
         if is_variant(stage, (source, *recipe.stages)):
-            steps.append(Evaluate(id=f"evaluate-{stage.id}"))
+            steps.append(Evaluate(id=f"{EVALUATION}{stage.id}"))
         if isinstance(stage, Export):
-            steps.append(Latency(id="latency"))
+            steps.append(Latency(id=LATENCY))
     return steps
 
 

@@ -16,10 +16,13 @@ from pydantic import Discriminator, Field, Tag, ValidationError
 from compress.core.config import Config
 from compress.core.engines import served_on
 from compress.core.errors import InputError, nearest
+from compress.core.files import local, read_plain
 from compress.core.problems import explain
+from compress.core.shown import reason, shown
+from compress.core.step_names import BASELINE, INPUT, is_reserved
 from compress.core.target import Parallel, Target
 from compress.core.tasks import TASKS
-from compress.core.yaml_file import parse_yaml
+from compress.core.yaml_file import DEEPEST, parse_yaml
 from compress.data.config import DataConfig
 from compress.models.config import ModelConfig
 from compress.models.tokenizer import TrainTokenizer
@@ -37,6 +40,9 @@ STAGES: tuple[type[Stage], ...] = (Finetune, Distill, Prune, Sparsify, Quantize,
 
 
 MAX_BYTES = 1_000_000
+MOST_STAGES = 100
+MOST_BASES = 20
+"""Recipes that extend each other."""
 
 
 class LatencyGoal(Config):
@@ -167,16 +173,14 @@ def schema() -> dict[str, Any]:
 
 
 def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-    path = path.expanduser()
+    path = local(path, "recipe")
     if path.is_dir():
         raise InputError(f"{path}: is a folder; give a YAML file")
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"{path}: {path.stat().st_size} bytes; a recipe may have at most {MAX_BYTES}")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_plain(path, MAX_BYTES).decode("utf-8-sig")
     except OSError as error:
         raise InputError(
-            f"{path}: cannot be read ({error.strerror}); give the path of a YAML recipe, or start one with `compress init`"
+            f"{path}: cannot be read ({reason(error)}); give the path of a YAML recipe, or start one with `compress init`"
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not UTF-8 text (byte {error.start})") from error
@@ -185,16 +189,20 @@ def _read_file(path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
         raise InputError(f"{path}: {type(raw).__name__} given; a recipe is a map with the keys name, model, data, stages, ...")
     if raw.keys() >= {"schema", "recipe", "environment"}:  # recipe.lock.yaml of a run, which contains the resolved recipe
         raw = raw["recipe"]
+        if not isinstance(raw, dict):
+            raise InputError(f"{path}: recipe: {shown(raw)} given; a map is allowed: `compress run` writes this file")
     raw = {str(key): value for key, value in raw.items()}
     _resolve_paths(raw, path.resolve().parent)
     parent = raw.pop("extends", None)
     if parent is None:
         return raw
     if not isinstance(parent, str):
-        raise InputError(f"{path}: extends: {parent!r} given; the path of another recipe is allowed")
-    base = (path.resolve().parent / Path(parent).expanduser()).resolve()
+        raise InputError(f"{path}: extends: {shown(parent)} given; the path of another recipe is allowed")
+    base = local(path.resolve().parent / local(parent, f"{path}: extends"), f"{path}: extends").resolve()
     if base in (*seen, path.resolve()):
         raise InputError(f"{path}: extends: {parent} leads back to itself")
+    if len(seen) >= MOST_BASES:
+        raise InputError(f"{path}: extends: {parent} given; at most {MOST_BASES} recipes may extend each other")
     return _merge(_read_file(base, (*seen, path.resolve())), raw)
 
 
@@ -215,9 +223,12 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
             return [resolved(entry) for entry in value]
         if not isinstance(value, str) or not value or ":" in value:
             return value
-        given = Path(value).expanduser()
-        local = value.startswith(("./", "../", "~")) or given.is_absolute() or (folder / given).exists()
-        return str((folder / given).resolve()) if local else value
+        try:
+            given = Path(value).expanduser()
+            is_local = value.startswith(("./", "../", "~")) or given.is_absolute() or (folder / given).exists()
+            return str((folder / given).resolve()) if is_local else value
+        except (OSError, ValueError, RuntimeError):  # no file can have this path; whoever opens it says so, with its key
+            return value
 
     def resolve(owner: Any, key: str) -> None:
         if isinstance(owner, dict) and key in owner:
@@ -238,17 +249,20 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
 def _apply(raw: dict[str, Any], setting: str) -> None:
     key, separator, text = setting.partition("=")
     parts = key.strip().split(".")
-    if not separator or not all(parts):
-        raise InputError(f"--set {setting}: not of the form key.path=value; for example --set data.max_length=64")
+    if not separator or not all(parts) or len(parts) > DEEPEST:
+        raise InputError(f"--set {shown(setting)}: not of the form key.path=value; for example --set data.max_length=64")
     value = parse_yaml(text, f"--set {key}")
     if parts[0] == "stages" and len(parts) > 1:
         entry, name = _stage_entry(raw, parts[1], setting)
-        entry[name] = _merge(dict(entry[name] or {}), _nest(parts[2:], value)) if len(parts) > 2 else value
+        _check_below(entry[name], parts, 2, setting)
+        body = entry[name] if isinstance(entry[name], dict) else {}
+        entry[name] = _merge(body, _nest(parts[2:], value)) if len(parts) > 2 else value
         override: dict[str, Any] = {"stages": [{name: _nest(parts[2:], value)}] if len(parts) > 2 else []}
         _resolve_paths(override, Path.cwd())
         if len(parts) == 3 and override["stages"]:
             entry[name][parts[2]] = override["stages"][0][name][parts[2]]
         return
+    _check_below(raw, parts, 0, setting)
     override = _nest(parts, value)
     _resolve_paths(override, Path.cwd())
     merged = _merge(raw, override)
@@ -256,16 +270,39 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     raw.update(merged)
 
 
+def _check_below(value: Any, parts: Sequence[str], depth: int, setting: str) -> None:
+    """Checks that an override does not set keys of a number, text or list; a switch (true, false, null) may become a map.
+
+    Args:
+        value: The value at the first `depth` parts of the path.
+        parts: The path of the override.
+        depth: See `value`.
+        setting: The override, for the message.
+
+    Raises:
+        InputError: A value on the way has no keys.
+    """
+    while depth < len(parts):
+        if not isinstance(value, dict | bool | None):
+            above = ".".join(parts[:depth])
+            raise InputError(f"--set {setting}: {above} is {shown(value)}, which has no keys; set {above} itself")
+        value = value.get(parts[depth]) if isinstance(value, dict) else None
+        depth += 1
+
+
 def _stage_entry(raw: dict[str, Any], stage_id: str, setting: str) -> tuple[dict[str, Any], str]:
-    ids = []
-    for entry in raw.get("stages") or []:
+    """Returns the entry in `stages` with that id, and its stage; a bare `- export` becomes a map."""
+    ids: list[str] = []
+    entries = raw.get("stages")
+    for position, entry in enumerate(entries if isinstance(entries, list) else []):
+        if isinstance(entry, str):
+            entry = entries[position] = {entry: None}
         for name, body in entry.items() if isinstance(entry, dict) else []:
-            ids.append((body or {}).get("id", name) if isinstance(body, dict | None) else name)
+            named = body.get("id") if isinstance(body, dict) else None
+            ids.append(named if isinstance(named, str) else str(name))
             if ids[-1] == stage_id:
                 return entry, name
-    raise InputError(
-        f"--set {setting}: no stage has the id {stage_id!r}; stages: {', '.join(map(str, ids)) or 'none'}{nearest(stage_id, map(str, ids))}"
-    )
+    raise InputError(f"--set {setting}: no stage has the id {stage_id!r}; stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
 
 
 def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
@@ -277,27 +314,29 @@ def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:
 def _check_stages(entries: Any) -> tuple[list[Stage], list[str]]:
     known = {stage.NAME: stage for stage in STAGES}
     if not isinstance(entries, list) or not entries:
-        given = f"{entries!r:.60}" if entries else "nothing"
+        given = shown(entries) if entries else "nothing"
         return [], [
             f"stages: {given} given; a list of one-key maps is allowed, such as `- quantize: {{mode: ptq}}`; keys: {', '.join(known)}"
         ]
+    if len(entries) > MOST_STAGES:
+        return [], [f"stages: {len(entries)} stages given; at most {MOST_STAGES} are allowed"]
     stages: list[Stage] = []
     problems: list[str] = []
     for position, entry in enumerate(entries):
         if isinstance(entry, str) and entry in known:
             entry = {entry: {}}
         if not isinstance(entry, dict) or len(entry) != 1:
-            problems.append(f"stages[{position}]: {entry!r:.80} given; a map with one key is allowed; keys: {', '.join(known)}")
+            problems.append(f"stages[{position}]: {shown(entry, 80)} given; a map with one key is allowed; keys: {', '.join(known)}")
             continue
         [(name, body)] = entry.items()
         if name not in known:
-            problems.append(f"stages[{position}]: unknown stage {name!r}; allowed: {', '.join(known)}{nearest(str(name), known)}")
+            problems.append(f"stages[{position}]: unknown stage {shown(name)}; allowed: {', '.join(known)}{nearest(str(name), known)}")
             continue
         try:
             stage = known[name].model_validate({} if body is None else body)
             stages.append(stage if stage.id else stage.model_copy(update={"id": name}))
         except ValidationError as error:
-            label = body.get("id", name) if isinstance(body, dict) else name
+            label = body["id"] if isinstance(body, dict) and isinstance(body.get("id"), str) else name
             problems += explain(error, known[name], f"stages.{label}")
     return stages, problems
 
@@ -309,9 +348,11 @@ def _check_order(recipe: Recipe) -> list[str]:
     made = lines(recipe.stages)
     ids: set[str] = set()
     for listed, stage in zip((None, *recipe.stages), recipe.stages, strict=False):
-        if stage.id in ids or stage.id == "baseline":
+        if stage.id in ids:
             problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used; give this {stage.NAME} stage its own `id:`")
-        teachers = {"baseline", "input", *ids}
+        if is_reserved(str(stage.id)):
+            problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used by every run itself; give this {stage.NAME} stage another")
+        teachers = {BASELINE, INPUT, *ids}
         problems += [
             f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "
             f"a model is allowed{nearest(teacher, teachers)}"
@@ -346,7 +387,7 @@ def _check_order(recipe: Recipe) -> list[str]:
 def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:
     """Returns the problems of the `input` of a stage: no stage makes it, or it is already quantized."""
     named, problems = input_named(stage), []
-    allowed = ["baseline", *(name for name in made if name in ids)]
+    allowed = [BASELINE, *(name for name in made if name in ids)]
     if named is not None and named not in allowed:
         line = f"{named!r} given; {', '.join(allowed)} (an earlier stage that makes a model) is allowed{nearest(named, allowed)}"
         problems.append(f"stages.{stage.id}.input: {line}")

@@ -19,6 +19,7 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, DamagedArtifact
 from compress.core.errors import InputError
+from compress.core.step_names import EVALUATION
 
 LOCK_FILE = "recipe.lock.yaml"
 REPOSITORY = "model_repository"
@@ -40,11 +41,11 @@ class Run:
     @property
     def variants(self) -> dict[str, Artifact]:
         """The evaluated checkpoints, which are the rows of the report, in order; the first is the baseline."""
-        return {name: found for name, found in self.artifacts.items() if f"evaluate-{name}" in self.artifacts}
+        return {name: found for name, found in self.artifacts.items() if f"{EVALUATION}{name}" in self.artifacts}
 
     def predictions(self, variant: str) -> Path:
         """Returns the file with a variant's torch predictions on the evaluation split."""
-        evaluated = self.artifacts[f"evaluate-{variant}"]
+        evaluated = self.artifacts[f"{EVALUATION}{variant}"]
         return evaluated.path / str(evaluated.metrics["predictions"])
 
     def of_kind(self, kind: str) -> Artifact | None:

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from compress.core.errors import nearest
+from compress.core.errors import MOST_PROBLEMS, nearest
+from compress.core.shown import shown
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
@@ -20,10 +21,10 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
         prefix: Key path of the config within the recipe.
     """
     lines: dict[str, None] = {}
-    for problem in error.errors(include_url=False):
+    for problem in error.errors(include_url=False)[: 2 * MOST_PROBLEMS]:  # the search for the nearest key takes its time
         location, models = _follow(model, [part for part in problem["loc"] if not _is_union_tag(part)])
         path = ".".join(str(part) for part in ([prefix] if prefix else []) + location) or "recipe"
-        given = _shorten(problem["input"])
+        given = shown(problem["input"])
         if problem["type"] == "extra_forbidden":
             allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
             lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"] = None
@@ -41,11 +42,6 @@ def _is_union_tag(part: Any) -> bool:
 
 
 _PRIMITIVES = frozenset({"str", "int", "float", "bool", "none", "dict", "list"})
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any], list[type[BaseModel]]]:

@@ -19,6 +19,7 @@ from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
 from compress.core.next_token import choices
+from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
 from compress.measure.answers import load_predictions
@@ -78,7 +79,7 @@ def evaluations(run: Run) -> Iterator[Evaluation]:
     """Yields the evaluations of every variant in the order torch, engines, server; of each engine only its recommended mode."""
     exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
     for name in run.variants:
-        yield _load(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"evaluate-{name}"].metrics["metrics"])
+        yield _load(name, REFERENCE, "eager", "", run.predictions(name), run.artifacts[f"{EVALUATION}{name}"].metrics["metrics"])
         build = main_builds(run).get(name)
         for engine in recommended(build) if build else []:
             if engine.get("predictions") and build and exported:

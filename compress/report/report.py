@@ -15,6 +15,7 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.engines import REFERENCE
+from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import primary
 from compress.report import evaluations, goals, intervals, page
@@ -66,7 +67,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
 
 
 def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    in_torch = run.artifacts[f"evaluate-{name}"].metrics
+    in_torch = run.artifacts[f"{EVALUATION}{name}"].metrics
     build = evaluations.main_builds(run).get(name)
     first = next(iter(evaluations.recommended(build)), None) if build else None
     mine = [evaluation for evaluation in evaluated if evaluation.variant == name]

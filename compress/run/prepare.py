@@ -11,6 +11,7 @@ from typing import Any
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.core.step_names import BASELINE, INPUT
 from compress.core.tasks import num_classes
 from compress.data.load import load_data
 from compress.machine import environment
@@ -70,8 +71,8 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
     baseline = config
     configs: dict[str, Any] = {}
     for stage in recipe.stages:
-        config = {"baseline": baseline, **configs}[named] if (named := input_named(stage)) else config
-        known = {"baseline": baseline, "input": config, **configs}
+        config = {BASELINE: baseline, **configs}[named] if (named := input_named(stage)) else config
+        known = {BASELINE: baseline, INPUT: config, **configs}
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
         stage.check(config, teachers[0] if teachers else None, context)
         config = configs[str(stage.id)] = stage.config_after(config)
@@ -87,7 +88,7 @@ def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) 
         with about(f"stages.{step.id}.teacher"):
             folder = find(name, "model.path")
             return Artifact(folder, {"id": name, "digest": source_digest(_outside(step, name, context))})
-    if name == "input":
+    if name == INPUT:
         assert parent is not None, "a stage with a teacher is not the first step"
         return parent
     return checkpoint_named(name, context.checkpoints)
@@ -95,7 +96,7 @@ def _teacher(name: str, step: Stage, parent: Artifact | None, context: Context) 
 
 def checkpoint_named(name: str, checkpoints: Mapping[str, Artifact]) -> Artifact:
     """Returns the checkpoint with this stage id, or the first one for `baseline`."""
-    return next(iter(checkpoints.values())) if name == "baseline" else checkpoints[name]
+    return next(iter(checkpoints.values())) if name == BASELINE else checkpoints[name]
 
 
 def _outside(step: Stage, name: str, context: Context) -> ModelConfig:

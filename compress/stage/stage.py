@@ -14,6 +14,7 @@ from pydantic import Field
 
 from compress.artifacts.artifact import Artifact, Kind
 from compress.core.config import Config
+from compress.core.step_names import BASELINE
 from compress.data.splits import Data
 from compress.stage.context import Context
 
@@ -105,12 +106,12 @@ def input_named(stage: Stage) -> str | None:
 
 def lines(stages: Sequence[Stage]) -> dict[str, tuple[Stage, ...]]:
     """Returns for each stage that makes a model, by id, the chain of stages that leads to it, itself last; and that of `baseline`."""
-    found: dict[str, tuple[Stage, ...]] = {"baseline": ()}
+    found: dict[str, tuple[Stage, ...]] = {BASELINE: ()}
     before: tuple[Stage, ...] = ()
     for stage in stages:
         if stage.PRODUCES == "checkpoint":
             before = (*found.get(input_named(stage) or "", before), stage)
             found[str(stage.id)] = before
             if stage.NAME in ("model", "finetune"):
-                found["baseline"] = before
+                found[BASELINE] = before
     return found
