@@ -1,24 +1,36 @@
 """Converts the labels in files to class ids or values.
 
 Class labels are compared as text: 1, 1.0 and "1" are the same. The class names come from the model (its id2label) if it has them, else from
-the train split, sorted (numerically if all are integers). Integers that are not class names count as class ids. A split whose labels are
-all -1 is unlabelled.
+the train split, sorted (numerically if all are integers). What a label means:
+
+    a class name                    that class
+    an integer that is none         a class id only if something outside the labels numbers the classes: the data set's own list of names
+                                    (a ClassLabel column), or the id2label of a model, none of whose names is an integer; else an error
+    NaN, infinity, null, ""         an error, as text too ("nan"), unless a class is called so
+
+With names such as 1 to 5, taken from the train split or a model, a label 0 is thus an error and never the first class. A ClassLabel column
+always holds ids: they are matched with the model by name where the names are the same, else by position. A split whose labels are all -1 is
+unlabelled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from compress.core.errors import InputError, nearest
+from compress.core.shown import shown
 from compress.core.tasks import tasks_with
 
 UNLABELLED = "-1"
 SHOWN_PROBLEMS = 3
 LARGEST = float(np.finfo(np.float32).max)
+LONGEST_LABEL = 1000
 
 
 class Labelled(Protocol):
@@ -40,6 +52,8 @@ def text_of(label: Any) -> str:
     """Returns a class label as text, for comparison; empty if there is no label."""
     if isinstance(label, str):
         return label.strip()
+    if isinstance(label, int) and not isinstance(label, bool):
+        return str(label) if label.bit_length() < LONGEST_LABEL else ""
     if label is None or isinstance(label, list | dict | bytes):
         return ""
     if isinstance(label, float) and label.is_integer():
@@ -61,43 +75,51 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     own = {source.label_names for source in sources}
     if len(own) == 1 and own != {()}:
         return own.pop()
-    _raise(_missing_labels(sources))
-    found = {text_of(label) for source in sources for label in source.labels}
+    texts = [text_of(label) for source in sources for label in source.labels]
+    known: dict[str, bool] = {text: _unfit(text) for text in set(texts)}
+    _raise(sources, np.array([known[text] for text in texts]), lambda source, label: _place_unfit(label))
+    found = set(texts)
     rows = sum(len(source.labels) for source in sources)
     if len(found) < 2:
-        raise InputError(f"{sources[0].place(0)}: all {rows} train rows have the label {found.pop()!r}; two or more classes are needed")
+        raise InputError(f"{sources[0].place(0)}: all {rows} train rows have the label {shown(found.pop())}; two or more classes are needed")
     if len(found) > 20 and 2 * len(found) > rows:
         values = tasks_with(lambda row: row.answer == "value")
         advice = f"set data.columns.label to the column of the class labels (to predict numbers, set task: {values})"
         raise InputError(f"{sources[0].place(0)}: {len(found)} different labels in {rows} train rows; {advice}")
     whole = all(_is_whole(name) for name in found)
-    return tuple(sorted(found, key=int) if whole else sorted(found))
+    generic = all(re.fullmatch(r"LABEL_\d{1,9}", name) for name in found)  # of a model without names: LABEL_2 comes before LABEL_10
+    number = int if whole else (lambda name: int(name.removeprefix("LABEL_"))) if generic else (lambda name: 0)
+    return tuple(sorted(found, key=lambda name: (number(name), name)))
 
 
-def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str) -> np.ndarray:
+def class_ids(sources: Sequence[Labelled], names: tuple[str, ...], origin: str, *, numbered: bool) -> np.ndarray:
     """Returns the class id of every row, int64 [n].
 
     Args:
         sources: The files of the split.
         names: Class names by id.
         origin: Where the names come from, for the message.
+        numbered: Whether the names come with ids of their own, as those of a model do.
 
     Raises:
         InputError: A label is not among the names; the message lists the first few with file and line.
     """
-    _raise(_missing_labels(sources))
-    problems: list[str] = []
     ids: list[int] = []
     for source in sources:
-        known = _ids_by_text(source.label_names, names)
-        for index, label in enumerate(source.labels):
-            found = known.get(text_of(label), -1)
-            ids.append(found)
-            if found < 0:
-                given = text_of(label)
-                problems.append(f"{source.place(index)}: label {given!r:.60}; allowed by {origin}: {_shown(names)}{nearest(given, names)}")
-    _raise(problems)
-    return np.array(ids, dtype=np.int64)
+        known = _ids_by_text(source, names, origin, numbered)
+        ids += [known.get(text_of(label), -1) for label in source.labels]
+    found = np.array(ids, dtype=np.int64)
+    if (found < 0).any():
+        allowed = _shown(names)
+
+        def problem(source: Labelled, label: Any) -> str:
+            given = text_of(label)
+            if _unfit(given):
+                return _place_unfit(label)
+            return f"label {shown(given)}; allowed by {origin}: {allowed}{nearest(given, names)}"
+
+        _raise(sources, found < 0, problem)
+    return found
 
 
 def values(sources: Sequence[Labelled]) -> np.ndarray:
@@ -106,16 +128,9 @@ def values(sources: Sequence[Labelled]) -> np.ndarray:
     Raises:
         InputError: A label is not a finite number; the message lists the first few with file and line.
     """
-    problems: list[str] = []
-    found: list[float] = []
-    for source in sources:
-        for index, label in enumerate(source.labels):
-            value = _number(label)
-            found.append(value)
-            if not math.isfinite(value):
-                problems.append(f"{source.place(index)}: label {str(label)!r:.60}; a finite number is allowed")
-    _raise(problems)
-    return np.array(found, dtype=np.float32)
+    found = np.array([_number(label) for source in sources for label in source.labels], dtype=np.float64)
+    _raise(sources, ~np.isfinite(found), lambda source, label: f"label {shown(label)}; a finite number is allowed")
+    return found.astype(np.float32)
 
 
 def _number(label: Any) -> float:
@@ -128,19 +143,37 @@ def _number(label: Any) -> float:
     return value if abs(value) <= LARGEST else math.nan
 
 
-def _ids_by_text(own_names: tuple[str, ...], names: tuple[str, ...]) -> dict[str, int]:
-    ids = {str(index): index for index in range(len(names))}
+def _ids_by_text(source: Labelled, names: tuple[str, ...], origin: str, numbered: bool) -> dict[str, int]:
+    """Returns the class id for every text that a label of a source may have; see the top of this file."""
     by_name = {name.casefold(): index for index, name in enumerate(names)}
-    if own_names and {name.casefold() for name in own_names} == set(by_name):
-        # Data set and model have the same class names, perhaps in another order: match by name, not by number.
-        ids = {str(index): by_name[name.casefold()] for index, name in enumerate(own_names)}
-        ids |= {name: by_name[name.casefold()] for name in own_names}
-    return ids | {name: index for index, name in enumerate(names)}
+    own = source.label_names
+    if not own:
+        ids = {name: index for index, name in enumerate(names)}
+        if numbered and not any(_is_whole(name) for name in names):
+            ids = {str(index): index for index in range(len(names))} | ids
+        return ids
+    folded = [name.casefold() for name in own]
+    if len(by_name) == len(names) and len(set(folded)) == len(folded) and set(folded) <= by_name.keys():
+        order = [by_name[name] for name in folded]
+    elif len(own) == len(names):
+        order = list(range(len(names)))
+    else:
+        raise InputError(
+            f"{source.place(0)}: the column numbers {len(own)} classes ({_shown(own)}), {origin} has {len(names)} ({_shown(names)}); "
+            "rename them, or give model.head: new"
+        )
+    return {name: index for name, index in zip(own, order, strict=True)} | {str(number): index for number, index in enumerate(order)}
 
 
-def _missing_labels(sources: Sequence[Labelled]) -> list[str]:
-    empty = [(source, index) for source in sources for index, label in enumerate(source.labels) if not text_of(label)]
-    return [f"{source.place(index)}: no label ({source.labels[index]!r:.40}); a name or a number is allowed" for source, index in empty]
+def _unfit(text: str) -> bool:
+    """Whether the text of a label cannot name a class."""
+    if not text or len(text) > LONGEST_LABEL or text.casefold().lstrip("+-") in ("nan", "inf", "infinity"):
+        return True
+    return not text.isprintable() and any(unicodedata.category(character) in ("Cc", "Cs") for character in text)
+
+
+def _place_unfit(label: Any) -> str:
+    return f"no label ({shown(label, 40)}); a name of at most {LONGEST_LABEL} characters or a finite number is allowed"
 
 
 def _is_minus_one(label: Any) -> bool:
@@ -152,13 +185,20 @@ def _is_whole(text: str) -> bool:
 
 
 def _shown(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
+    return ", ".join(name[:60] for name in names[:12]) + (f", ... ({len(names)} in all)" if len(names) > 12 else "")
 
 
-def _raise(problems: list[str]) -> None:
-    if problems:
-        more = len(problems) - SHOWN_PROBLEMS
-        shown = problems[:SHOWN_PROBLEMS]
-        if more > 0:
-            shown[-1] += f" (and {more} more rows like these)"
-        raise InputError(*shown)
+def _raise(sources: Sequence[Labelled], wrong: np.ndarray, problem: Callable[[Labelled, Any], str]) -> None:
+    """Raises if any row is wrong, and names the first few: a suggestion for each of a million labels would take hours."""
+    rows = np.flatnonzero(wrong)
+    if not len(rows):
+        return
+    ends = np.cumsum([len(source.labels) for source in sources])
+    lines = []
+    for row in rows[:SHOWN_PROBLEMS].tolist():
+        number = int(np.searchsorted(ends, row, side="right"))
+        source, index = sources[number], row - (int(ends[number - 1]) if number else 0)
+        lines.append(f"{source.place(index)}: {problem(source, source.labels[index])}")
+    if len(rows) > SHOWN_PROBLEMS:
+        lines[-1] += f" (and {len(rows) - SHOWN_PROBLEMS} more rows like these)"
+    raise InputError(*lines)

@@ -70,19 +70,19 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     names, origin, predicts_values = SCORE, "data", TASKS[task].answer == "value"
     if not predicts_values:
         names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
-    splits = _label(sources, None if predicts_values else names, origin)
+    splits = _label(sources, None if predicts_values else names, origin, numbered=label_names is not None)
     if list(splits) == ["train"] and not unlabelled and Path(config.path).expanduser().is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
     return divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
 
 
-def _label(sources: dict[str, list[Source]], names: tuple[str, ...] | None, origin: str) -> dict[str, Split]:
+def _label(sources: dict[str, list[Source]], names: tuple[str, ...] | None, origin: str, numbered: bool) -> dict[str, Split]:
     splits: dict[str, Split] = {}
     problems: list[str] = []
     for split, found in sources.items():
         try:
-            targets: np.ndarray = labels.values(found) if names is None else labels.class_ids(found, names, origin)
+            targets: np.ndarray = labels.values(found) if names is None else labels.class_ids(found, names, origin, numbered=numbered)
             splits[split] = Split([row for source in found for row in source.rows], targets)
         except InputError as error:
             problems += error.problems
