@@ -351,7 +351,9 @@ def _check_order(recipe: Recipe) -> list[str]:
         if stage.id in ids:
             problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used; give this {stage.NAME} stage its own `id:`")
         if is_reserved(str(stage.id)):
-            problems.append(f"stages.{stage.id}: the id {stage.id!r} is already used by every run itself; give this {stage.NAME} stage another")
+            problems.append(
+                f"stages.{stage.id}: the id {stage.id!r} is already used by every run itself; give this {stage.NAME} stage another"
+            )
         teachers = {BASELINE, INPUT, *ids}
         problems += [
             f"stages.{stage.id}.teacher: {teacher!r} given; {', '.join(sorted(teachers))}, or the Hub id (with its owner) or folder of "

@@ -25,6 +25,7 @@ from tokenizers import Encoding, Tokenizer
 
 from compress.core.config import Config
 from compress.core.errors import InputError
+from compress.core.files import local
 from compress.data import tables
 from compress.data.config import ColumnName
 from compress.data.splits import content_key
@@ -61,7 +62,7 @@ def read_plain(config: PlainText, key: str, log: Callable[[str], None] = lambda 
     Raises:
         InputError: The source cannot be read, holds values that are not text, or no text at all.
     """
-    where = Path(config.path).expanduser()
+    where = local(config.path, f"{key}.path")
     if where.is_dir():
         files = [path for path in sorted(where.iterdir()) if path.is_file() and tables.suffix(path) in tables.TABLES]
     else:

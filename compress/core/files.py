@@ -35,7 +35,9 @@ def local(given: str | Path, key: str) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         return path
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: the user after ~ is unknown
-        raise InputError(f"{key}: {shown(str(given), 80)} cannot be a path here ({reason(error)}); give the path of a file or folder") from error
+        raise InputError(
+            f"{key}: {shown(str(given), 80)} cannot be a path here ({reason(error)}); give the path of a file or folder"
+        ) from error
     return path
 
 

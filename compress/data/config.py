@@ -85,3 +85,5 @@ class DataConfig(Config):
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block.
     Ignored for images."""
+    max_expanded_gb: Annotated[float, Field(gt=0, le=1_000_000)] = 4.0
+    """Maximum size of one compressed file (.gz, .tgz, parquet) when expanded, in 10^9 bytes."""

@@ -7,7 +7,6 @@ error.
 
 from __future__ import annotations
 
-import gzip
 import io
 import tarfile
 import zlib
@@ -20,6 +19,9 @@ import numpy as np
 from PIL import Image
 
 from compress.core.errors import InputError
+from compress.core.files import open_plain, read_plain
+from compress.core.shown import reason
+from compress.data.compressed import Limit, open_gzip
 from compress.standalone.preprocess import MAX_IMAGE_BYTES
 
 ENDINGS = (".png", ".jpg", ".jpeg")
@@ -47,16 +49,20 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ARCHIVES)
 
 
-def read_images(path: Path) -> Iterator[LabelledImage]:
+def read_images(path: Path, limit: Limit) -> Iterator[LabelledImage]:
     """Yields the images of a folder `class/file`, sorted by name, or of a tar archive, in the order of its members.
 
+    Args:
+        path: The folder or archive.
+        limit: The largest expanded size of an archive.
+
     Raises:
-        InputError: The archive is damaged, or contains something other than images in class folders.
+        InputError: The archive is damaged or too large, or contains something other than images in class folders.
     """
     if path.is_dir():
         yield from _folder(path)
         return
-    for parts, data in _members(path):
+    for parts, data in _members(path, limit):
         yield LabelledImage(f"{path} member {'/'.join(parts)}", parts[-3] if len(parts) > 2 else None, parts[-2], data)
 
 
@@ -72,15 +78,15 @@ def _folder(folder: Path) -> Iterator[LabelledImage]:
             _check_name(str(file), file.name)
             try:
                 _check_size(str(file), file.stat().st_size)
-                yield LabelledImage(str(file), None, classes.name, file.read_bytes())
+                yield LabelledImage(str(file), None, classes.name, read_plain(file, MAX_IMAGE_BYTES))
             except OSError as error:
-                raise InputError(f"{file}: cannot be read ({error.strerror}); {KINDS} are allowed") from error
+                raise InputError(f"{file}: cannot be read ({reason(error)}); {KINDS} are allowed") from error
 
 
-def _members(path: Path) -> Iterator[tuple[tuple[str, ...], bytes]]:
+def _members(path: Path, limit: Limit) -> Iterator[tuple[tuple[str, ...], bytes]]:
     """Yields (path parts, contents) of every image in an archive."""
     try:
-        with _open(path) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
+        with _open(path, limit) as stream, tarfile.open(fileobj=stream, mode="r:") as archive:
             for member in archive:
                 where, parts = f"{path} member {member.name!r:.120}", PurePosixPath(member.name).parts
                 if member.isdir() or parts[-1:] == () or parts[-1].startswith("."):
@@ -90,13 +96,14 @@ def _members(path: Path) -> Iterator[tuple[tuple[str, ...], bytes]]:
                 assert content is not None, f"a plain file has contents: {member.name}"
                 yield parts, content.read()
             _check_end(stream, archive.offset)
-    except (tarfile.TarError, OSError, EOFError, zlib.error) as error:
-        reason = " ".join(str(error).split())[:160]
-        raise InputError(f"{path}: not a complete tar archive ({reason}); a .tar, .tar.gz or .tgz file is allowed") from error
+    except InputError:
+        raise
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, OverflowError) as error:  # the last two: numbers in a header
+        raise InputError(f"{path}: not a complete tar archive ({reason(error)}); a .tar, .tar.gz or .tgz file is allowed") from error
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("rb") if path.name.lower().endswith(".tar") else io.BufferedReader(gzip.open(path, "rb"), 2**16)
+def _open(path: Path, limit: Limit) -> BinaryIO:
+    return open_plain(path) if path.name.lower().endswith(".tar") else open_gzip(path, limit)
 
 
 def _check_end(stream: BinaryIO, offset: int) -> None:

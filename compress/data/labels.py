@@ -81,7 +81,9 @@ def class_names(sources: Sequence[Labelled]) -> tuple[str, ...]:
     found = set(texts)
     rows = sum(len(source.labels) for source in sources)
     if len(found) < 2:
-        raise InputError(f"{sources[0].place(0)}: all {rows} train rows have the label {shown(found.pop())}; two or more classes are needed")
+        raise InputError(
+            f"{sources[0].place(0)}: all {rows} train rows have the label {shown(found.pop())}; two or more classes are needed"
+        )
     if len(found) > 20 and 2 * len(found) > rows:
         values = tasks_with(lambda row: row.answer == "value")
         advice = f"set data.columns.label to the column of the class labels (to predict numbers, set task: {values})"
@@ -162,7 +164,7 @@ def _ids_by_text(source: Labelled, names: tuple[str, ...], origin: str, numbered
             f"{source.place(0)}: the column numbers {len(own)} classes ({_shown(own)}), {origin} has {len(names)} ({_shown(names)}); "
             "rename them, or give model.head: new"
         )
-    return {name: index for name, index in zip(own, order, strict=True)} | {str(number): index for number, index in enumerate(order)}
+    return dict(zip(own, order, strict=True)) | {str(number): index for number, index in enumerate(order)}
 
 
 def _unfit(text: str) -> bool:

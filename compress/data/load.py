@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
 from compress.core.errors import InputError
+from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task
 from compress.data import labels
 from compress.data.config import DataConfig
@@ -71,7 +71,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
     if not predicts_values:
         names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
     splits = _label(sources, None if predicts_values else names, origin, numbered=label_names is not None)
-    if list(splits) == ["train"] and not unlabelled and Path(config.path).expanduser().is_file():
+    if list(splits) == ["train"] and not unlabelled and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
     return divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)

@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.errors import InputError, nearest
+from compress.core.files import local, read_plain
+from compress.core.shown import reason, shown
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data import images, tables
-from compress.data.config import Columns, DataConfig, FileConfig
+from compress.data.compressed import Limit
+from compress.data.config import DataConfig, FileConfig
 from compress.data.tables import Cells, Table
-from compress.standalone.preprocess import BadRow, Row, decode_image
+from compress.standalone.preprocess import MAX_IMAGE_BYTES, BadRow, Row, decode_image
 
 DIGITS = "sklearn:digits"
 SPLITS = {"train": "train", "test": "test", "validation": "validation", "dev": "validation", "val": "validation", "valid": "validation"}
@@ -69,7 +72,7 @@ def read_sources(config: DataConfig, task: Task, log: Log) -> Sources:
     Raises:
         InputError: Files are missing or unreadable; the error lists all of them, one line each.
     """
-    where = Path(config.path).expanduser()
+    where = local(config.path, "data.path")
     if config.path == DIGITS or where.exists():
         if config.subset is not None:
             log(f"data: subset {config.subset!r} is ignored; only Hub data sets have subsets, and {config.path} is local")
@@ -91,25 +94,29 @@ def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Source
         if not where.is_dir():
             raise InputError(f"data.path: {where}: a file, and data.files is given too; with data.files give a folder")
         named = {name: getattr(config.files, name) for name in ("train", "test", "validation")}
-        found = {name: [(where / Path(entry.file).expanduser(), entry) for entry in entries] for name, entries in named.items() if entries}
+        found = {
+            name: [(local(where / local(entry.file, f"data.files.{name}"), f"data.files.{name}"), entry) for entry in entries]
+            for name, entries in named.items()
+            if entries
+        }
     elif where.is_dir():
         found = {name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in _discover(where, task).items()}
         log(f"data: {', '.join(f'{name}: ' + ' + '.join(path.name for path, _ in files) for name, files in found.items())} in {where}")
     elif images.is_archive(where):
         _check_task(str(where), task)
-        return _by_split(images.read_images(where), str(where))
+        return _by_split(images.read_images(where, _limit(config)), str(where))
     else:
         found = {"train": [(where, FileConfig(file=where.name))]}
-    return _read_all(found, config.columns, task)
+    return _read_all(found, config, task)
 
 
-def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], base: Columns, task: Task) -> Sources:
+def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: DataConfig, task: Task) -> Sources:
     problems: list[str] = []
     sources: Sources = {}
     for split, files in found.items():
         for path, entry in files:
             try:
-                sources.setdefault(split, []).append(_read_file(path, entry, base, task, split))
+                sources.setdefault(split, []).append(_read_file(path, entry, config, task, split))
             except InputError as error:
                 problems += error.problems
     if problems:
@@ -143,17 +150,21 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
     return found
 
 
-def _read_file(path: Path, entry: FileConfig, base: Columns, task: Task, split: str) -> Source:
+def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, split: str) -> Source:
     if not path.exists():
         siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
     if path.is_dir() or images.is_archive(path):
         _check_task(str(path), task)
-        return _one_split(_by_split(images.read_images(path), str(path)), path, split)
+        return _one_split(_by_split(images.read_images(path, _limit(config)), str(path)), path, split)
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
-        return Source(str(path), [tables.read_document(path)], [None], [1])
-    table = Table(path, entry.columns.over(base).wanted(task), entry.header)
+        return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
+    table = Table(path, entry.columns.over(config.columns).wanted(task), entry.header, _limit(config))
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
+
+
+def _limit(config: DataConfig) -> Limit:
+    return Limit(config.max_expanded_gb, "data.max_expanded_gb")
 
 
 def _one_split(found: Sources, path: Path, split: str) -> Source:
@@ -232,9 +243,12 @@ def _image(cell: Any, folder: Path, place: str) -> bytes:
     data = cell.get("bytes") or cell.get("path") if isinstance(cell, dict) else cell
     if isinstance(data, str):
         try:
-            data = (folder / data).read_bytes()
+            data = read_plain(folder / data, MAX_IMAGE_BYTES, f"{place}: image {shown(data, 80)}")
+        except InputError:
+            raise
         except (OSError, ValueError) as error:
-            raise InputError(f"{place}: image {data!r:.80} cannot be read ({error}); a path relative to {folder} is allowed") from error
+            named = f"image {shown(data, 80)} cannot be read ({reason(error)})"
+            raise InputError(f"{place}: {named}; a path relative to {folder} is allowed") from error
     if not isinstance(data, bytes):
         raise InputError(f"{place}: {type(data).__name__} given as image; encoded bytes or a path are allowed")
     _check_image(data, place)

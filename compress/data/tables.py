@@ -14,17 +14,19 @@ Not supported: guessing delimiters or encodings; files that contain several spli
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from compress.core.errors import InputError, nearest
+from compress.core.files import open_plain
+from compress.core.shown import reason, shown
+from compress.data.compressed import Limit, open_gzip
 
 Column = str | int
 Cells = tuple[Any, ...]
@@ -42,6 +44,8 @@ class Table:
     """Columns to read: names, or positions counted from 0 (tsv and csv only)."""
     header: bool = True
     """Whether the first line names the columns (tsv and csv only)."""
+    limit: Limit = field(default_factory=Limit)
+    """The largest expanded size."""
 
     @property
     def unit(self) -> str:
@@ -78,39 +82,30 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     ending = suffix(table.path)
     if ending not in readers:
         raise InputError(f"{table.path}: file type {ending or '(no extension)'!r}; allowed: {' '.join(readers)}, each also with .gz")
-    with _opened(table.path) as stream:
+    with _opened(table) as stream:
         yield from readers[ending](table, stream)
 
 
-def read_document(path: Path) -> str:
+def read_document(path: Path, limit: Limit | None = None) -> str:
     """Reads a text file as a single document, including its line ends.
 
     Raises:
         InputError: The file cannot be read, is empty, or is not UTF-8; the message gives the line.
     """
-    with _opened(path) as stream:
-        return "".join(_whole_lines(Table(path, ()), stream))
+    table = Table(path, (), limit=limit or Limit())
+    with _opened(table) as stream:
+        return "".join(_whole_lines(table, stream))
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _opened(table: Table) -> Iterator[BinaryIO]:
     """Opens a file as a stream; read errors inside the block become a one-line `InputError`."""
+    path = table.path
     try:
-        with _stream(path) as stream:
+        with open_gzip(path, table.limit) if path.name.lower().endswith(".gz") else open_plain(path) as stream:
             yield stream
     except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read ({_reason(error)}); a complete, readable {suffix(path)} file is allowed") from error
-
-
-def _stream(path: Path) -> BinaryIO:
-    if path.name.lower().endswith(".gz"):
-        return io.BufferedReader(gzip.open(path, "rb"), 2**16)
-    return path.open("rb")
-
-
-def _reason(error: BaseException) -> str:
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(text.split())[:160]
+        raise InputError(f"{path}: cannot be read ({reason(error)}); a complete, readable {suffix(path)} file is allowed") from error
 
 
 def _lines(table: Table, stream: BinaryIO) -> Iterator[str]:
@@ -206,8 +201,8 @@ def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
 def missing_column(where: str, column: Column, available: Iterable[str]) -> str:
     """Returns the error message for a missing column."""
     names = [str(name) for name in available]
-    shown = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"{where}: no column {column!r}; available: {shown or 'none'}{nearest(str(column), names)}; set data.columns"
+    listed = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"{where}: no column {shown(column)}; available: {listed or 'none'}{nearest(str(column), names)}; set data.columns"
 
 
 def _names(table: Table) -> list[str]:
@@ -246,7 +241,7 @@ def _parse_json(where: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{where}: not JSON ({_reason(error)}); JSON as in RFC 8259 is allowed") from error
+        raise InputError(f"{where}: not JSON ({reason(error)}); JSON as in RFC 8259 is allowed") from error
 
 
 def _pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
@@ -262,19 +257,35 @@ def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     import pyarrow
     import pyarrow.parquet
 
-    names = _names(table)
+    names, number, size = _names(table), 0, 0
     try:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, io.BufferedReader) else stream)
-        absent = [missing_column(str(table.path), name, file.schema_arrow.names) for name in names if name not in file.schema_arrow.names]
-        if absent:
-            raise InputError(*absent)
-        number = 0
+        _check_columns(table, names, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=4096, columns=names):
+            size += batch.nbytes
+            table.limit.check(table.path, size)
             for cells in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
                 number += 1
                 yield number, cells
-    except (pyarrow.ArrowException, OSError) as error:
-        raise InputError(f"{table.path}: not a readable parquet file ({_reason(error)}); write it again") from error
+    except InputError:
+        raise
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{table.path}: text after row {number} is not UTF-8 (byte 0x{error.object[error.start]:02x}); write it again"
+        ) from error
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:  # the last three: cells without a Python value
+        raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
+
+
+def _check_columns(table: Table, names: Sequence[str], available: Sequence[str]) -> None:
+    problems = []
+    for name in dict.fromkeys(names):
+        if name not in available:
+            problems.append(missing_column(str(table.path), name, available))
+        elif available.count(name) > 1:
+            problems.append(f"{table.path}: {available.count(name)} columns are named {shown(name)}; rename all but one")
+    if problems:
+        raise InputError(*problems)
 
 
 def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callable[[str], None]) -> dict[str, tuple[list[Cells], Any]]:
@@ -300,7 +311,7 @@ def read_hub(path: str, subset: str | None, columns: Sequence[str], log: Callabl
         splits = datasets.load_dataset(path, subset)
     except Exception as error:  # network, Hub, cache and file errors have no common base class
         advice = "give a local file or folder, or a Hub id that this machine can reach"
-        raise InputError(f"{where}: cannot be loaded ({_reason(error)}); {advice}") from error
+        raise InputError(f"{where}: cannot be loaded ({reason(error)}); {advice}") from error
     found: dict[str, tuple[list[Cells], Any]] = {}
     for name, split in splits.items():
         absent = [

@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from tokenizers import Tokenizer
 
 SCHEMA = 1
@@ -71,7 +71,9 @@ def decode_image(data: bytes, draft: bool = False) -> Image.Image:
     except BadRow:
         raise
     except Exception as error:  # Pillow passes on any error of its decoders: OSError, SyntaxError, struct.error, EOFError, ...
-        raise BadRow(f"not a readable image ({' '.join(str(error).split())[:120]}); a whole PNG or JPEG file is allowed") from error
+        known = not isinstance(error, UnidentifiedImageError)  # its message is the address of a buffer in memory
+        reason = " ".join(str(error).split())[:120] if known else "neither PNG nor JPEG"
+        raise BadRow(f"not a readable image ({reason}); a whole PNG or JPEG file is allowed") from error
     if upright.mode not in MODES:
         raise BadRow(f"an image of mode {upright.mode}; 8 bits per channel (grey, palette, RGB, with or without alpha) are allowed")
     return upright

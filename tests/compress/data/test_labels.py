@@ -125,6 +125,6 @@ def test_wrong_labels_are_searched_for_suggestions_a_few_times_only(monkeypatch:
 
 def test_the_row_is_named_in_the_second_file_too() -> None:
     files = [File(["a"] * 3), File(["a", "b", "c"])]
-    with pytest.raises(InputError, match="train.csv line 4: label 'c'"):
+    with pytest.raises(InputError, match=r"train.csv line 4: label 'c'"):
         class_ids(files, ("a", "b"), "the train split", numbered=False)
     assert class_ids(files[:1], ("a", "b"), "x", numbered=False).dtype == np.int64
