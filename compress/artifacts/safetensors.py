@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from compress.core.errors import InputError
+from compress.core.files import read_plain
+from compress.core.shown import reason
 
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "model.pt", "model.pth", "tf_model.h5", "flax_model.msgpack")
 CONVERT = (
@@ -19,6 +21,8 @@ CONVERT = (
     "M.from_pretrained('{0}').save_pretrained('{0}-safetensors'); T.from_pretrained('{0}').save_pretrained('{0}-safetensors')\""
 )
 FLOATS = {"F64", "F32", "F16", "BF16"}
+MOST_JSON = 2**28
+"""Bytes of a JSON file of a model folder."""
 
 
 def read_json(file: Path, key: str) -> dict[str, Any]:
@@ -28,11 +32,13 @@ def read_json(file: Path, key: str) -> dict[str, Any]:
         InputError: The file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(read_plain(file, MOST_JSON, f"{key}: {file}").decode("utf-8"))
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"{key}: {file.parent} has no {file.name}; give a folder written by save_pretrained") from error
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{key}: {file} cannot be read as JSON ({error}); write the folder again with save_pretrained") from error
+        raise InputError(f"{key}: {file} cannot be read as JSON ({reason(error)}); write the folder again with save_pretrained") from error
     if not isinstance(value, dict):
         raise InputError(f"{key}: {file} holds a JSON {type(value).__name__}; a JSON object is allowed")
     return value
@@ -67,7 +73,7 @@ def headers(folder: Path, key: str) -> dict[str, tuple[tuple[int, ...], str]]:
     """Returns the shape and dtype of every tensor in a model folder; reads only the headers.
 
     Raises:
-        InputError: A file is truncated or damaged, or has weights that are not floating point.
+        InputError: A file is truncated or damaged, or has a tensor called weight that is not floating point.
     """
     found: dict[str, tuple[tuple[int, ...], str]] = {}
     for file, stream in _open(folder, key):
@@ -85,18 +91,19 @@ def check_finite(folder: Path, key: str) -> None:
     """Checks that all weights are finite, reading each once.
 
     Raises:
-        InputError: A tensor holds NaN or infinity; the message names it.
+        InputError: A tensor holds NaN, infinity, or a number that float32 cannot hold; the message names it.
     """
     import torch
 
     for file, stream in _open(folder, key):
         for name in stream.keys():  # noqa: SIM118 - not a dict
+            if stream.get_slice(name).get_dtype() not in FLOATS:
+                continue
             tensor = stream.get_tensor(name)
-            bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+            bad = int((~torch.isfinite(tensor.float())).sum())
             if bad:
-                raise InputError(
-                    f"{key}: {file}: {bad} of {tensor.numel()} values in {name} are NaN or infinite; give a model with finite weights"
-                )
+                what = "NaN or infinite" + (" in float32, in which models are computed" if tensor.dtype == torch.float64 else "")
+                raise InputError(f"{key}: {file}: {bad} of {tensor.numel()} values in {name} are {what}; give a model with finite weights")
 
 
 def _open(folder: Path, key: str) -> Iterator[tuple[Path, Any]]:
@@ -107,4 +114,4 @@ def _open(folder: Path, key: str) -> Iterator[tuple[Path, Any]]:
             with safe_open(file, framework="pt") as stream:
                 yield file, stream
         except (SafetensorError, OSError) as error:
-            raise InputError(f"{key}: {file} is not a complete safetensors file ({error}); copy or download it again") from error
+            raise InputError(f"{key}: {file} is not a complete safetensors file ({reason(error)}); copy or download it again") from error

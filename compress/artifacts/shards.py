@@ -29,6 +29,8 @@ from torch import Tensor
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import weight_files
 from compress.core.errors import InputError
+from compress.core.files import open_plain
+from compress.core.shown import reason
 
 SHARD_BYTES = 2 * 10**9
 ENTRY_BYTES = 200  # reserved in the header for one tensor, without its name
@@ -95,8 +97,10 @@ class StoredWeights:
         for file in weight_files(folder, key):
             try:
                 self._places |= _places(file)
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-                raise InputError(f"{key}: {file} is not a complete safetensors file ({error}); copy or download it again") from error
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise InputError(
+                    f"{key}: {file} is not a complete safetensors file ({reason(error)}); copy or download it again"
+                ) from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -122,7 +126,7 @@ class StoredWeights:
 
 def _places(file: Path) -> dict[str, tuple[Path, int, tuple[int, ...], torch.dtype]]:
     size = file.stat().st_size
-    with file.open("rb") as stream:
+    with open_plain(file) as stream:
         length = int.from_bytes(stream.read(8), "little")
         if not 2 <= length <= size - 8:
             raise ValueError(f"header of {length} bytes in a file of {size} bytes")
@@ -131,7 +135,9 @@ def _places(file: Path) -> dict[str, tuple[Path, int, tuple[int, ...], torch.dty
     places = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]
-        shape, dtype = tuple(int(edge) for edge in entry["shape"]), DTYPES[entry["dtype"]]
+        shape, dtype = tuple(entry["shape"]), DTYPES[entry["dtype"]]
+        if not all(type(number) is int and number >= 0 for number in (begin, end, *shape)):
+            raise ValueError(f"{name} has the shape {shape} and the offsets {begin} and {end}")
         if not 0 <= begin <= end <= size - 8 - length or end - begin != prod(shape) * dtype.itemsize:
             raise ValueError(f"{name} lies outside the file, or its size does not match its shape")
         places[name] = (file, 8 + length + begin, shape, dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,10 +17,13 @@ from pydantic import Field, model_validator
 from compress.artifacts.safetensors import read_json
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
+from compress.core.files import local
+from compress.core.shown import shown
 from compress.core.tasks import SCORE, TASKS, Task
 from compress.models.files import find
 from compress.models.library import REFUSED, one_line, quiet, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
+from compress.models.raw_config import check_labels, check_raw
 from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
 
 NO_TOKENIZER = "tokenizer: missing; text models with random weights need one: the Hub id or folder of a trained tokenizer, or {train: bpe}"
@@ -62,7 +66,7 @@ def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     folder = find(config.path, "model.path", weights=False)
     written = read_json(folder / "config.json", "model.path").get("id2label", {})
     if _is_plain(written):  # the common case: avoids importing Transformers, which takes seconds; the model is checked elsewhere
-        return _own(tuple(written[str(index)] for index in range(len(written))))
+        return _own(check_labels({int(index): name for index, name in written.items()}, "model.path: config.json"))
     return own_names(read_config(folder, "model.path"))
 
 
@@ -87,12 +91,13 @@ def read_config(folder: Path, key: str) -> Any:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         custom = "; it needs its own Python code, which is never run" if raw.get("auto_map") else ""
         near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
-        unknown = f"model_type {kind!r}, which this Transformers version does not know"
+        unknown = f"model_type {shown(kind)}, which this Transformers version does not know"
         raise InputError(f"{key}: {folder / 'config.json'} has {unknown}{custom}{near}")
     if raw.get("quantization_config"):
         raise InputError(
             f"{key}: {folder} is already quantized (quantization_config in config.json); give the float model it was made from"
         )
+    check_raw(raw, _defaults(kind), f"{key}: {folder / 'config.json'}")
     try:
         with quiet():
             if raw.get(SHAPE_KEY):
@@ -103,6 +108,18 @@ def read_config(folder: Path, key: str) -> Any:
         raise InputError(f"{key}: {folder / 'config.json'} is not a usable config ({one_line(error)})") from error
     if raw.get(SHAPE_KEY):
         read_own(raw[SHAPE_KEY], found.num_hidden_layers, f"{key}: {folder}")
+    return found
+
+
+@cache
+def _defaults(kind: str) -> Mapping[str, Any]:
+    """Returns the config that Transformers fills in for a type of model; empty if it has no default."""
+    from transformers import CONFIG_MAPPING
+
+    try:
+        found: dict[str, Any] = CONFIG_MAPPING[kind]().to_dict()
+    except REFUSED:
+        return {}
     return found
 
 
@@ -141,7 +158,7 @@ def check_length(config: Any, max_length: int) -> None:
     if positions is None:
         return
     # RoBERTa and related models count positions from pad id + 1.
-    usable = positions - (config.pad_token_id + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0)
+    usable = positions - ((config.pad_token_id or 0) + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0)
     if max_length > usable:
         raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
 
@@ -155,18 +172,24 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
-    raw = dict(config.config) if isinstance(config.config, dict) else read_json(Path(str(config.config)).expanduser(), "model.config")
+    raw = dict(config.config) if isinstance(config.config, dict) else read_json(local(str(config.config), "model.config"), "model.config")
     kind = raw.pop("model_type", None)
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         near = nearest(kind, CONFIG_MAPPING.keys()) if isinstance(kind, str) else ""
-        raise InputError(f"model.config.model_type: {kind!r} given; a Transformers model type is allowed, for example bert or vit{near}")
-    default = AutoConfig.for_model(kind)
+        raise InputError(
+            f"model.config.model_type: {shown(kind)} given; a Transformers model type is allowed, for example bert or vit{near}"
+        )
+    try:
+        default = AutoConfig.for_model(kind)
+    except (StrictDataclassError, *REFUSED) as error:  # a type that is composed of other models
+        raise InputError(f"model.config.model_type: {kind} cannot be built from a config alone ({one_line(error)})") from error
     allowed = (set(default.to_dict()) | set(default.attribute_map)) - OWN_KEYS
     is_file = isinstance(config.config, str)  # a complete config.json also has labels, versions, ...: we set those ourselves
     unknown = sorted(set(raw) - allowed - (OWN_KEYS if is_file else set()))
     if unknown:
         raise InputError(*(f"model.config.{name}: not a key of {kind} that can be set here{nearest(name, allowed)}" for name in unknown))
     values = {name: value for name, value in raw.items() if name in allowed}
+    check_raw(values, _defaults(kind), "model.config")
     if TASKS[config.task].modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
     try:
@@ -189,7 +212,7 @@ def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[s
     else:
         loaded = load_tokenizer(tokenizer)
         size, ids = len(loaded), {name: getattr(loaded, name) for name in names if getattr(loaded, name) is not None}
-    if given.get("vocab_size", size) < size:
+    if isinstance(given.get("vocab_size", size), int) and given.get("vocab_size", size) < size:
         raise InputError(f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {size} entries: give at least {size}")
     return {"vocab_size": size, **ids}
 
@@ -207,8 +230,12 @@ def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
 
 
 def label_list(config: Any) -> tuple[str, ...]:
-    """Returns the label names of a config, ordered by class id."""
-    return tuple(str(config.id2label[i]) for i in sorted(config.id2label))
+    """Returns the label names of a config, ordered by class id.
+
+    Raises:
+        InputError: The names cannot name classes.
+    """
+    return check_labels(config.id2label, "model: config.json")
 
 
 def own_names(config: Any) -> tuple[str, ...] | None:

@@ -10,6 +10,8 @@ import shutil
 from pathlib import Path
 
 from compress.core.errors import InputError
+from compress.core.files import check_plain, local
+from compress.core.shown import shown
 
 SMALL_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 WEIGHT_FILES = ("*.safetensors",)
@@ -29,7 +31,7 @@ IMAGE_FILES = ("preprocessor_config.json",)
 
 def is_local(path: str) -> bool:
     """Whether a model path is a local folder and not a Hub id: it exists, or starts with '.', '~' or '/'."""
-    return path.startswith((".", "~", "/")) or Path(path).exists()
+    return path.startswith((".", "~", "/")) or local(path, "model").exists()
 
 
 def find(path: str, key: str, *, weights: bool = True) -> Path:
@@ -45,8 +47,12 @@ def find(path: str, key: str, *, weights: bool = True) -> Path:
     """
     if not is_local(path):
         return _download(path, key, weights)
-    folder = Path(path).expanduser()
+    folder = local(path, key)
     if folder.is_dir():
+        for pattern in SMALL_FILES + WEIGHT_FILES:
+            for file in folder.glob(pattern):
+                if not file.is_dir():
+                    check_plain(file, f"{key}: {file}")
         return folder
     if folder.exists():
         raise InputError(f"{key}: {path} is a file; a folder with config.json and model.safetensors, or a Hub id, is allowed")
@@ -76,7 +82,7 @@ def _download(path: str, key: str, weights: bool) -> Path:
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError
 
     patterns = list(SMALL_FILES + WEIGHT_FILES) if weights else list(SMALL_FILES)
-    what = f"{key}: {path!r} is not a local folder"
+    what = f"{key}: {shown(path, 120)} is not a local folder"
     try:
         return Path(snapshot_download(path, allow_patterns=patterns, ignore_patterns=["*/*"]))
     except HFValidationError as error:
@@ -86,5 +92,5 @@ def _download(path: str, key: str, weights: bool) -> Path:
     except RepositoryNotFoundError as error:
         raise InputError(f"{what}, and the Hub has no such public model; check the name, or give an existing folder") from error
     except OSError as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise InputError(f"{what}, and the Hub could not be reached ({reason}); give an existing folder, or go online once") from error
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{what}, and the Hub could not be reached ({first}); give an existing folder, or go online once") from error

@@ -6,6 +6,8 @@ their own Python code.
 
 from __future__ import annotations
 
+import copy
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +18,11 @@ from typing import Any, cast
 import torch
 
 from compress.artifacts.artifact import digest, file_digest, write_json
-from compress.artifacts.safetensors import check_finite, headers, read_json, weight_files
+from compress.artifacts.safetensors import FLOATS, check_finite, headers, read_json, weight_files
 from compress.core.errors import InputError
+from compress.core.files import local
 from compress.core.tasks import TASKS, Task, tasks_with
+from compress.machine.environment import hardware
 from compress.models.causal import check_causal, link_model
 from compress.models.checkpoint import load_weights
 from compress.models.config import (
@@ -35,10 +39,17 @@ from compress.models.config import (
 from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
 from compress.models.forward import forward
 from compress.models.library import REFUSED, one_line, quiet, some, with_class
+from compress.models.raw_config import check_raw
 from compress.models.shapes import auto_class, mark
 from compress.models.size import count
 from compress.models.tokenizer import TrainedTokenizer
 from compress.schemes.checkpoint import QUANTIZATION_JSON
+
+FLOAT_BYTES = 4
+NEW_HEAD = 100_000_000
+"""Weights that a new head and pooler may have on top of the stored ones, which a config may also use twice."""
+IMAGE_SIZE = 224
+"""Pixels along an edge, for models whose config does not say."""
 
 
 @dataclass(frozen=True)
@@ -69,15 +80,22 @@ def check_model(
     """
     if config.path is None:
         checked, size = build_config(config, tokenizer), 0
-        count(checked, config.task, max_length or 8)
+        parameters = count(checked, config.task, max_length or 8).parameters
+        if FLOAT_BYTES * parameters > hardware()["memory_bytes"]:
+            needed, present = FLOAT_BYTES * parameters / 1e9, hardware()["memory_bytes"] / 1e9
+            raise InputError(
+                f"model.config: {parameters} weights of {needed:.0f} GB; this machine has {present:.0f} GB of memory: give smaller sizes"
+            )
     else:
         source = find(config.path, "model.path", weights=False)
         checked = read_config(source, "model.path")
-        local = any(source.glob("*.safetensors*")) or Path(config.path).expanduser() == source
-        if local:
-            headers(source, "model.path")
-        size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if local else 0
+        is_there = any(source.glob("*.safetensors*")) or is_local(config.path)
+        size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if is_there else 0
         check_task(config, checked, num_labels)
+        if is_there:
+            _check_stored(config, checked, source)
+    if config.preprocessor is not None:
+        check_raw(config.preprocessor, {}, "model.preprocessor")
     names = label_names(config)
     if max_length is not None and TASKS[config.task].modality == "text":
         check_length(checked, max_length)
@@ -166,8 +184,28 @@ def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
         raise InputError(f"model.path: {source} is already quantized; give the float model it was made from")
     found = read_config(source, "model.path")
     check_task(config, found, num_labels)
-    headers(source, "model.path")
+    _check_stored(config, found, source)
     return found
+
+
+def _check_stored(config: ModelConfig, found: Any, source: Path) -> None:
+    """Checks, without reading a weight, that the files can hold the model of the config, in floating point."""
+    stored = headers(source, "model.path")
+    try:
+        with torch.device("meta"), quiet():
+            model = auto_class(config.task, found).from_config(with_class(copy.deepcopy(found), config.task))
+    except REFUSED as error:
+        raise InputError(f"model.path: {source / 'config.json'} describes no model ({one_line(error)}); check its sizes") from error
+    parameters = {name: value.numel() for name, value in model.named_parameters()}
+    held = sum(math.prod(shape) for shape, _ in stored.values())
+    if sum(parameters.values()) > 2 * held + NEW_HEAD:
+        sizes = f"{sum(parameters.values())} weights, its safetensors files hold {held}"
+        raise InputError(f"model.path: {source}: config.json describes {sizes}; give files that belong together")
+    for name, (_, dtype) in stored.items():
+        renamed = re.sub(r"(LayerNorm\.)gamma$", r"\1weight", re.sub(r"(LayerNorm\.)beta$", r"\1bias", name))
+        names = {renamed, f"{model.base_model_prefix}.{renamed}", renamed.removeprefix(f"{model.base_model_prefix}.")}
+        if dtype not in FLOATS and not names.isdisjoint(parameters):
+            raise InputError(f"model.path: {source}: {name} is {dtype}; only float weights are allowed: give the model before quantization")
 
 
 def _is_head(name: str, prefix: str) -> bool:
@@ -209,7 +247,7 @@ def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None 
             folder = find(path, f"model.{name}" if name == "path" else name, weights=False)
             parts[name] = _folder_digest(folder) if is_local(path) else [path, folder.name]
     if isinstance(config.config, str):
-        parts["config"] = read_json(Path(config.config).expanduser(), "model.config")
+        parts["config"] = read_json(local(config.config, "model.config"), "model.config")
     return digest(parts)
 
 
@@ -246,19 +284,19 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
 
 def image_settings(config: Any) -> dict[str, Any]:
     """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
-    size = config.image_size
+    size, channels = getattr(config, "image_size", IMAGE_SIZE), getattr(config, "num_channels", 3)
     height, width = size if isinstance(size, list | tuple) else (size, size)
     return {
         "image_processor_type": "ViTImageProcessor",
-        "do_convert_rgb": config.num_channels == 3,
+        "do_convert_rgb": channels == 3,
         "do_resize": True,
         "size": {"height": height, "width": width},
         "resample": 2,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": [0.5] * config.num_channels,
-        "image_std": [0.5] * config.num_channels,
+        "image_mean": [0.5] * channels,
+        "image_std": [0.5] * channels,
     }
 
 

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from compress.core.shown import reason
 from compress.core.tasks import TASKS, Task
 
-REFUSED = (ValueError, TypeError, KeyError, RuntimeError, ZeroDivisionError, AssertionError, AttributeError, IndexError)
+REFUSED = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError, AssertionError, AttributeError, ImportError)
 """Exceptions that Transformers raises for configs it cannot build a model from."""
 
 
@@ -68,5 +69,4 @@ def some(names: Iterable[str], limit: int = 3) -> str:
 
 def one_line(error: BaseException) -> str:
     """Returns the message of a library's exception as one line of at most 200 characters."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 200 else text[:197] + "..."
+    return reason(error, 200)

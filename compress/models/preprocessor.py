@@ -9,13 +9,20 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from compress.artifacts.safetensors import MOST_JSON
 from compress.core.errors import InputError
+from compress.core.files import read_plain
+from compress.core.shown import reason, shown
 from compress.core.target import Target
 from compress.core.tasks import SCORE, TASKS, Task
 from compress.models.config import read_config
+from compress.models.library import REFUSED
 from compress.models.own_shape import stock_type
+from compress.models.raw_config import check_labels
 from compress.standalone.preprocess import BadRow, Preprocessor
 
+UNLIMITED = 10**30
+"""Tokens of a model without a limit; Transformers writes this number."""
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 # Their position ids start after the padding id, so that many entries of the position table are unusable.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
@@ -37,8 +44,8 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) 
     config = stock_type(_read_json(checkpoint / "config.json"))
     try:
         if TASKS[task].modality == "image":
-            image = _image_steps(checkpoint, int(config.get("num_channels", 3)))
-            return Preprocessor("image", ("pixel_values",), _names(config, task), task, image=image)
+            image = _image_steps(checkpoint, _whole(config, "num_channels", 3, checkpoint / "config.json"))
+            return Preprocessor("image", ("pixel_values",), _names(checkpoint, config, task), task, image=image)
         return _text_preprocessor(checkpoint, config, task, max_length, target)
     except BadRow as error:
         raise InputError(f"{checkpoint}: {error}") from error
@@ -53,47 +60,63 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the binding raises bare Exception
-        raise InputError(f"{file}: not a tokenizer ({' '.join(str(error).split())[:160]}); save it again with save_pretrained") from error
+        raise InputError(f"{file}: not a tokenizer ({reason(error)}); save it again with save_pretrained") from error
     generates = TASKS[task].answer == "tokens"  # its rows are blocks of ids: nothing is truncated, and padding is never read
-    sides = {settings.get("padding_side", "right"), settings.get("truncation_side", "right")}
-    if sides != {"right"} and not generates:
-        raise InputError(f"{checkpoint / 'tokenizer_config.json'}: padding or truncation on the left; only right is allowed")
-    limit = min(_positions(config), int(settings.get("model_max_length") or 1e30))
+    where = checkpoint / "tokenizer_config.json"
+    sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
+    if sides != ["right", "right"] and not generates:
+        raise InputError(f"{where}: padding or truncation on the side {shown(sides)}; only right is allowed")
+    limit = min(_positions(config, checkpoint / "config.json"), _whole(settings, "model_max_length", UNLIMITED, where))
     if max_length > limit:
         raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens")
     return Preprocessor(
         modality="text",
         input_names=TEXT_INPUTS[:1] if generates else _input_names(checkpoint, config),
-        labels=_names(config, task),
+        labels=_names(checkpoint, config, task),
         task=task,
         max_length=max_length,
         buckets=tuple(sorted({length for length in target.sequence_lengths if length < max_length} | {max_length})),
         pad_token_id=0 if generates else _pad_token_id(checkpoint, tokenizer, settings, config),
-        pad_token_type_id=int(settings.get("pad_token_type_id") or 0),
+        pad_token_type_id=_whole(settings, "pad_token_type_id", 0, where),
         tokenizer=tokenizer,
     )
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_plain(path, MOST_JSON).decode("utf-8"))
+    except InputError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path}: cannot be read ({error}); a Transformers checkpoint folder needs this file") from error
+        raise InputError(f"{path}: cannot be read ({reason(error)}); a Transformers checkpoint folder needs this file") from error
     if not isinstance(value, dict):
         raise InputError(f"{path}: a JSON {type(value).__name__}; a JSON object is allowed")
     return value
 
 
-def _names(config: dict[str, Any], task: Task) -> tuple[str, ...]:
+def _names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:
     if TASKS[task].answer != "class":
         return SCORE if TASKS[task].answer == "value" else ()
-    named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(int(config.get("num_labels", 2)))}
-    return tuple(str(named[key]) for key in sorted(named, key=int))
+    where = checkpoint / "config.json"
+    named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(_whole(config, "num_labels", 2, where))}
+    if not isinstance(named, dict) or not all(str(key).isascii() and str(key).isdigit() and len(str(key)) < 10 for key in named):
+        raise InputError(f"{where}: id2label: {shown(named)} given; a map from ids to names is allowed")
+    return check_labels({int(key): name for key, name in named.items()}, str(where))
 
 
-def _positions(config: dict[str, Any]) -> int:
-    positions = int(config.get("max_position_embeddings") or config.get("n_positions") or 10**30)  # n_positions is GPT-2's name
-    return positions - int(config.get("pad_token_id") or 0) - 1 if config.get("model_type") in OFFSET_POSITIONS else positions
+def _whole(settings: dict[str, Any], name: str, default: int, where: Path) -> int:
+    """Returns a setting that is a number of something; the default if it is absent, null or zero."""
+    value = settings.get(name)
+    if value is None or (type(value) is int and value == 0):
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 10 * UNLIMITED or value != int(value):
+        raise InputError(f"{where}: {name}: {shown(value)} given; a whole number is allowed")
+    return int(value)
+
+
+def _positions(config: dict[str, Any], where: Path) -> int:
+    positions = _whole(config, "max_position_embeddings", 0, where) or _whole(config, "n_positions", UNLIMITED, where)  # GPT-2's name
+    return positions - _whole(config, "pad_token_id", 0, where) - 1 if config.get("model_type") in OFFSET_POSITIONS else positions
 
 
 def _pad_token_id(checkpoint: Path, tokenizer: Tokenizer, settings: dict[str, Any], config: dict[str, Any]) -> int:
@@ -129,10 +152,10 @@ def _image_steps(checkpoint: Path, num_channels: int) -> dict[str, Any]:
 
     given = _read_json(checkpoint / "preprocessor_config.json")
     try:
-        processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil")
-    except (OSError, ValueError, ImportError, TypeError, KeyError) as error:
-        kind = given.get("image_processor_type")
-        raise InputError(f"{checkpoint / 'preprocessor_config.json'}: processor {kind!r} cannot be loaded ({str(error)[:160]})") from error
+        processor = AutoImageProcessor.from_pretrained(checkpoint, backend="pil", trust_remote_code=False, local_files_only=True)
+    except (OSError, *REFUSED) as error:
+        kind = shown(given.get("image_processor_type"))
+        raise InputError(f"{checkpoint / 'preprocessor_config.json'}: processor {kind} cannot be loaded ({reason(error)})") from error
     own = [step for step in ("_preprocess", "resize", "center_crop", "rescale", "normalize") if not _is_stock(processor, PilBackend, step)]
     if own or getattr(processor, "do_pad", None):
         kind = type(processor).__name__.removesuffix("Pil")

@@ -25,7 +25,7 @@ from compress.artifacts.artifact import digest, write_json
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.models.files import check_tokenizer, find
-from compress.models.library import REFUSED, one_line, quiet
+from compress.models.library import one_line, quiet
 
 END_OF_TEXT, PADDING = "<|endoftext|>", "<|pad|>"
 BYTES = 256
@@ -145,7 +145,7 @@ def load_tokenizer(tokenizer: str) -> Any:
     try:
         with quiet():
             loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except (OSError, ImportError, *REFUSED) as error:
+    except Exception as error:  # the tokenizers library raises plain Exception
         raise InputError(f"tokenizer: {folder} is not a tokenizer ({one_line(error)}); give a folder with tokenizer.json") from error
     if not loaded.is_fast:
         raise InputError(f"tokenizer: {folder} has no fast tokenizer; give a folder with tokenizer.json")

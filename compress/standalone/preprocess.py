@@ -37,6 +37,8 @@ LOGIT_BYTES = 2**28
 FORMATS = ("PNG", "JPEG")
 MAX_IMAGE_BYTES = 64 * 2**20
 MAX_IMAGE_PIXELS = 64 * 10**6
+MAX_EDGE = 2**14
+LARGEST_FACTOR = 1e6
 MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 
 Row = str | tuple[str, str] | bytes | NDArray[np.int32]
@@ -103,22 +105,27 @@ class ImageSteps:
         """Builds the steps from an "image" map: the keys of preprocessor_config.json with defaults filled in, and `num_channels`.
 
         Raises:
-            BadRow: The map requires a step that this file does not support.
+            BadRow: The map requires a step that this file does not support, or has a value that is none.
         """
+        try:
+            return cls._built(image)
+        except BadRow:
+            raise
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise BadRow(f"preprocessor settings that cannot be used ({' '.join(str(error).split())[:120]})") from error
+
+    @classmethod
+    def _built(cls, image: Mapping[str, Any]) -> ImageSteps:
         size = dict(image["size"]) if image["do_resize"] else {}
         if sorted(size) not in ([], ["height", "width"], ["shortest_edge"]):
             raise BadRow(f"preprocessor size {size}; {{height, width}} or {{shortest_edge}} is allowed")
         crop = (int(image["crop_size"]["height"]), int(image["crop_size"]["width"])) if image.get("do_center_crop") else None
         height, width, edge = (int(size.get(key, 0)) for key in ("height", "width", "shortest_edge"))
-        return cls(
-            height,
-            width,
-            edge,
-            2 if image.get("resample") is None else int(image["resample"]),
-            crop,
-            bool(image.get("do_convert_rgb")),
-            _table(image),
-        )
+        for pixels in (*size.values(), *(crop or ())):
+            if not 1 <= int(pixels) <= MAX_EDGE:
+                raise BadRow(f"preprocessor size of {int(pixels)} pixels; 1 to {MAX_EDGE} are allowed")
+        resample = Image.Resampling(2 if image.get("resample") is None else int(image["resample"]))
+        return cls(height, width, edge, int(resample), crop, bool(image.get("do_convert_rgb")), _table(image))
 
     @property
     def shape(self) -> tuple[int, int, int] | None:
@@ -156,18 +163,25 @@ def _table(image: Mapping[str, Any]) -> np.ndarray:
     if channels not in (1, 3):
         raise BadRow(f"a model of {channels} channels; 1 (grey) or 3 (RGB) are allowed")
     values = np.arange(256, dtype=np.float64)
-    scaled = (values * float(image["rescale_factor"])).astype(np.float32) if image["do_rescale"] else values.astype(np.float32)
+    factor = float(image["rescale_factor"]) if image["do_rescale"] else 1.0
+    if not abs(factor) <= LARGEST_FACTOR:
+        raise BadRow(f"preprocessor rescale_factor is {factor:g}; at most {LARGEST_FACTOR:g} is allowed")
+    scaled = (values * factor).astype(np.float32)
     table = np.repeat(scaled[None], channels, axis=0)
     if image["do_normalize"]:
         mean, std = (_per_channel(image[key], key, channels) for key in ("image_mean", "image_std"))
+        if not std.all():
+            raise BadRow("preprocessor image_std is 0; other numbers are allowed")
         table = (table - mean[:, None]) / std[:, None]
+    if not np.isfinite(table).all():
+        raise BadRow("preprocessor image_mean, image_std or rescale_factor are too large or too small")
     return table
 
 
 def _per_channel(value: Any, key: str, channels: int) -> np.ndarray:
     values = np.array(value if isinstance(value, Sequence) else [value] * channels, dtype=np.float32)
-    if len(values) != channels:
-        raise BadRow(f"preprocessor {key} has {len(values)} values; {channels}, one per channel, are allowed")
+    if values.shape != (channels,) or not np.isfinite(values).all():
+        raise BadRow(f"preprocessor {key} has the values {values.tolist()!s:.60}; {channels} finite numbers, one per channel, are allowed")
     return values
 
 

@@ -1,0 +1,26 @@
+"""What every refusal has in common."""
+
+from __future__ import annotations
+
+import re
+
+from compress.core.errors import LONGEST_PROBLEM, InputError
+
+ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+
+
+def one_line(error: InputError, *named: str, most: int = 3) -> None:
+    """Checks that an error is a few readable lines, one of which names the thing.
+
+    Args:
+        error: The error.
+        named: Words that have to occur in a line together.
+        most: The largest number of lines.
+    """
+    assert 1 <= len(error.problems) <= most, error.problems
+    for problem in error.problems:
+        assert problem.isprintable(), problem
+        assert len(problem) <= LONGEST_PROBLEM + 100, len(problem)
+        assert not ADDRESS.search(problem), problem
+        assert "Traceback" not in problem
+    assert any(all(word in problem for word in named) for problem in error.problems), (named, error.problems)
