@@ -107,9 +107,9 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
     """Rebuild report.html and report.json from the manifests of a run."""
 
     def work() -> int:
-        from compress.report.report import write
+        from compress.commands.verify import rebuild
 
-        return _conclude(folder, write(folder))
+        return _conclude(folder, rebuild(folder))
 
     _finish(work, verbose)
 
@@ -237,20 +237,34 @@ def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
     raise typer.Exit(status)
 
 
-_MACHINE = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY), "remove what is in the way"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+    errno.ENOENT: "leave the folders of a run alone while it works",
+    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.EIO: "check the disk",
+    errno.ENOMEM: "free some memory, or use a machine with more",
+}
+_MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
 
 
 def _machine_error(error: Exception) -> OSError | None:
-    """Returns the error if the machine caused it (full disk, read-only folder); some libraries report a full disk only in their message."""
+    """Returns the error if the machine caused it (full disk, read-only folder); some libraries tell it only in their message."""
     if isinstance(error, OSError):
-        return error if error.errno in _MACHINE else None
-    full = os.strerror(errno.ENOSPC)
-    return OSError(errno.ENOSPC, full) if full in str(error) else None
+        return error if error.errno in _REMEDIES else None
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in _MEMORY):
+        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "this process")
+    found = next((number for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if os.strerror(number) in text), None)
+    return OSError(found, os.strerror(found)) if found is not None else None
 
 
 def _machine_line(error: OSError) -> str:
-    remedy = "free some space" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "make it writable"
-    return f"{error.filename or 'the run folder'}: {error.strerror}; {remedy} or give another --out DIR; finished stages are kept"
+    where = error.filename if isinstance(error.filename, str) else os.fspath(error.filename or "the run folder")
+    return f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or give another --out DIR; finished stages are kept"
 
 
 def _unexpected(error: BaseException, verbose: bool) -> int:
@@ -261,7 +275,8 @@ def _say(status: int, verbose: bool, *lines: str) -> int:
     if verbose:
         traceback.print_exc()
     for line in lines:
-        sys.stderr.write(" ".join(line.split()) + "\n")
+        text = " ".join(line.split()) + "\n"
+        sys.stderr.write(text.encode(sys.stderr.encoding or "utf-8", "backslashreplace").decode(sys.stderr.encoding or "utf-8"))
     return status
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import link_repository, locked, open_run, sweep, write_lock
+from compress.artifacts.run_folder import blaming_damage, link_repository, locked, open_run, sweep, write_lock
 from compress.core.errors import InputError, nearest
+from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, EVALUATION, LATENCY, SOURCE
 from compress.data.splits import Data
@@ -78,7 +79,7 @@ def run(
     Raises:
         InputError: The recipe, the model, the data or the machine does not allow the run.
     """
-    folder, team = out or Path("runs") / recipe.name, replace(team, strategy=recipe.parallel.strategy)
+    folder, team = local(out or Path("runs") / recipe.name, "--out"), replace(team, strategy=recipe.parallel.strategy)
     progress = (progress or ConsoleProgress()) if team.is_first else ConsoleProgress("silent")
     keep_freed_memory()
     steps = plan_steps(recipe)
@@ -114,7 +115,8 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
     Raises:
         InputError: The folder holds no finished run, or the run has no engines.
     """
-    recipe = check(open_run(folder).recipe)
+    with blaming_damage(folder):
+        recipe = check(open_run(folder).recipe)
     if not any(isinstance(stage, Export) for stage in recipe.stages):
         raise InputError(f"{folder}: this run has no engines to measure; add `- export: {{}}` to the stages of its recipe and run it again")
     return run(recipe, folder, again=LATENCY, progress=progress)

@@ -293,8 +293,8 @@ def _check_below(value: Any, parts: Sequence[str], depth: int, setting: str) -> 
 def _stage_entry(raw: dict[str, Any], stage_id: str, setting: str) -> tuple[dict[str, Any], str]:
     """Returns the entry in `stages` with that id, and its stage; a bare `- export` becomes a map."""
     ids: list[str] = []
-    entries = raw.get("stages")
-    for position, entry in enumerate(entries if isinstance(entries, list) else []):
+    entries: list[Any] = raw["stages"] if isinstance(raw.get("stages"), list) else []
+    for position, entry in enumerate(entries):
         if isinstance(entry, str):
             entry = entries[position] = {entry: None}
         for name, body in entry.items() if isinstance(entry, dict) else []:

@@ -35,7 +35,7 @@ from compress.schemes.table import is_static_int8, of_precision
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
-from export.engines.registry import engine_module
+from export.engines.registry import absent, engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.graph.quantized import precision_of, write_graphs
@@ -94,6 +94,22 @@ class Export(Stage):
     """Whether to write the last variant in the format compressed-tensors too, which Transformers, vLLM and SGLang load; auto: where it is
     a quantized decoder that the format can hold."""
 
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Checks that every engine of the target can run on this machine.
+
+        Raises:
+            InputError: One cannot, or the processor has no bf16.
+        """
+        problems = absent(context.target)
+        if problems:
+            raise InputError(*problems)
+        self._check_precision(context)
+
+    def _check_precision(self, context: Context) -> None:
+        _check_target(context)
+        if self.float_precision == "bf16" and not computes_bf16(context):
+            raise InputError(f"stages.{self.id or self.NAME}.float_precision: bf16 given; this processor has no bf16: give auto or fp32")
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes one folder for each build, and `export.json`.
 
@@ -106,9 +122,7 @@ class Export(Stage):
             ParityError: Integers of an engine are wrong, or the predictions of all its modes differ from those of torch.
             EngineError: An engine failed.
         """
-        _check_target(context)
-        if self.float_precision == "bf16" and not computes_bf16(context):
-            raise InputError(f"stages.{self.id or self.NAME}.float_precision: bf16 given; this processor has no bf16: give auto or fp32")
+        self._check_precision(context)
         entries = []
         answers: dict[Asked, NDArray[Any]] = {}
         for build in planned(context, self.variants):

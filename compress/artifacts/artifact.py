@@ -12,14 +12,21 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
+
+from compress.core.errors import InputError
+from compress.core.files import read_plain
+from compress.core.shown import reason, shown
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
+SEAL = "manifest_sha256"
+"""Key of the digest of all other entries of a manifest; absent from manifests of earlier versions."""
+MOST_JSON = 2**30
 Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repository"]
 
 
@@ -154,22 +161,63 @@ def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fie
     """
     files = {name: {"sha256": file_digest(path), "size": path.stat().st_size} for name, path in files_below(folder).items()}
     manifest = {"schema": SCHEMA, "id": id, "kind": kind, "key": key, "parents": parents, "digest": digest(files), "files": files, **fields}
-    write_json(folder / MANIFEST, manifest)
+    write_json(folder / MANIFEST, {**manifest, SEAL: _sealed(manifest)})
+
+
+def _sealed(manifest: Mapping[str, Any]) -> str:
+    return digest(json.loads(json.dumps({name: value for name, value in manifest.items() if name != SEAL}, allow_nan=False)))
+
+
+def read_json(path: Path) -> Any:
+    """Returns the contents of a JSON file of an artifact.
+
+    Raises:
+        DamagedArtifact: The file is missing or unreadable.
+    """
+    try:
+        return json.loads(read_plain(path, MOST_JSON).decode("utf-8"))
+    except InputError as error:
+        raise DamagedArtifact(error.problems[0]) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedArtifact(f"{path}: cannot be read ({reason(error)})") from error
 
 
 def load(folder: Path) -> Artifact:
     """Reads the manifest of the artifact in `folder`, without hashing its files.
 
     Raises:
-        DamagedArtifact: The manifest is missing, unreadable, or of another schema version.
+        DamagedArtifact: The manifest is missing, unreadable, of another schema version, or was changed.
     """
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DamagedArtifact(f"{folder / MANIFEST}: cannot be read ({error})") from error
+    manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise DamagedArtifact(f"{folder / MANIFEST}: schema {SCHEMA} expected")
+    for name, fits in ENTRIES.items():
+        if name not in manifest or not fits(manifest[name]):
+            raise DamagedArtifact(f"{folder / MANIFEST}: {name}: {shown(manifest.get(name))} is no such entry of a manifest")
+    try:
+        intact = SEAL not in manifest or manifest[SEAL] == _sealed(manifest)
+    except ValueError:  # NaN, or an integer too long to write
+        intact = False
+    if not intact:
+        raise DamagedArtifact(f"{folder / MANIFEST}: its contents differ from its own digest ({SEAL})")
     return Artifact(folder, manifest)
+
+
+def _is_file_list(value: Any) -> bool:
+    return isinstance(value, dict) and all(
+        isinstance(entry, dict) and isinstance(entry.get("sha256"), str) and type(entry.get("size")) is int for entry in value.values()
+    )
+
+
+ENTRIES: Mapping[str, Callable[[Any], bool]] = {
+    "id": lambda value: isinstance(value, str),
+    "kind": lambda value: value in get_args(Kind),
+    "key": lambda value: isinstance(value, str),
+    "digest": lambda value: isinstance(value, str),
+    "parents": lambda value: isinstance(value, list) and all(isinstance(parent, str) for parent in value),
+    "files": _is_file_list,
+}
+"""What every manifest has, and whether a value can be it."""
 
 
 def verify(artifact: Artifact) -> list[str]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,14 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, DamagedArtifact
 from compress.core.errors import InputError
+from compress.core.files import local, read_plain
+from compress.core.shown import reason, shown
 from compress.core.step_names import EVALUATION
+from compress.core.yaml_file import parse_yaml
 
 LOCK_FILE = "recipe.lock.yaml"
+MOST_BYTES = 10_000_000
+"""Bytes of that file."""
 REPOSITORY = "model_repository"
 
 
@@ -59,17 +65,77 @@ def open_run(folder: Path) -> Run:
     Raises:
         InputError: The folder is not a run folder, its run has never finished, or an artifact is missing.
     """
+    folder = local(folder, "run folder")
     try:
-        document = yaml.safe_load((folder / LOCK_FILE).read_text(encoding="utf-8"))
-        stages = tuple(document["stages"])
-        artifacts = {stage["id"]: artifact.load(folder / stage["artifact"]) for stage in stages}
-        return Run(folder, document["recipe"], stages, document["environment"], artifacts)
-    except FileNotFoundError as error:
+        text = read_plain(folder / LOCK_FILE, MOST_BYTES).decode("utf-8")
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{folder}: not a finished run (no {LOCK_FILE}); give a folder written by `compress run`") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{folder / LOCK_FILE}: cannot be read ({reason(error)}); `compress run` writes it again") from error
+    document = parse_yaml(text, str(folder / LOCK_FILE))
+    problem = _problem(document)
+    if problem is not None:
+        raise InputError(f"{folder / LOCK_FILE}: damaged ({problem}); `compress run` writes it again")
+    stages = tuple(document["stages"])
+    try:
+        artifacts = {stage["id"]: artifact.load(folder / stage["artifact"]) for stage in stages}
     except DamagedArtifact as error:
         raise InputError(f"{error}; `compress run` creates it again") from error
-    except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise InputError(f"{folder / LOCK_FILE}: damaged ({error}); `compress run` writes it again") from error
+    run = Run(folder, document["recipe"], stages, document["environment"], artifacts)
+    if not run.variants:
+        raise InputError(f"{folder / LOCK_FILE}: damaged (no step evaluates a model); `compress run` writes it again")
+    return run
+
+
+def _problem(document: Any) -> str | None:
+    """Returns what is wrong with the contents of `recipe.lock.yaml`; None if nothing is."""
+    if not isinstance(document, dict):
+        return f"{shown(document)} instead of a map"
+    for key, kind in (("recipe", dict), ("stages", list), ("environment", dict)):
+        if not isinstance(document.get(key), kind):
+            return f"{key}: {shown(document.get(key))}"
+    for key in ("hardware", "versions"):
+        if not isinstance(document["environment"].get(key), dict):
+            return f"environment.{key}: {shown(document['environment'].get(key))}"
+    known: set[str] = set()
+    for position, stage in enumerate(document["stages"]):
+        for key, fits in STEP.items():
+            if not isinstance(stage, dict) or not fits(stage.get(key)):
+                return f"stages[{position}].{key}: {shown(stage.get(key) if isinstance(stage, dict) else stage)}"
+        if stage["id"] in known:
+            return f"stages[{position}].id: {shown(stage['id'])} is given twice"
+        known.add(stage["id"])
+    return None
+
+
+STEP: Mapping[str, Callable[[Any], bool]] = {
+    "id": lambda value: isinstance(value, str),
+    "artifact": lambda value: isinstance(value, str) and re.fullmatch(r"stages/[a-z][a-z0-9_-]*", value) is not None,
+    "digest": lambda value: isinstance(value, str),
+    "cached": lambda value: isinstance(value, bool),
+    "seconds": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
+}
+"""What `recipe.lock.yaml` holds for each step, and whether a value can be it."""
+
+
+@contextmanager
+def blaming_damage(folder: Path) -> Iterator[None]:
+    """Reports an error inside the block as damage of a run folder, if files of it differ from their manifests; else passes it on.
+
+    Raises:
+        InputError: Files are missing, added or changed.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except DamagedArtifact as error:
+        raise InputError(f"{error}; `compress run` creates it again") from error
+    except Exception as error:  # any: contents that nobody wrote can fail anywhere; the digests tell whether it is that
+        problems = [problem for found in open_run(folder).artifacts.values() for problem in artifact.verify(found)]
+        if not problems:
+            raise
+        raise InputError(*(f"{problem}; `compress run` creates it again" for problem in problems)) from error
 
 
 def write_lock(
@@ -106,6 +172,7 @@ def locked(folder: Path) -> Iterator[None]:
     Raises:
         InputError: Another process holds the lock, or the folder is not a run folder.
     """
+    folder = local(folder, "--out")
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; give a new folder, or the folder of an earlier run, with --out DIR")
     if folder.exists() and any(folder.iterdir()) and not (folder / ".lock").exists():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from compress.commands.recipes import copy_of
 from compress.core.errors import InputError, nearest
+from compress.core.files import local
 from compress.core.tasks import TASKS
 from compress.measure.metrics import primary
 
@@ -110,11 +111,12 @@ def write_copy(recipe: str, output: Path) -> Path:
 
 
 def _write(text: str, output: Path) -> Path:
+    output = local(output, "-o")
     try:
         with output.open("x", encoding="utf-8") as stream:
             stream.write(text)
     except FileExistsError as error:
         raise InputError(f"{output}: already exists; give another file with -o") from error
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(f"{output}: its folder does not exist; create it, or give another file with -o") from error
     return output

@@ -13,6 +13,7 @@ from pathlib import Path
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, DamagedArtifact
 from compress.commands.disk import Variant, predicted_bytes
+from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS, num_classes
 from compress.models.importing import check_model
@@ -49,7 +50,7 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     Raises:
         InputError: The recipe, the data or the model does not allow the run.
     """
-    folder = out or Path("runs") / recipe.name
+    folder = local(out or Path("runs") / recipe.name, "--out")
     context = prepare(recipe, folder, ConsoleProgress("quiet"))
     context.count_macs()
     planned = list(steps_of(recipe, folder, context))

@@ -9,6 +9,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from compress.core.errors import InputError, nearest
+from compress.core.files import local
 
 SUFFIX = ".yaml"
 
@@ -36,7 +37,7 @@ def find(given: str | Path) -> Path:
     Raises:
         InputError: There is no such file and no such shipped recipe. A missing path with a folder or suffix is left to `read`.
     """
-    path, name, known = Path(given).expanduser(), str(given), shipped()
+    path, name, known = local(given, "recipe"), str(given), shipped()
     if name in known and not path.is_file():
         return known[name]
     if not path.exists() and not path.suffix and name == path.name:

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts import artifact
-from compress.artifacts.run_folder import REPOSITORY, Run, locked, open_run
+from compress.artifacts.run_folder import LOCK_FILE, REPOSITORY, Run, blaming_damage, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.measure.metrics import differences
-from compress.report import evaluations
+from compress.recipe import check
+from compress.report import evaluations, report
 
 Log = Callable[[str], None]
 MEDIAN_ABS = 0.02
@@ -39,7 +40,7 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
     Raises:
         InputError: The folder holds no finished run, or there is no server environment.
     """
-    run = open_run(folder)
+    run = opened(folder)
     problems = list(_files(run, log))
     if problems:  # engines of damaged files are not worth checking
         return problems
@@ -50,16 +51,47 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
     return problems
 
 
+def opened(folder: Path) -> Run:
+    """Returns a finished run whose recipe is one.
+
+    Raises:
+        InputError: The folder holds no finished run, or it is damaged.
+    """
+    run = open_run(folder)
+    try:
+        check(run.recipe)
+    except InputError as error:
+        raise InputError(*(f"{folder / LOCK_FILE}: recipe: {problem}" for problem in error.problems)) from error
+    return run
+
+
+def rebuild(folder: Path) -> dict[str, Any]:
+    """Writes the report of a run again; returns the contents of `report.json`.
+
+    Raises:
+        InputError: The folder holds no finished run, or it is damaged.
+    """
+    opened(folder)
+    with blaming_damage(folder):
+        return report.write(folder)
+
+
 def repository(folder: Path) -> Path:
     """Returns the model repository of a run.
 
     Raises:
-        InputError: The folder holds no finished run, or the run has no model repository.
+        InputError: The folder holds no finished run, or the run has no model repository, or a damaged one.
     """
-    if open_run(folder).of_kind("model_repository") is None:
+    made = opened(folder).of_kind("model_repository")
+    if made is None:
         raise InputError(
             f"{folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
         )
+    problems = artifact.verify(made)
+    if (folder / REPOSITORY).resolve() != (made.path / REPOSITORY).resolve():
+        problems.append(f"{folder / REPOSITORY}: does not lead to {made.path / REPOSITORY}")
+    if problems:
+        raise InputError(*(f"{problem}; `compress run` creates it again" for problem in problems))
     return folder / REPOSITORY
 
 
@@ -76,12 +108,16 @@ def serve(folder: Path, log: Log = print) -> None:
 
 def clean(folder: Path) -> list[Path]:
     """Removes all stages that the last recipe does not use; returns the removed folders."""
+    open_run(folder)  # before a lock file is written into a folder that is none
     with locked(folder):
         run = open_run(folder)
         used = {found.path.resolve() for found in run.artifacts.values()}
         unused = [path for path in sorted((folder / "stages").iterdir()) if path.resolve() not in used]
         for path in unused:
-            shutil.rmtree(path)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     return unused
 
 
@@ -129,6 +165,9 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
 
 
 def _compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+    if recorded.shape != logits.shape:
+        yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"
+        return
     changed, distance = differences(run.recipe["model"]["task"], recorded, logits)
     flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
     median_text = f"median |d{'nll' if TASKS[run.recipe['model']['task']].answer == 'tokens' else 'logit'}| {median:.4f}"

@@ -7,7 +7,7 @@ few hundred bytes can otherwise stand for billions of values.
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import Any
 
 import yaml
 
@@ -26,7 +26,7 @@ Failure = yaml.constructor.ConstructorError
 class _Strict(yaml.SafeLoader):
     """A safe loader that rejects repeated keys and keeps dates as text."""
 
-    yaml_implicit_resolvers: ClassVar = {
+    yaml_implicit_resolvers = {  # noqa: RUF012 - PyYAML declares it
         first: [(tag, pattern) for tag, pattern in found if tag != "tag:yaml.org,2002:timestamp"]
         for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }

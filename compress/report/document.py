@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from compress.core.errors import InputError
+from compress.core.files import local, read_plain
+from compress.core.shown import reason, shown
 from compress.report import goals, phrases
 from compress.report.summary import plain_text, summary
 
@@ -149,17 +151,19 @@ class Report:
         Raises:
             InputError: There is no report, or it does not have schema 1.
         """
-        file = Path(path)
+        file = local(path, "report")
         file = file / FILE if file.is_dir() else file
         try:
-            data = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(read_plain(file, 2**30).decode("utf-8"))
+        except InputError:
+            raise
         except OSError as error:
             raise InputError(f"{file}: no report ({error.strerror}); give a run folder that `compress run` has finished") from error
-        except ValueError as error:
-            raise InputError(f"{file}: damaged ({error}); write it again with `compress report {file.parent}`") from error
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{file}: damaged ({reason(error)}); write it again with `compress report {file.parent}`") from error
         given = data.get("schema") if isinstance(data, dict) else None
         if given != SCHEMA:
-            raise InputError(f"{file}: schema {given!r} given; {SCHEMA} is allowed; give a {FILE} written by this version")
+            raise InputError(f"{file}: schema {shown(given)} given; {SCHEMA} is allowed; give a {FILE} written by this version")
         return cls(data, file.parent)
 
     @property

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
+from compress.core.errors import InputError
+from compress.core.files import check_plain
 from compress.core.next_token import choices
+from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
@@ -53,7 +57,7 @@ def builds(run: Run) -> list[dict[str, Any]]:
     exported = run.of_kind("engine")
     if exported is None:
         return []
-    document: dict[str, Any] = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))
+    document: dict[str, Any] = artifact.read_json(exported.path / EXPORTED)
     return list(document["builds"])
 
 
@@ -71,7 +75,7 @@ def served(run: Run) -> list[dict[str, Any]]:
     repository = run.of_kind("model_repository")
     if repository is None or not (repository.path / SERVED).exists():
         return []
-    document: dict[str, Any] = json.loads((repository.path / SERVED).read_text(encoding="utf-8"))
+    document: dict[str, Any] = artifact.read_json(repository.path / SERVED)
     return list(document["models"])
 
 
@@ -148,9 +152,20 @@ def write_golden(run: Run, data: Data) -> None:
 
 
 def read_golden(path: Path) -> tuple[list[Row], dict[str, np.ndarray]]:
-    """Returns the golden rows and their logits: by `variant.backend`, and by `model.triton` for the server."""
-    logits = {name.removeprefix("logits."): value for name, value in load_file(path).items() if name.startswith("logits.")}
-    return read_rows(path), logits
+    """Returns the golden rows and their logits: by `variant.backend`, and by `model.triton` for the server.
+
+    Raises:
+        InputError: The file is missing or damaged.
+    """
+    check_plain(path, str(path))
+    try:
+        logits = {name.removeprefix("logits."): value for name, value in load_file(path).items() if name.startswith("logits.")}
+        rows = read_rows(path)
+    except (SafetensorError, OSError, ValueError, LookupError, TypeError) as error:
+        raise InputError(f"{path}: damaged ({reason(error)}); `compress run` writes it again") from error
+    if not rows or any(len(value) != len(rows) for value in logits.values()):
+        raise InputError(f"{path}: damaged ({len(rows)} rows, and another number of logits); `compress run` writes it again")
+    return rows, logits
 
 
 def _load(variant: str, backend: str, mode: str, precision: str, path: Path, metrics: dict[str, float]) -> Evaluation:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -125,7 +124,7 @@ def _with_accuracy(run: Run, task: Task, row: dict[str, Any]) -> dict[str, Any]:
 
 def _latency_rows(run: Run) -> list[dict[str, Any]]:
     measured = run.of_kind("latency")
-    rows: list[dict[str, Any]] = json.loads((measured.path / "latency.json").read_text(encoding="utf-8")) if measured else []
+    rows: list[dict[str, Any]] = artifact.read_json(measured.path / "latency.json") if measured else []
     return rows
 
 
@@ -152,10 +151,10 @@ def _commands(run: Run) -> list[str]:
 
 def _kept_warnings(folder: Path) -> list[str]:
     try:
-        return list(json.loads((folder / "report.json").read_text(encoding="utf-8"))["warnings"])
-    except (OSError, ValueError, KeyError):
+        return [str(warning) for warning in artifact.read_json(folder / "report.json")["warnings"]]
+    except (artifact.DamagedArtifact, KeyError, TypeError):  # written again now
         return []
 
 
 def _count_lines(path: Path) -> int | None:
-    return len(path.read_text(encoding="utf-8").splitlines()) if path.exists() else None
+    return path.read_bytes().count(b"\n") if path.is_file() else None

@@ -57,15 +57,17 @@ def predict(stage: str, work: float) -> float | None:
 
 
 def _known(stage: str) -> Iterator[tuple[float, float]]:
-    if not history_file().exists():
+    if not history_file().is_file():
         return
     machine = _machine()
-    for line in history_file().read_text(encoding="utf-8").splitlines():
+    for line in history_file().read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             entry = json.loads(line)
             if (entry["machine"], entry["stage"]) == (machine, stage):
-                yield max(1.0, float(entry["work"])), max(1e-3, float(entry["seconds"]))
-        except (ValueError, KeyError, TypeError):
+                work, seconds = float(entry["work"]), float(entry["seconds"])
+                if math.isfinite(work) and math.isfinite(seconds):
+                    yield max(1.0, work), max(1e-3, seconds)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue  # truncated by a kill
 
 

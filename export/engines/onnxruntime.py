@@ -44,6 +44,12 @@ def refusal(precision: str, model: Path) -> str | None:
     return None if scheme is None or scheme.integer else NO_FP8
 
 
+def absence(device: str) -> str | None:
+    """Returns in one line why ONNX Runtime cannot run on a device of this machine; None where it can. By itself it would take the CPU."""
+    missing = set(PROVIDERS[device]) - set(onnxruntime.get_available_providers())
+    return f"this build of ONNX Runtime has no {', '.join(missing)}: pip install onnxruntime-gpu" if missing else None
+
+
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Writes the graph with uint8 activations where it is static int8; yields the one mode."""
     scheme = of_precision(request.precision)

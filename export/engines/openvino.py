@@ -53,6 +53,11 @@ def refusal(precision: str, model: Path) -> str | None:
     return None if short is None else f"OpenVINO reads int4 in groups of equal width alone: {short}; give a group_size that divides them"
 
 
+def absence(device: str) -> str | None:
+    """Returns None: OpenVINO runs on every CPU."""
+    return None
+
+
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Converts the graph, unless the fp32 build did; yields the static mode, the dynamic one, and static with a bf16 float part."""
     if request.shared == request.folder:

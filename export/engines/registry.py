@@ -5,6 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, cast
 
+from compress.core.engines import REFERENCE, device_of
+from compress.core.shown import reason
+from compress.core.target import Target
 from export.engines.spec import Engine, EngineSpec
 
 if TYPE_CHECKING:
@@ -14,6 +17,21 @@ if TYPE_CHECKING:
 def engine_module(engine: str) -> EngineModule:
     """Returns the file of an engine; imported only here, since each needs a library of its own."""
     return cast("EngineModule", importlib.import_module(f"export.engines.{engine}"))
+
+
+def absent(target: Target) -> list[str]:
+    """Returns one line for each engine that a target needs and that cannot run on this machine; torch is the baseline of every run."""
+    problems = []
+    for engine in dict.fromkeys((REFERENCE, *target.engines)):
+        device = device_of(engine, target.device)
+        try:
+            why = engine_module(engine).absence(device)
+        except ImportError as error:
+            problems.append(f"target.engines: {engine} cannot be imported ({reason(error)}); install it, or leave it out")
+            continue
+        if why is not None:
+            problems.append(f"target.device: {target.device} given; {why}; run this on a machine that has it, or give device: cpu")
+    return problems
 
 
 def open_engine(spec: EngineSpec) -> Engine:

@@ -180,6 +180,9 @@ class EngineModule(Protocol):
     def refusal(self, precision: str, model: Path) -> str | None:
         """Returns in one line why the engine cannot run a graph of this precision; None where it can."""
 
+    def absence(self, device: str) -> str | None:
+        """Returns in one line why no engine of this kind can run on a device (cpu, cuda) of this machine; None where it can."""
+
     def build(self, request: BuildRequest) -> Iterable[dict[str, Any]]:
         """Writes the files of the engine; gives its entries, the recommended mode first."""
 

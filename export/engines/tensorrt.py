@@ -59,6 +59,11 @@ def refusal(precision: str, model: Path) -> str | None:
     return NO_DYNAMIC if scheme is not None and scheme.activations == "dynamic" else None
 
 
+def absence(device: str) -> str | None:
+    """Returns None: without a GPU, an engine is proved ahead of time or recorded as not runnable."""
+    return None
+
+
 def build(request: BuildRequest) -> list[dict[str, Any]]:
     """Builds or proves the graph; see `build_plans`."""
     return build_plans(

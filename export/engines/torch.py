@@ -42,6 +42,11 @@ def refusal(precision: str, model: Path) -> str | None:
     return None
 
 
+def absence(device: str) -> str | None:
+    """Returns in one line why torch cannot run on a device of this machine; None where it can."""
+    return None if device == "cpu" or torch.cuda.is_available() else "torch finds no NVIDIA GPU that it can use"
+
+
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Builds nothing, as it runs the checkpoint itself; yields the eager mode."""
     size = sum(file.stat().st_size for file in request.checkpoint.glob("*.safetensors"))

@@ -91,6 +91,10 @@ def test_missing_added_and_forged_files_are_named(tmp_path: Path) -> None:
     manifest = json.loads((made.path / artifact.MANIFEST).read_text())
     manifest["files"]["y"]["sha256"] = "0" * 64
     (made.path / artifact.MANIFEST).write_text(json.dumps(manifest))
+    with pytest.raises(artifact.DamagedArtifact, match="differ from its own digest"):
+        artifact.load(made.path)
+    del manifest[artifact.SEAL]  # as an earlier version wrote it
+    (made.path / artifact.MANIFEST).write_text(json.dumps(manifest))
     assert any("digest does not match" in line for line in artifact.verify(artifact.load(made.path)))
 
 
