@@ -262,10 +262,10 @@ def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
         file = pyarrow.parquet.ParquetFile(io.BytesIO(stream.read()) if isinstance(stream, io.BufferedReader) else stream)
         _check_columns(table, names, file.schema_arrow.names)
         for batch in file.iter_batches(batch_size=4096, columns=names):
-            size += batch.nbytes
-            table.limit.check(table.path, size)
-            for cells in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
+            for cells in zip(*(_cells(batch.column(name)) for name in names), strict=True):
                 number += 1
+                size += sum(map(_size, cells))
+                table.limit.check(table.path, size)
                 yield number, cells
     except InputError:
         raise
@@ -275,6 +275,17 @@ def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
         ) from error
     except (pyarrow.ArrowException, OSError, ValueError, KeyError, OverflowError) as error:  # the last three: cells without a Python value
         raise InputError(f"{table.path}: not a readable parquet file ({reason(error)}); write it again") from error
+
+
+def _cells(column: Any) -> Iterator[Any]:
+    return (cell.as_py() for cell in column)
+
+
+def _size(cell: Any) -> int:
+    """Returns about the number of bytes of a cell; equal cells are stored once in the file, but not in memory."""
+    if isinstance(cell, dict):
+        return sum(map(_size, cell.values()))
+    return len(cell) if isinstance(cell, str | bytes | list) else 8
 
 
 def _check_columns(table: Table, names: Sequence[str], available: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import re
 
 from compress.core.errors import LONGEST_PROBLEM, InputError
 
-ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def one_line(error: InputError, *named: str, most: int = 3) -> None:
