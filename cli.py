@@ -263,7 +263,7 @@ def _machine_error(error: Exception) -> OSError | None:
 
 
 def _machine_line(error: OSError) -> str:
-    where = error.filename if isinstance(error.filename, str) else os.fspath(error.filename or "the run folder")
+    where = os.fsdecode(error.filename or "the run folder")
     return f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or give another --out DIR; finished stages are kept"
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import blaming_damage, link_repository, locked, open_run, sweep, write_lock
+from compress.artifacts.run_folder import LOCK_FILE, Run, link_repository, locked, open_run, sweep, write_lock
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
@@ -109,14 +109,27 @@ def run(
         return Outcome(folder, team.broadcast(contents))
 
 
+def opened(folder: Path) -> Run:
+    """Returns a finished run whose recipe is one.
+
+    Raises:
+        InputError: The folder holds no finished run, or it is damaged.
+    """
+    run = open_run(folder)
+    try:
+        check(run.recipe)
+    except InputError as error:
+        raise InputError(*(f"{folder / LOCK_FILE}: recipe: {problem}" for problem in error.problems)) from error
+    return run
+
+
 def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outcome:
     """Measures the latency of a finished run again, every engine at every shape, and rewrites the report.
 
     Raises:
         InputError: The folder holds no finished run, or the run has no engines.
     """
-    with blaming_damage(folder):
-        recipe = check(open_run(folder).recipe)
+    recipe = check(opened(folder).recipe)
     if not any(isinstance(stage, Export) for stage in recipe.stages):
         raise InputError(f"{folder}: this run has no engines to measure; add `- export: {{}}` to the stages of its recipe and run it again")
     return run(recipe, folder, again=LATENCY, progress=progress)

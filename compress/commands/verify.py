@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from compress.artifacts import artifact
-from compress.artifacts.run_folder import LOCK_FILE, REPOSITORY, Run, blaming_damage, locked, open_run
+from compress.artifacts.run_folder import REPOSITORY, Run, blaming_damage, locked, open_run
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.measure.metrics import differences
-from compress.recipe import check
+from compress.pipeline import opened
 from compress.report import evaluations, report
 
 Log = Callable[[str], None]
@@ -49,20 +49,6 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
     if live:
         problems += _served(run, rows, recorded, log)
     return problems
-
-
-def opened(folder: Path) -> Run:
-    """Returns a finished run whose recipe is one.
-
-    Raises:
-        InputError: The folder holds no finished run, or it is damaged.
-    """
-    run = open_run(folder)
-    try:
-        check(run.recipe)
-    except InputError as error:
-        raise InputError(*(f"{folder / LOCK_FILE}: recipe: {problem}" for problem in error.problems)) from error
-    return run
 
 
 def rebuild(folder: Path) -> dict[str, Any]:

@@ -22,12 +22,14 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
     """
     lines: dict[str, None] = {}
     for problem in error.errors(include_url=False)[: 2 * MOST_PROBLEMS]:  # the search for the nearest key takes its time
-        location, models = _follow(model, [part for part in problem["loc"] if not _is_union_tag(part)])
+        unknown = problem["type"] == "extra_forbidden"  # its last part is a key as the user wrote it, whatever that looks like
+        parts, last = (problem["loc"][:-1], problem["loc"][-1:]) if unknown else (problem["loc"], ())
+        location, models = _follow(model, [*(part for part in parts if not _is_union_tag(part)), *last])
         path = ".".join(str(part) for part in ([prefix] if prefix else []) + location) or "recipe"
         given = shown(problem["input"])
-        if problem["type"] == "extra_forbidden":
+        if unknown:
             allowed = list(dict.fromkeys(key for found in models for key in found.model_fields))
-            lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(location[-1]), allowed)}"] = None
+            lines[f"{path}: unknown key; allowed: {', '.join(allowed)}{nearest(str(last[0]), allowed)}"] = None
         elif problem["type"] == "missing":
             lines[f"{path}: missing; this key is required"] = None
         else:

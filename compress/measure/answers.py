@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from compress.core import next_token
 from compress.core.errors import InputError
+from compress.core.files import check_plain
 from compress.standalone.preprocess import Preprocessor
 
 Array = NDArray[Any]
@@ -57,8 +58,13 @@ def save_predictions(path: Path, logits: Array, labels: Array) -> None:
 
 
 def load_predictions(path: Path) -> tuple[Array, Array]:
-    """Returns (logits float32 `[n, ...]`, labels `[n, ...]`) of a file written by `save_predictions`."""
+    """Returns (logits float32 `[n, ...]`, labels `[n, ...]`) of a file written by `save_predictions`.
+
+    Raises:
+        InputError: It is not a plain file.
+    """
     from safetensors.numpy import load_file
 
+    check_plain(path, str(path))
     tensors = load_file(path)
     return tensors["logits"], tensors["labels"]

@@ -125,7 +125,9 @@ def parquet(path: Path, columns: dict[str, Any], names: list[str] | None = None)
     return path
 
 
-BROKEN_TEXT = pyarrow.Array.from_buffers(pyarrow.string(), 2, [None, pyarrow.py_buffer(struct.pack("<3i", 0, 1, 2)), pyarrow.py_buffer(b"\xffa")])
+BROKEN_TEXT = pyarrow.Array.from_buffers(
+    pyarrow.string(), 2, [None, pyarrow.py_buffer(struct.pack("<3i", 0, 1, 2)), pyarrow.py_buffer(b"\xffa")]
+)
 PARQUET: list[tuple[str, dict[str, Any], list[str] | None]] = [
     ("two equal columns", {"a": ["x", "y"], "b": ["x", "y"], "c": [0, 1]}, ["text", "text", "label"]),
     ("two equal label columns", {"a": ["x", "y"], "b": [1, 0], "c": [0, 1]}, ["text", "label", "label"]),
@@ -294,7 +296,18 @@ def test_a_damaged_archive_is_read_right_or_refused(position: int, byte: int, tm
         one_line(error, "rows.tar")
 
 
-PLACES = ["~nosuchuser/x", "/" + "x" * 5000, "/x\x00y.csv", "/dev/null", "/dev/zero", "fifo.csv", "socket", "./absent.csv", "", "/proc/self/mem"]
+PLACES = [
+    "~nosuchuser/x",
+    "/" + "x" * 5000,
+    "/x\x00y.csv",
+    "/dev/null",
+    "/dev/zero",
+    "fifo.csv",
+    "socket",
+    "./absent.csv",
+    "",
+    "/proc/self/mem",
+]
 
 
 @pytest.mark.parametrize("path", PLACES, ids=[str(number) for number in range(len(PLACES))])

@@ -30,8 +30,17 @@ def bomb(levels: int, width: int) -> str:
 
 YAML: list[tuple[str, str, str]] = [
     ("alias bomb", bomb(30, 9), "aliases written out"),
-    ("alias bomb of maps", "a: &a {x: 1}\n" + "\n".join(f"b{i}: &b{i} {{p: *{'a' if not i else f'b{i - 1}'}, q: *{'a' if not i else f'b{i - 1}'}}}" for i in range(60)), "aliases"),
-    ("merge bomb", "a0: &a0 {x: 1}\n" + "\n".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 30)), "aliases"),
+    (
+        "alias bomb of maps",
+        "a: &a {x: 1}\n"
+        + "\n".join(f"b{i}: &b{i} {{p: *{'a' if not i else f'b{i - 1}'}, q: *{'a' if not i else f'b{i - 1}'}}}" for i in range(60)),
+        "aliases",
+    ),
+    (
+        "merge bomb",
+        "a0: &a0 {x: 1}\n" + "\n".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}" for i in range(1, 30)),
+        "aliases",
+    ),
     ("alias of itself", "a: &a [*a]", "contains itself"),
     ("alias of itself in a map", "&a {x: *a}", "contains itself"),
     ("undefined alias", "a: *b", "undefined alias"),
@@ -101,7 +110,18 @@ def test_aliases_and_merges_within_reason_are_read() -> None:
     assert parse_yaml(f"a: {2**63 - 1}", "r") == {"a": 2**63 - 1}
 
 
-BYTES = [b"", b"\xff\xfe\x00", b"\x80abc", "a: \ud800".encode("utf-8", "surrogatepass"), b"7", b"[]", b"text", b"~", b" \n", b"x" * 1_000_001]
+BYTES = [
+    b"",
+    b"\xff\xfe\x00",
+    b"\x80abc",
+    "a: \ud800".encode("utf-8", "surrogatepass"),
+    b"7",
+    b"[]",
+    b"text",
+    b"~",
+    b" \n",
+    b"x" * 1_000_001,
+]
 
 
 @pytest.mark.parametrize("content", BYTES, ids=[str(number) for number in range(len(BYTES))])
@@ -172,16 +192,42 @@ WHOLE: dict[str, Any] = {
     "model": [None, 7, [], {}, "x", {"path": "x"}, {"task": "image-classification"}, NESTED],
     "data": [None, 7, [], {}, "x", {"path": ""}, {"path": None}, {"path": []}, {"path": "x", "max_length": 10**12}],
     "goals": [7, [], "x", {"max_drop": float("nan")}, {"max_drop": -1}, {"min_speedup": float("inf")}, {"max_latency_ms": 3}, {7: 1}],
-    "target": [7, [], {"device": "gpu"}, {"engines": []}, {"engines": [[]]}, {"engines": "torch"}, {"batch_sizes": [0]}, {"threads": 10**9}],
+    "target": [
+        7,
+        [],
+        {"device": "gpu"},
+        {"engines": []},
+        {"engines": [[]]},
+        {"engines": "torch"},
+        {"batch_sizes": [0]},
+        {"threads": 10**9},
+    ],
     "tokenizer": [7, [], {}, {"train": "x"}, {"train": "bpe", "vocab_size": -1}, {"train": "bpe", "vocab_size": float("inf")}],
-    "stages": [None, 7, [], {}, "x", [7], [[]], [None], [{}], [{"x": 1}], [{"finetune": 7}], [{"finetune": [1]}], ["finetune"] * 101, [{7: 1}]],
+    "stages": [
+        None,
+        7,
+        [],
+        {},
+        "x",
+        [7],
+        [[]],
+        [None],
+        [{}],
+        [{"x": 1}],
+        [{"finetune": 7}],
+        [{"finetune": [1]}],
+        ["finetune"] * 101,
+        [{7: 1}],
+    ],
     "parallel": [7, [], {"strategy": "x"}, {"strategy": None}],
     "unknown": [1, NESTED, "x" * 10**6],
 }
 VALUES = [(name, number, value) for name, values in WHOLE.items() for number, value in enumerate(values)]
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, _, value in VALUES], ids=[f"{name}-{number}" for name, number, _ in VALUES])
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, _, value in VALUES], ids=[f"{name}-{number}" for name, number, _ in VALUES]
+)
 def test_a_value_that_cannot_be_right(name: str, value: Any) -> None:
     with pytest.raises(InputError) as caught:
         check(GOOD | {name: value})
@@ -252,6 +298,9 @@ SETTINGS: list[tuple[str, str]] = [
     ("seed=~", "seed: None given"),
     ("unknown.key=1", "unknown"),
     ("data.max_length=1e400", "data.max_length"),
+    ("t[rget=1", "t[rget: unknown key"),
+    ("Model=1", "Model: unknown key"),
+    ("data.int=1", "data.int: unknown key"),
     ("model.path=" + "x" * 5000, "model"),
     ("\ud800=1", "ud800"),
 ]

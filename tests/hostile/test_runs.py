@@ -84,7 +84,9 @@ LOCKS: list[tuple[str, Callable[[Path], Any]]] = [
     ("a FIFO", fifo),
     *(
         (f"content {number}", wrote(content))
-        for number, content in enumerate((b"", b"\xff", b"7", b"[]", b"{", b"a: !!python/name:os.system x", b"a: &a [*a]", b"x" * 10_000_001))
+        for number, content in enumerate(
+            (b"", b"\xff", b"7", b"[]", b"{", b"a: !!python/name:os.system x", b"a: &a [*a]", b"x" * 10_000_001)
+        )
     ),
     *(
         (f"without {key}", edited(lambda document, key=key: document.pop(key)))  # type: ignore[misc]
@@ -143,7 +145,10 @@ MANIFESTS: list[tuple[str, Callable[[Path], Any]]] = [
     ("missing", Path.unlink),
     ("a folder", folder),
     ("a FIFO", fifo),
-    *((f"content {number}", wrote(content)) for number, content in enumerate((b"", b"\xff", b"7", b"[]", b"{", b"[" * 100_000, b'{"schema": 1}'))),
+    *(
+        (f"content {number}", wrote(content))
+        for number, content in enumerate((b"", b"\xff", b"7", b"[]", b"{", b"[" * 100_000, b'{"schema": 1}'))
+    ),
     ("another figure", rewritten(True, lambda manifest: manifest["metrics"].update(n=7))),
     ("no figures", rewritten(True, lambda manifest: manifest.pop("metrics"))),
     ("NaN", rewritten(True, lambda manifest: manifest.update(seconds=float("nan")))),
@@ -203,9 +208,18 @@ GOLDEN: list[tuple[str, Callable[[Path], Any]]] = [
     *PREDICTIONS[:6],
     ("no rows", lambda file: save_file({"bytes": np.zeros(0, np.uint8), "lengths": np.zeros((0, 1), np.int64)}, file, {"kind": "text"})),
     ("no kind", lambda file: save_file({"bytes": np.zeros(3, np.uint8), "lengths": np.full((3, 1), 1, np.int64)}, file)),
-    ("lengths below 0", lambda file: save_file({"bytes": np.zeros(3, np.uint8), "lengths": np.full(3, -1, np.int64)}, file, {"kind": "text"})),
-    ("no text", lambda file: save_file({"bytes": np.full(3, 255, np.uint8), "lengths": np.full((1, 1), 3, np.int64)}, file, {"kind": "text"})),
-    ("fewer logits", lambda file: save_file(load_file(file) | {"logits.finetune.torch": np.zeros((1, 10), np.float32)}, file, {"kind": "text"})),
+    (
+        "lengths below 0",
+        lambda file: save_file({"bytes": np.zeros(3, np.uint8), "lengths": np.full(3, -1, np.int64)}, file, {"kind": "text"}),
+    ),
+    (
+        "no text",
+        lambda file: save_file({"bytes": np.full(3, 255, np.uint8), "lengths": np.full((1, 1), 3, np.int64)}, file, {"kind": "text"}),
+    ),
+    (
+        "fewer logits",
+        lambda file: save_file(load_file(file) | {"logits.finetune.torch": np.zeros((1, 10), np.float32)}, file, {"kind": "text"}),
+    ),
 ]
 
 
