@@ -35,7 +35,7 @@ from compress.schemes.table import is_static_int8, of_precision
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.standalone.preprocess import Preprocessor
-from export.engines.registry import absent, engine_module
+from export.engines.registry import engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.graph.quantized import precision_of, write_graphs
@@ -95,14 +95,11 @@ class Export(Stage):
     a quantized decoder that the format can hold."""
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Checks that every engine of the target can run on this machine.
+        """Checks that the engines fit the device of the target, and that the processor has the precision.
 
         Raises:
-            InputError: One cannot, or the processor has no bf16.
+            InputError: An engine does not, or the processor has no bf16.
         """
-        problems = absent(context.target)
-        if problems:
-            raise InputError(*problems)
         self._check_precision(context)
 
     def _check_precision(self, context: Context) -> None:

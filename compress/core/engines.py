@@ -42,6 +42,8 @@ class EngineFacts:
     """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
     token_scales_in_graph: bool = False
     """Whether dynamic int8 needs a graph that computes the scale of each token."""
+    proved: bool = False
+    """Whether the engine is proved ahead of time, or recorded as not runnable, where it cannot run; a run then goes on."""
     serves: Literal["cpu", "cuda"] | None = None
     """Device on which the Triton repository serves this engine; None if it does not."""
 
@@ -69,7 +71,12 @@ ENGINES: Mapping[str, EngineFacts] = {
         serves="cpu",
     ),
     "tensorrt": EngineFacts(
-        title="TensorRT", where="NVIDIA GPUs; proved ahead of time without one", library="tensorrt", marker="triangle", serves="cuda"
+        title="TensorRT",
+        where="NVIDIA GPUs; proved ahead of time without one",
+        library="tensorrt",
+        marker="triangle",
+        proved=True,
+        serves="cuda",
     ),
 }
 

@@ -28,8 +28,10 @@ from compress.stage.context import Context
 from compress.stage.stage import Stage, input_named, is_model, teachers_named
 from distill.injected import Injected
 from distill.teacher import FITTING, about
+from export.engines.registry import absent, runs_here
 from export.export import Export
 from quantize.quantize import Quantize
+from triton_repo.triton_repo import TritonRepo
 
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
@@ -68,6 +70,7 @@ def _check_model(recipe: Recipe, context: Context) -> int:
 
 def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
     """Lets every stage check its input model and its teacher, before anything runs."""
+    _check_machine(recipe)
     baseline = config
     configs: dict[str, Any] = {}
     for stage in recipe.stages:
@@ -76,6 +79,21 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
         stage.check(config, teachers[0] if teachers else None, context)
         config = configs[str(stage.id)] = stage.config_after(config)
+
+
+def _check_machine(recipe: Recipe) -> None:
+    """Checks that the engines that the run times and serves can run on this machine.
+
+    Raises:
+        InputError: One cannot; it would be found after all training.
+    """
+    if any(isinstance(stage, Export) or getattr(stage, "measure", None) == "latency" for stage in recipe.stages):
+        problems = absent(recipe.target)
+        if problems:
+            raise InputError(*problems)
+    if any(isinstance(stage, TritonRepo) for stage in recipe.stages) and not runs_here(recipe.target):
+        given = ", ".join(recipe.target.engines)
+        raise InputError(f"target.engines: {given} given, which cannot run here; triton_repo needs predictions: add an engine that can")
 
 
 def teachers_of(step: Stage, parent: Artifact | None, context: Context) -> tuple[Artifact, ...]:

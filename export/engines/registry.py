@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, cast
 
-from compress.core.engines import REFERENCE, device_of
+from compress.core.engines import ENGINES, REFERENCE, device_of
 from compress.core.shown import reason
 from compress.core.target import Target
 from export.engines.spec import Engine, EngineSpec
@@ -29,9 +29,14 @@ def absent(target: Target) -> list[str]:
         except ImportError as error:
             problems.append(f"target.engines: {engine} cannot be imported ({reason(error)}); install it, or leave it out")
             continue
-        if why is not None:
+        if why is not None and not ENGINES[engine].proved:
             problems.append(f"target.device: {target.device} given; {why}; run this on a machine that has it, or give device: cpu")
     return problems
+
+
+def runs_here(target: Target) -> bool:
+    """Whether any engine of a target can run on this machine, so that there are predictions to compare with."""
+    return any(engine_module(engine).absence(device_of(engine, target.device)) is None for engine in target.engines)
 
 
 def open_engine(spec: EngineSpec) -> Engine:

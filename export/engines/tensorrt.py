@@ -60,8 +60,8 @@ def refusal(precision: str, model: Path) -> str | None:
 
 
 def absence(device: str) -> str | None:
-    """Returns None: without a GPU, an engine is proved ahead of time or recorded as not runnable."""
-    return None
+    """Returns in one line why TensorRT cannot run on this machine; None where it can. Its engines may still be proved ahead of time."""
+    return None if installed(TENSORRT) and gpus() else INSTALL
 
 
 def build(request: BuildRequest) -> list[dict[str, Any]]:

@@ -1,0 +1,68 @@
+"""What is found before the first stage runs: a GPU, an engine or a library that this machine lacks."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.target import Target
+from compress.pipeline import run
+from compress.recipe import check
+from compress.run import implicit
+from export.engines import onnxruntime, registry
+from tests.tiny_recipes import tiny_vit
+
+
+def recipe(stages: list[Any], **target: Any) -> Any:
+    return check(tiny_vit("tiny") | {"target": target, "stages": [{"finetune": {"epochs": 1}}, *stages]})
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(implicit.Source, "run", lambda *arguments: pytest.fail("a stage ran"))
+
+
+@pytest.mark.parametrize("stages", [["export"], [{"prune": {"measure": "latency", "sparsity": 0.5}}]], ids=["export", "prune to a latency"])
+def test_a_gpu_that_is_not_there(stages: list[Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"target.device: cuda given; torch finds no NVIDIA GPU that it can use; .* give device: cpu"):
+        run(recipe(stages, device="cuda", engines=["torch"]), tmp_path, progress=ConsoleProgress("silent"))
+
+
+def test_engines_that_do_not_fit_the_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InputError, match=r"target.engines: openvino given with target.device cuda; it runs on cpu"):
+        run(recipe(["export"], device="cuda", engines=["openvino"]), tmp_path, progress=ConsoleProgress("silent"))
+
+
+def test_a_build_of_onnx_runtime_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(onnxruntime.onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
+    [problem] = registry.absent(Target(device="cuda", engines=("onnxruntime",)))
+    assert "no CUDAExecutionProvider: pip install onnxruntime-gpu" in problem
+    assert registry.absent(Target(engines=("onnxruntime",))) == []
+
+
+def test_a_library_that_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry.engine_module
+
+    def missing(engine: str) -> Any:
+        if engine == "openvino":
+            raise ImportError("No module named 'openvino'")
+        return known(engine)
+
+    monkeypatch.setattr(registry, "engine_module", missing)
+    with pytest.raises(InputError, match=r"target.engines: openvino cannot be imported \(No module named 'openvino'\); install it"):
+        run(recipe(["export"]), tmp_path, progress=ConsoleProgress("silent"))
+
+
+def test_triton_needs_an_engine_that_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr("export.engines.tensorrt.installed", lambda module: False)
+    asked = recipe(["export", {"triton_repo": {"serve": False}}], device="cuda", engines=["tensorrt"])
+    assert registry.absent(asked.target) == []
+    with pytest.raises(InputError, match=r"target.engines: tensorrt given, which cannot run here; triton_repo needs predictions"):
+        run(asked, tmp_path, progress=ConsoleProgress("silent"))
