@@ -25,6 +25,20 @@ MOST_JSON = 2**28
 """Bytes of a JSON file of a model folder."""
 
 
+def parse_json(data: bytes) -> Any:
+    """Returns the value of a JSON text.
+
+    Raises:
+        ValueError: It is not JSON in UTF-8, or an escape in it is half a character, which no tokenizer and no file can hold.
+        RecursionError: It is nested too deeply.
+    """
+    text = data.decode("utf-8")
+    value = json.loads(text)
+    if "\\ud" in text.lower():
+        json.dumps(value, ensure_ascii=False).encode("utf-8")
+    return value
+
+
 def read_json(file: Path, key: str) -> dict[str, Any]:
     """Returns the JSON object in `file`.
 
@@ -32,7 +46,7 @@ def read_json(file: Path, key: str) -> dict[str, Any]:
         InputError: The file is missing, unreadable, not JSON, or not an object.
     """
     try:
-        value = json.loads(read_plain(file, MOST_JSON, f"{key}: {file}").decode("utf-8"))
+        value = parse_json(read_plain(file, MOST_JSON, f"{key}: {file}"))
     except InputError:
         raise
     except FileNotFoundError as error:

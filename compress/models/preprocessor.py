@@ -9,7 +9,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from compress.artifacts.safetensors import MOST_JSON
+from compress.artifacts.safetensors import MOST_JSON, parse_json
 from compress.core.errors import InputError
 from compress.core.files import read_plain
 from compress.core.shown import reason, shown
@@ -84,7 +84,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(read_plain(path, MOST_JSON).decode("utf-8"))
+        value = parse_json(read_plain(path, MOST_JSON))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:

@@ -295,13 +295,13 @@ def test_settings_of_a_tokenizer_of_a_wrong_type(name: str, value: Any, folder: 
     one_line(caught.value, name if name == "model_max_length" and value != 4 else "")
 
 
-@pytest.mark.parametrize("value", [7, [], {}, {"content": 7}, "", "no such token"])
+@pytest.mark.parametrize("value", [7, [], {}, {"content": 7}, "", "no such token", "\ud800"])
 def test_a_padding_token_that_is_none(value: Any, folder: Path) -> None:
     edit(folder / "tokenizer_config.json", pad_token=value)
     edit(folder / "config.json", pad_token_id=None)
     with pytest.raises(InputError) as caught:
         preprocessor(folder, "text-classification", 16, Target())
-    one_line(caught.value, "pad_token")
+    one_line(caught.value, "tokenizer_config.json" if value == "\ud800" else "pad_token")
 
 
 TOKENIZER_FILES = [b"", b"{", b"[]", b"7", b"{}", b'{"model": 7}', b"\xff\xfe", b"[" * 20_000, b'{"version":"1.0","model":{"type":"BPE"}}']
