@@ -46,8 +46,8 @@ def refusal(precision: str, model: Path) -> str | None:
 
 def absence(device: str) -> str | None:
     """Returns in one line why ONNX Runtime cannot run on a device of this machine; None where it can. By itself it would take the CPU."""
-    missing = set(PROVIDERS[device]) - set(onnxruntime.get_available_providers())
-    return f"this build of ONNX Runtime has no {', '.join(missing)}: pip install onnxruntime-gpu" if missing else None
+    missing = PROVIDERS[device] not in onnxruntime.get_available_providers()
+    return f"this build of ONNX Runtime has no {PROVIDERS[device]}: pip install onnxruntime-gpu" if missing else None
 
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
@@ -80,12 +80,9 @@ class OnnxRuntime:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._spec = spec
-        provider, known = PROVIDERS[spec.device], onnxruntime.get_available_providers()
-        if provider not in known:
-            have = ", ".join(known)
-            remedy = "install onnxruntime-gpu in its place, or give target.device: cpu"
-            raise InputError(f"target.device: {spec.device} given; this ONNX Runtime has {have}: {remedy}")
-        self._providers = [provider]
+        if (lacking := absence(spec.device)) is not None:
+            raise InputError(f"target.device: {spec.device} given; {lacking}")
+        self._providers = [PROVIDERS[spec.device]]
         self._session = self._opened(spec.path, _options(spec.threads))
 
     def predict(self, features: Features) -> Logits:
