@@ -27,7 +27,9 @@ from torch.overrides import TorchFunctionMode
 
 from compress.core.errors import InputError
 from compress.models.blocks import Kind, repeated_blocks
+from compress.models.images import image_shape
 from compress.models.library import REFUSED
+from compress.models.meta import on_meta_device
 
 TRACING = "tracing"
 TOKENS = 8
@@ -125,8 +127,7 @@ def probe(config: Any, generator: torch.Generator | None = None) -> dict[str, Te
     """Returns random inputs, one row, for models with this config."""
     if hasattr(config, "vocab_size"):
         return {"input_ids": torch.randint(config.vocab_size, (1, TOKENS), generator=generator)}
-    size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size, config.image_size)
-    return {"pixel_values": torch.randn(1, config.num_channels, *size, generator=generator)}
+    return {"pixel_values": torch.randn(1, *image_shape(config), generator=generator)}
 
 
 def _traced_config(config: Any) -> Any:
@@ -139,10 +140,14 @@ def _traced_config(config: Any) -> Any:
 
 def _run(model: Any, trace: _Trace, key: str) -> None:
     """Runs the backbone only: what a task head does may depend on values."""
-    with torch.device("meta"):
-        inputs = probe(model.config)
+    with on_meta_device():
+        _run_on_meta(model, trace, key)
+
+
+def _run_on_meta(model: Any, trace: _Trace, key: str) -> None:
+    inputs = probe(model.config)
     # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: second try.
-    masks = [{}] if "pixel_values" in inputs else [{"attention_mask": torch.zeros(1, 1, TOKENS, TOKENS, device="meta")}, {}]
+    masks = [{}] if "pixel_values" in inputs else [{"attention_mask": torch.zeros(1, 1, TOKENS, TOKENS)}, {}]
     problems: list[Exception] = []
     for mask in masks:
         trace.clear()

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.conv1d import with_linears
 from compress.models.library import quiet
+from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 
 INDEX_LISTS = (
@@ -60,7 +60,7 @@ class Kind:
         """
         from transformers.initialization import no_init_weights
 
-        with torch.device("meta"), no_init_weights(), quiet():  # skips random initialization
+        with on_meta_device(), no_init_weights(), quiet():  # skips random initialization
             return with_linears(self.model_class(config))
 
 

@@ -34,6 +34,7 @@ from compress.models.config import (
 )
 from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
 from compress.models.forward import forward
+from compress.models.images import image_shape
 from compress.models.library import REFUSED, one_line, quiet, some, with_class
 from compress.models.shapes import auto_class, mark
 from compress.models.size import count
@@ -246,19 +247,18 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
 
 def image_settings(config: Any) -> dict[str, Any]:
     """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
-    size = config.image_size
-    height, width = size if isinstance(size, list | tuple) else (size, size)
+    channels, height, width = image_shape(config)
     return {
         "image_processor_type": "ViTImageProcessor",
-        "do_convert_rgb": config.num_channels == 3,
+        "do_convert_rgb": channels == 3,
         "do_resize": True,
         "size": {"height": height, "width": width},
         "resample": 2,
         "do_rescale": True,
         "rescale_factor": 1 / 255,
         "do_normalize": True,
-        "image_mean": [0.5] * config.num_channels,
-        "image_std": [0.5] * config.num_channels,
+        "image_mean": [0.5] * channels,
+        "image_std": [0.5] * channels,
     }
 
 

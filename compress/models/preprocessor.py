@@ -37,7 +37,7 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) 
     config = stock_type(_read_json(checkpoint / "config.json"))
     try:
         if TASKS[task].modality == "image":
-            image = _image_steps(checkpoint, int(config.get("num_channels", 3)))
+            image = _image_steps(checkpoint, int((config.get("vision_config") or config).get("num_channels", 3)))
             return Preprocessor("image", ("pixel_values",), _names(config, task), task, image=image)
         return _text_preprocessor(checkpoint, config, task, max_length, target)
     except BadRow as error:

@@ -35,6 +35,7 @@ from compress.models.axes import Axis, axes_of, key_of
 from compress.models.blocks import repeated_blocks
 from compress.models.conv1d import is_conv1d, with_linears
 from compress.models.library import REFUSED, one_line, quiet, stock_auto, task_of, with_class
+from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.structure import Sizes, Structure, head_axes
 
@@ -133,7 +134,7 @@ def on_meta(config: Any) -> nn.Module:
     from transformers.initialization import no_init_weights
 
     task = task_of(config)
-    with torch.device("meta"), no_init_weights(), quiet():
+    with on_meta_device(), no_init_weights(), quiet():
         made: nn.Module = with_linears(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     return made
 
