@@ -119,7 +119,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
         found = find_attentions(model, key)
     except InputError as error:
         raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
-    if any(attention.transformed or attention.group > 1 for attention in found.values()):
+    if any(attention.transformed or attention.interleaved or attention.group > 1 for attention in found.values()):
         kind = model.config.model_type  # type: ignore[union-attr]
         raise InputError(
             f"{key}: heads of this {kind} cannot be sliced: Q or K are transformed after their layers, or query heads share keys; "

@@ -35,7 +35,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.models.attention import tensors_in
+from compress.models.trace import tensors_in
 from compress.models.stored_linear import StoredLinear
 from quantize.calibration import Observed
 

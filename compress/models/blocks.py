@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,15 +52,19 @@ class Kind:
         config: Any = model.config
         return cls(type(model), config.to_json_string(), config)
 
-    def make(self, config: Any) -> Any:
-        """Builds a model of this class from another config on the meta device, with `nn.Linear` in place of `Conv1D`.
+    def make(self, config: Any, on_meta: bool = True) -> Any:
+        """Builds a model of this class from another config, with `nn.Linear` in place of `Conv1D` and weights that are not initialized.
+
+        Args:
+            config: The config.
+            on_meta: Whether to build it on the meta device, else on the CPU.
 
         Raises:
             ValueError, TypeError, ...: Whatever Transformers raises for an unusable config; see `compress.models.library.REFUSED`.
         """
         from transformers.initialization import no_init_weights
 
-        with on_meta_device(), no_init_weights(), quiet():  # skips random initialization
+        with on_meta_device() if on_meta else nullcontext(), no_init_weights(), quiet():
             return with_linears(self.model_class(config))
 
 

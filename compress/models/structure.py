@@ -118,7 +118,9 @@ class Structure:
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         inside = [f"{prefix}.{number}." for number in range(len(blocks))]
         ffn, experts = (_by_block(found, inside) for found in (axes.ffn, axes.experts))
-        residual = axes.hidden - {axis for block in heads for axis in block}
+        inner = {axis for block in heads for axis in block}
+        # Other axes follow the width without being its channels, such as the frequencies of rotary positions: they are not cut.
+        residual = frozenset(axis for axis in axes.hidden - inner if shapes[axis[0]][axis[1]] == config.hidden_size)
 
         def size(found: frozenset[Axis]) -> int:
             lengths = {shapes[name][axis] / axes.repeated.get((name, axis), 1) for name, axis in found}
@@ -128,9 +130,6 @@ class Structure:
 
         if len({attention.head_dim for attention in attentions}) > 1:
             raise InputError(f"{key}: the heads of this {config.model_type} do not all have the same dimension")
-        wrong = [name for name, axis in residual if shapes[name][axis] != config.hidden_size]
-        if wrong:
-            raise InputError(f"{key}: {min(wrong)} of this {config.model_type} does not have the width in its config")
         sizes = Sizes(
             config.hidden_size,
             size_of(config, "vocabulary"),
@@ -147,6 +146,15 @@ class Structure:
     def depth(self) -> int:
         """Number of blocks."""
         return len(self.attentions)
+
+    def is_interleaved(self, block: int, axis: Axis) -> bool:
+        """Whether an axis over head dimensions has query, key and value head by head."""
+        return self.attentions[block].interleaved and len(self.heads[block][axis]) > 1
+
+    def head_pieces(self, block: int, axis: Axis) -> list[int]:
+        """Returns the lengths of the pieces of an axis over head dimensions, each of which has equally many dimensions for each head."""
+        lengths = [self.attentions[block].size(what) for what, _ in self.heads[block][axis]]
+        return [sum(lengths)] if self.is_interleaved(block, axis) else lengths
 
 
 def _by_block(axes: frozenset[Axis], inside: Sequence[str]) -> tuple[frozenset[Axis], ...]:

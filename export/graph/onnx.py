@@ -205,7 +205,7 @@ def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
     plain, additive = (_wrapper(preprocessor)(model, preprocessor.input_names, additive=additive) for additive in (False, True))
     try:
         return torch.allclose(plain(*rows), additive(*rows), atol=1e-4)
-    except (ValueError, RuntimeError, IndexError, TypeError):  # what models raise for a mask of four axes
+    except (ValueError, RuntimeError, IndexError, TypeError, AssertionError):  # what models raise for a mask of four axes
         return False
 
 

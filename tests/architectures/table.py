@@ -117,7 +117,9 @@ ENCODERS: dict[str, Architecture] = {
     "yoso": _text("yoso", **ENCODER),
 }
 VISION: dict[str, Architecture] = {
-    **{kind: _image(kind, **ViT) for kind in ("vit", "deit", "beit", "data2vec-vision", "vit_msn", "ijepa")},
+    **{kind: _image(kind, **ViT) for kind in ("vit", "deit", "vit_msn", "ijepa")},
+    "beit": _image("beit", **ViT, use_relative_position_bias=True),
+    "data2vec-vision": _image("data2vec-vision", **ViT, use_relative_position_bias=True),
     "dinov2": _image("dinov2", **WIDE, **PIXELS, mlp_ratio=2),
     "dinov2_with_registers": _image("dinov2_with_registers", **WIDE, **PIXELS, mlp_ratio=2),
     "clip": _image("clip", vision_config=ViT, text_config={**SIZES, "vocab_size": 99}, projection_dim=HIDDEN),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,8 @@ def test_a_model_answers_the_same_after_it_was_looked_at(name: str) -> None:
     before = logits(model, architecture)
     forget()  # so that what is looked at next would fill the caches
     assert count(model.config, architecture.task, 8).macs > 0
-    try:
+    with suppress(InputError):  # a model that cannot be pruned was run on the meta device all the same
         Structure.of(on_meta(model.config), "stages.prune")
-    except InputError:  # a model that cannot be pruned was run on the meta device all the same
-        pass
     assert torch.equal(before, logits(model, architecture))
 
 
