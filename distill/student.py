@@ -40,7 +40,7 @@ from compress.models.conv1d import with_linears
 from compress.models.files import find
 from compress.models.forward import device_of
 from compress.models.importing import import_model
-from compress.models.library import REFUSED, one_line, quiet, task_classes, with_class
+from compress.models.library import REFUSED, one_line, quiet, sizes_config, task_classes, with_class
 from compress.models.own_shape import SHAPE_KEY
 from compress.models.shapes import auto_class
 from compress.stage.context import Context
@@ -148,7 +148,7 @@ def student_config(student: Student, config: Any, key: str) -> Any:
         return _with_labels_of(config, found)
     if student.config is not None:
         return _changed_config(student.config, config, f"{key}.config")
-    depth = getattr(config, "num_hidden_layers", None)
+    depth = getattr(sizes_config(config), "num_hidden_layers", None)
     if not isinstance(depth, int):
         raise InputError(f"{key}: a {config.model_type} is not a stack of equal layers; give another model as the student (path or config)")
     chosen = with_layers(config, student.chosen(depth, key))

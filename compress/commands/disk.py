@@ -15,7 +15,7 @@ from compress.core.engines import ENGINES
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
 from compress.models.forward import linears
-from compress.models.library import quiet, with_class
+from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.run.implicit import Evaluate, Latency
@@ -97,7 +97,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
-        layers=getattr(config, "num_hidden_layers", 12),
+        layers=getattr(sizes_config(config), "num_hidden_layers", 12),
         tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
         prediction_bytes=labels.size * (8 + 4) if TASKS[context.task].answer == "tokens" else len(labels) * (4 * classes + 8),
     )

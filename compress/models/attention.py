@@ -18,7 +18,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,7 +174,7 @@ def _traced_config(config: Any, way: _Way) -> Any:
 
 def _run(model: Any, trace: Trace, way: _Way, key: str) -> None:
     """Runs the backbone only: what a task head does may depend on values."""
-    with on_meta_device() if way.on_meta else nullcontext():
+    with on_meta_device() if way.on_meta else torch.device("cpu"):
         inputs = probe(model.config)
         # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: last try.
         masks: list[dict[str, Tensor]] = [{}]

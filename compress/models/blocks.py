@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.conv1d import with_linears
-from compress.models.library import quiet
+from compress.models.library import quiet, sizes_config
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 
@@ -64,7 +65,7 @@ class Kind:
         """
         from transformers.initialization import no_init_weights
 
-        with on_meta_device() if on_meta else nullcontext(), no_init_weights(), quiet():
+        with on_meta_device() if on_meta else torch.device("cpu"), no_init_weights(), quiet():
             return with_linears(self.model_class(config))
 
 
@@ -80,7 +81,10 @@ def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
     """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)]
     alike = [(name, module) for name, module in lists if len({type(block) for block in module}) == 1]
-    kind, depth = model.config.model_type, getattr(model.config, "num_hidden_layers", None)  # type: ignore[union-attr]
+    config: Any = model.config
+    kind, depth = config.model_type, getattr(sizes_config(config), "num_hidden_layers", None)
+    if depth is None:
+        raise InputError(f"{key}: this {kind} is made of stages of different sizes; a stack of equal blocks is needed")
     if not alike:
         raise InputError(f"{key}: this {kind} has no list of repeated blocks; an encoder or decoder of stacked blocks is needed")
     name, blocks = max(alike, key=lambda entry: sum(parameter.numel() for parameter in entry[1].parameters()))
@@ -126,17 +130,18 @@ def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 def with_layers(config: Any, layers: Sequence[int]) -> Any:
     """Returns a copy of a Transformers config reduced to the given layers, counted from 0."""
-    changed, depth = copy.deepcopy(config), config.num_hidden_layers
-    changed.num_hidden_layers = len(layers)
-    for name, value in vars(config).items():
+    changed = copy.deepcopy(config)
+    before, own = sizes_config(config), sizes_config(changed)
+    depth, own.num_hidden_layers = before.num_hidden_layers, len(layers)
+    for name, value in vars(before).items():
         if not isinstance(value, list | tuple) or name in OTHER_LISTS or name.startswith("_") or name.endswith("_token_id"):
             continue
         if name in INDEX_LISTS:
-            setattr(changed, name, type(value)(number for number, layer in enumerate(layers) if layer in value))
+            setattr(own, name, type(value)(number for number, layer in enumerate(layers) if layer in value))
         elif len(value) == depth:
-            setattr(changed, name, type(value)(value[layer] for layer in layers))
-    own = getattr(config, SHAPE_KEY, None)
-    if own:
-        cut = {name: [value[layer] for layer in layers] for name, value in own.items() if isinstance(value, list)}
-        setattr(changed, SHAPE_KEY, {**own, **cut})
+            setattr(own, name, type(value)(value[layer] for layer in layers))
+    shape = getattr(config, SHAPE_KEY, None)
+    if shape:
+        cut = {name: [value[layer] for layer in layers] for name, value in shape.items() if isinstance(value, list)}
+        setattr(changed, SHAPE_KEY, {**shape, **cut})
     return changed

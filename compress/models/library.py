@@ -31,6 +31,12 @@ def task_of(config: Any, answer: str | None = None) -> Task:
     return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 
+def sizes_config(config: Any) -> Any:
+    """Returns the config that holds the sizes of the layers: the vision config inside the config of an image classifier, or itself."""
+    inner = getattr(config, "vision_config", None)
+    return config if inner is None or getattr(config, "num_hidden_layers", None) is not None else inner
+
+
 def task_classes(config: Any, task: Task) -> list[str]:
     """Returns the names of the model classes for this type of config and this task, preferred one first; empty if there is none."""
     mapping = stock_auto(task)._model_mapping

@@ -21,10 +21,11 @@ from compress.core.next_token import labels_of
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.data.splits import Data, Split
+from compress.models.axes import size_of
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, set_labels
 from compress.models.importing import image_settings, import_model
-from compress.models.library import quiet, with_class
+from compress.models.library import quiet, sizes_config, with_class
 from compress.models.shapes import auto_class
 from compress.models.size import count
 from compress.stage.context import Context
@@ -170,14 +171,16 @@ def prune(bench: Bench) -> None:
     """Removes a part of the heads and neurons."""
     from prune.prune import Prune
 
-    bench.run(Prune(sparsity=0.3, multiple_of=8, rows=16, allocation="uniform", recover=None))
+    has_experts = size_of(load(bench.float_model.path).config, "experts") > 0
+    granularity = ("heads", "experts") if has_experts else ("heads", "ffn")
+    bench.run(Prune(granularity=granularity, sparsity=0.2, multiple_of=8, rows=16, allocation="uniform", recover=None))
 
 
 def distil(bench: Bench) -> None:
     """Trains a student of fewer layers for one step."""
     from distill.distill import Distill
 
-    depth = getattr(load(bench.float_model.path).config, "num_hidden_layers", None)
+    depth = getattr(sizes_config(load(bench.float_model.path).config), "num_hidden_layers", None)
     bench.run(Distill(student={"layers": (depth or 3) - 1}, loss="soft_target", epochs=1, batch_size=24))
 
 
