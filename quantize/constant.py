@@ -1,8 +1,8 @@
 """Finds linear layers that no engine multiplies for a row: there is nothing to speed up and no GEMM in the graph, so they stay float.
 
-    constant   the input is made of weights only: the relative positions of Swin v2 and DeBERTa v2 go through layers of their own, whose
-               results an engine computes once, when it loads the graph
-    unused     the output does not reach the logits: the last layout layer of LiLT, which the head does not read
+constant   the input is made of weights only: the relative positions of Swin v2 and DeBERTa v2 go through layers of their own, whose
+           results an engine computes once, when it loads the graph
+unused     the output does not reach the logits: the last layout layer of LiLT, which the head does not read
 """
 
 from __future__ import annotations

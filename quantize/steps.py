@@ -37,8 +37,8 @@ from quantize.awq import describe as describe_awq
 from quantize.bias_correction import correct_biases
 from quantize.budget import Budget
 from quantize.calibration import Histogram, Method, Observed, collect, threshold
-from quantize.equalization import equalize
 from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
+from quantize.equalization import equalize
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites

@@ -157,9 +157,10 @@ def out_axis(layer: nn.Module) -> int:
     return 0 if isinstance(layer, nn.Linear) else 1
 
 
-def probe(config: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """Returns random inputs, one row, for models with this config."""
-    if hasattr(config, "vocab_size"):
+def probe(model: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Returns random inputs, one row, for a model of Transformers."""
+    config = model.config
+    if model.main_input_name != "pixel_values":
         return {"input_ids": torch.randint(config.vocab_size, (1, TOKENS), generator=generator)}
     return {"pixel_values": torch.randn(1, *image_shape(config), generator=generator)}
 
@@ -175,7 +176,7 @@ def _traced_config(config: Any, way: _Way) -> Any:
 def _run(model: Any, trace: Trace, way: _Way, key: str) -> None:
     """Runs the backbone only: what a task head does may depend on values."""
     with on_meta_device() if way.on_meta else torch.device("cpu"):
-        inputs = probe(model.config)
+        inputs = probe(model)
         # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: last try.
         masks: list[dict[str, Tensor]] = [{}]
         if "pixel_values" not in inputs:

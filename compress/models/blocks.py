@@ -140,6 +140,9 @@ def with_layers(config: Any, layers: Sequence[int]) -> Any:
             setattr(own, name, type(value)(number for number, layer in enumerate(layers) if layer in value))
         elif len(value) == depth:
             setattr(own, name, type(value)(value[layer] for layer in layers))
+    if len(getattr(own, "stage_names", None) or ()) == depth + 1:  # a backbone names its stem and its layers
+        own.stage_names = own.stage_names[: len(layers) + 1]
+        own._out_features, own._out_indices = own.stage_names[-1:], [len(layers)]
     shape = getattr(config, SHAPE_KEY, None)
     if shape:
         cut = {name: [value[layer] for layer in layers] for name, value in shape.items() if isinstance(value, list)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -48,6 +49,13 @@ def with_class(config: Any, task: Task) -> Any:
     """Sets the model class in a config without one, and returns the config; `from_config` needs it if there are several classes."""
     config.architectures = config.architectures or task_classes(config, task)[:1]
     return config
+
+
+def takes_padding(config: Any, task: Task) -> bool:
+    """Whether the model class of this config and task can be told which tokens are padding."""
+    found = stock_auto(task)._model_mapping[type(config)]
+    chosen = found[0] if isinstance(found, tuple) else found
+    return "attention_mask" in inspect.signature(chosen.forward).parameters
 
 
 @contextmanager

@@ -47,8 +47,9 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "inner": ("all_head_size", "split_size"),
     "scaling": ("scaling", "scale"),
     "root": ("scale_attn",),
+    "rotary": ("rotary_ndims",),
 }
-"""Attribute names of the head counts in attention modules; `root` is the square root of the head dimension."""
+"""Attribute names of the head counts in attention modules; `root` is the square root of the head dimension, `rotary` a share of it."""
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")
 FFN_COUNTS = ("intermediate_dim", "intermediate_size")
 MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.load(folder)"
@@ -258,6 +259,7 @@ def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_va
         "scaling": scaling,
     }
     module = model.get_submodule(attention.module)
+    values["rotary"] = getattr(module, COUNTS["rotary"][0], 0) * head_dim // attention.head_dim
     own = getattr(module, "scaling", None)
     if isinstance(own, int | float) and own != attention.scaling:  # not what attention is told: OPT multiplies its queries by it
         values["scaling"] = own * (attention.head_dim / head_dim) ** 0.5

@@ -113,6 +113,8 @@ class Structure:
         """
         config: Any = model.config
         own = sizes_config(config)
+        if getattr(config, "is_encoder_decoder", False):
+            raise InputError(f"{key}: a {config.model_type} has two stacks of blocks, an encoder and a decoder; a model with one is needed")
         prefix, blocks = repeated_blocks(model, key)
         attentions = tuple(attention for _, attention in sorted(find_attentions(model, key).items()))
         heads = tuple(head_axes(model, attention) for attention in attentions)

@@ -39,6 +39,7 @@ from compress.models.forward import device_of
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
+from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.rows import Rows, plan_epoch
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
@@ -120,6 +121,8 @@ class History:
     """Training time, including interrupted runs up to their last checkpoint."""
     higher_is_better: bool = True
     """Whether a higher selection value is better."""
+    autocast: str = "float32"
+    """The dtype of the matrix products."""
 
     @property
     def best(self) -> float:
@@ -214,14 +217,6 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     return loop.finish()
 
 
-def autocast_dtype(device: torch.device) -> torch.dtype:
-    """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
-
-
 def training_device() -> torch.device:
     """Returns the training device: the GPU if there is one."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -269,12 +264,16 @@ class _Loop:
         if team.shards:
             shard(model, repeated_blocks(model, label)[1])
         self.device = device_of(model)
+        self.history = History()
         self.autocast = autocast_dtype(self.device)
+        if not team.shards:  # one process alone cannot run a sharded model
+            few = {name: value.to(self.device) for name, value in self.rows.batch(np.arange(min(2, len(self.rows.lengths)))).items()}
+            self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
+        self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.keeps_best = config.keep == "best" and self.select is not None
-        self.history = History()
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
         self.seen = 0  # rows of this epoch

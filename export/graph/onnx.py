@@ -39,10 +39,11 @@ from onnx import helper
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.models.config import read_config
 from compress.models.conv1d import with_linears
-from compress.models.library import quiet
+from compress.models.library import one_line, quiet
 from compress.models.shapes import auto_class
 from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable
@@ -211,16 +212,21 @@ def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
 
 def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ...], axes: tuple[str, ...]) -> onnx.ModelProto:
     dynamic = dict.fromkeys(range(len(axes)), torch.export.Dim.DYNAMIC)
-    program = torch.onnx.export(
-        wrapper,
-        example,
-        dynamo=True,
-        dynamic_shapes=(tuple(dynamic for _ in example),),  # one entry: the variable arguments of `forward`
-        input_names=list(names),
-        output_names=["logits"],
-        opset_version=OPSET,
-        verbose=False,
-    )
+    try:
+        program = torch.onnx.export(
+            wrapper,
+            example,
+            dynamo=True,
+            dynamic_shapes=(tuple(dynamic for _ in example),),  # one entry: the variable arguments of `forward`
+            input_names=list(names),
+            output_names=["logits"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        kind = wrapper.model.config.model_type  # type: ignore[union-attr]
+        reason = one_line(error.__cause__ or error)
+        raise InputError(f"export: this {kind} cannot be traced into ONNX ({reason}); give another model, or leave out export") from error
     assert program is not None
     model: onnx.ModelProto = program.model_proto
     return model

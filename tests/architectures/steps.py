@@ -32,7 +32,8 @@ from compress.stage.context import Context
 from tests.architectures.table import IMAGE, LENGTH, VOCABULARY, Architecture
 from tests.told import Told
 
-STEPS = ("import", "plan", "finetune", "prune", "distil", "quantize", "qat", "export")
+COLUMNS = ("plan", "finetune", "distil", "prune", "quantize", "qat", "export")
+"""The steps, in the order of the documentation."""
 TARGET = Target(engines=("openvino",), batch_sizes=(1,), threads=1)
 WORKS = "yes"
 BLOCK = 12
@@ -167,13 +168,23 @@ def finetune(bench: Bench) -> None:
     bench.run(Finetune(epochs=1, batch_size=24))
 
 
-def prune(bench: Bench) -> None:
-    """Removes a part of the heads and neurons."""
+def prune(bench: Bench) -> str:
+    """Removes a part of the heads and neurons, or of the experts; only of the heads if the neurons cannot be pruned."""
     from prune.prune import Prune
 
-    has_experts = size_of(load(bench.float_model.path).config, "experts") > 0
-    granularity = ("heads", "experts") if has_experts else ("heads", "ffn")
-    bench.run(Prune(granularity=granularity, sparsity=0.2, multiple_of=8, rows=16, allocation="uniform", recover=None))
+    common = {"sparsity": 0.1, "multiple_of": 8, "rows": 16, "allocation": "uniform", "recover": None}
+    if size_of(load(bench.float_model.path).config, "experts"):
+        bench.run(Prune(granularity=("heads", "experts"), measure="parameters", **common))
+        return "heads and experts"
+    try:
+        bench.run(Prune(**common))
+    except InputError as error:
+        try:
+            bench.run(Prune(granularity=("heads",), **common))
+        except InputError:
+            raise error from None
+        return "heads"
+    return WORKS
 
 
 def distil(bench: Bench) -> None:
@@ -226,18 +237,22 @@ CALLS: Mapping[str, Callable[[Bench], Any]] = {
 }
 
 
-def tried(architecture: Architecture, folder: Path, steps: tuple[str, ...] = STEPS) -> dict[str, str]:
+def tried(architecture: Architecture, folder: Path, steps: tuple[str, ...] = COLUMNS) -> dict[str, str]:
     """Returns for each step that it works, or the reason given."""
     try:
         bench = Bench.of(architecture, folder)
     except InputError as error:
-        return {"import": "; ".join(error.problems)}
+        return {"import": _reason(error, folder)}
     found = {"import": WORKS}
     for step in steps:
-        if step in CALLS:
-            try:
-                CALLS[step](bench)
-                found[step] = WORKS
-            except InputError as error:
-                found[step] = "; ".join(error.problems)
+        try:
+            answer = CALLS[step](bench)
+            found[step] = answer if isinstance(answer, str) else WORKS
+        except InputError as error:
+            found[step] = _reason(error, folder)
     return found
+
+
+def _reason(error: InputError, folder: Path) -> str:
+    """Returns the message of an error without the folders of this machine."""
+    return "; ".join(error.problems).replace(f"{folder}/", "")

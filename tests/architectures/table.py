@@ -139,7 +139,7 @@ VISION: dict[str, Architecture] = {
     "mobilevitv2": _image("mobilevitv2", image_size=64, base_attn_unit_dims=[16, 24, 32], width_multiplier=0.25),
     "poolformer": _image("poolformer", depths=[1, 1, 2, 1], hidden_sizes=[16, 24, 32, 40], patch_size=7, num_channels=3),
     "pvt": _image("pvt", image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 4, 4],
-                  mlp_ratios=[2, 2, 2, 2]),
+                  mlp_ratios=[2, 2, 2, 2], num_labels=2),
     "pvt_v2": _image("pvt_v2", image_size=64, depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 4, 4],
                      mlp_ratios=[2, 2, 2, 2]),
     "segformer": _image("segformer", depths=[1, 1, 1, 1], hidden_sizes=[16, 16, 32, 32], num_attention_heads=[1, 2, 4, 4],
