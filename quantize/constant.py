@@ -17,22 +17,21 @@ UNUSED = "its output does not reach the answer"
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 
 
-def constant_layers(
-    model: nn.Module,
-    layers: Mapping[str, nn.Linear],
-    features: Mapping[str, Tensor],
-    forward: Forward,
-) -> list[str]:
-    """Returns the names of the layers whose inputs do not depend on the rows.
+def constant_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: Mapping[str, Tensor], forward: Forward) -> list[str]:
+    """Returns the names of the layers whose inputs are the same for different rows.
 
     Args:
         model: The model.
         layers: Its linear layers by name.
-        features: Features of some rows; they are replaced by two different sets of random tokens or pixels of the same shape.
+        features: Features of some rows; if all rows are equal, no layer is said to be constant.
         forward: Runs the model on features.
     """
-    first, second = (_inputs(model, layers, _random(features, seed), forward) for seed in (0, 1))
-    return [name for name in layers if first.get(name) and _same(first[name], second.get(name, []))]
+    rows = [{name: value[row : row + 1] for name, value in features.items()} for row in range(len(next(iter(features.values()))))]
+    others = [row for row in rows[1:] if not all(torch.equal(row[name], rows[0][name]) for name in row)]
+    if not others:
+        return []
+    first, *rest = (_inputs(model, layers, row, forward) for row in (rows[0], *others))
+    return [name for name in layers if first.get(name) and all(_same(first[name], other.get(name, [])) for other in rest)]
 
 
 def unused_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: Mapping[str, Tensor], forward: Forward) -> list[str]:
@@ -62,18 +61,6 @@ def unused_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: M
         for handle in handles:
             handle.remove()
     return [name for name, gradient in zip(added, gradients, strict=True) if gradient is None and name in ran]
-
-
-def _random(features: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
-    """Returns features with other values in what carries the content of the rows: ids that occur in the rows, or pixels."""
-    generator = torch.Generator().manual_seed(seed)
-    changed = dict(features)
-    for name, value in features.items():
-        if value.is_floating_point():
-            changed[name] = torch.randn(value.shape, generator=generator, dtype=value.dtype)
-        elif name == "input_ids":
-            changed[name] = value.flatten()[torch.randperm(value.numel(), generator=generator)].reshape(value.shape)
-    return changed
 
 
 @torch.inference_mode()

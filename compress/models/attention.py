@@ -34,6 +34,7 @@ from compress.models.trace import TRACE, Call, Trace
 TRACING = "tracing"
 TOKENS = 8
 UNTRACEABLE = "the attention of this {} cannot be traced, so its heads cannot be identified"
+UNSEEN = "{} of {} blocks of this {} have no attention between linear layers, so there are no heads that can be identified"
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,18 @@ def _attentions(kind: Kind, key: str) -> Mapping[int, Attention]:
             return _found(kind, way, key)
         except InputError as error:
             problems.append(error)
-    raise next((problem for problem in problems if not isinstance(problem, _Untraceable)), problems[0])
+    problems.sort(
+        key=lambda problem: isinstance(problem, _Untraceable) + isinstance(problem, _NotRun)
+    )  # stable: the most telling one first
+    raise problems[0]
 
 
 class _Untraceable(InputError):
-    """The model did not run, or showed no attention."""
+    """The model showed no attention."""
+
+
+class _NotRun(_Untraceable):
+    """The model could not be built or run."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,7 @@ def _found(kind: Kind, way: _Way, key: str) -> Mapping[int, Attention]:
     try:
         model = kind.make(_traced_config(config, way), way.on_meta).eval()
     except REFUSED as error:  # a model class with its own list of attention implementations (GPT-Neo)
-        raise _Untraceable(f"{key}: {UNTRACEABLE.format(config.model_type)}") from error
+        raise _NotRun(f"{key}: {UNTRACEABLE.format(config.model_type)}") from error
     prefix, blocks = repeated_blocks(model, key)
     layers = {f"{prefix}.{name}": module for name, module in blocks.named_modules() if is_layer(module)}
     trace = Trace({id(module.weight): name for name, module in layers.items()})
@@ -141,7 +149,7 @@ def _found(kind: Kind, way: _Way, key: str) -> Mapping[int, Attention]:
         about = f"{key}: the {{}} layer of attention in this {config.model_type}"
         found[number] = _resolve(call, model, names[call.module] if call.module else None, trace, about)
     if len(found) != len(blocks):
-        raise _Untraceable(f"{key}: {UNTRACEABLE.format(config.model_type)}")
+        raise _Untraceable(f"{key}: {UNSEEN.format(len(blocks) - len(found), len(blocks), config.model_type)}")
     return found
 
 
@@ -194,7 +202,7 @@ def _run(model: Any, trace: Trace, way: _Way, key: str) -> None:
                 return
             finally:
                 TRACE.reset(token)
-    raise _Untraceable(f"{key}: {UNTRACEABLE.format(model.config.model_type)}") from problems[-1]
+    raise _NotRun(f"{key}: {UNTRACEABLE.format(model.config.model_type)}") from problems[-1]
 
 
 def _attention(

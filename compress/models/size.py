@@ -57,8 +57,8 @@ def count(model: Any, task: Task, length: int) -> Counts:
     try:
         return _counted(model, task, length, on_meta=False)
     except REFUSED as error:
-        kind = (model.config if isinstance(model, nn.Module) else model).model_type
-        raise InputError(f"model: this {kind} cannot be run ({one_line(error)}); check the sizes in its config") from error
+        config: Any = model.config if isinstance(model, nn.Module) else model
+        raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
 
 
 def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:

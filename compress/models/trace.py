@@ -125,7 +125,7 @@ class Trace(TorchFunctionMode):
         """Notes where a tensor begins that is a proper part of the output of its layer."""
         made = self.output_of(tensor)
         if made is not None and self.is_view_of(tensor, made[1]) and tensor.numel() < made[1].numel():
-            self.begins[id(tensor)] = tensor.storage_offset()
+            self.begins[id(tensor)] = int(tensor.storage_offset())
 
     def _attention_marks(self, name: str, given: list[Tensor], marks: frozenset[str]) -> frozenset[str]:
         """Returns the marks of the result of a call, which may be a product or softmax of an attention."""

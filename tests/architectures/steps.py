@@ -29,6 +29,7 @@ from compress.models.library import quiet, sizes_config, with_class
 from compress.models.shapes import auto_class
 from compress.models.size import count
 from compress.stage.context import Context
+from export.parity.parity import ParityError
 from tests.architectures.table import IMAGE, LENGTH, VOCABULARY, Architecture
 from tests.told import Told
 
@@ -250,6 +251,8 @@ def tried(architecture: Architecture, folder: Path, steps: tuple[str, ...] = COL
             found[step] = answer if isinstance(answer, str) else WORKS
         except InputError as error:
             found[step] = _reason(error, folder)
+        except ParityError as error:
+            found[step] = str(error)
     return found
 
 

@@ -19,7 +19,7 @@ from compress.models.shapes import on_meta
 from compress.models.size import count
 from compress.models.structure import Structure
 from tests.architectures.steps import drawn
-from tests.architectures.table import ARCHITECTURES, VOCABULARY, Architecture
+from tests.architectures.table import ARCHITECTURES, VISION, VOCABULARY, Architecture
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -46,7 +46,12 @@ def forget() -> None:
             found.cache_clear()
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+OTHERS = [name for name in ARCHITECTURES if name not in VISION]
+RARELY = [name for number, name in enumerate(OTHERS) if number % 3]
+"""Two of three text models are left to the slow tests; the caches that exist today are those of image models."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in RARELY)) for name in ARCHITECTURES])
 def test_a_model_answers_the_same_after_it_was_looked_at(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model = drawn(architecture)

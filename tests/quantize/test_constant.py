@@ -37,6 +37,11 @@ def test_layers_that_read_only_weights_are_constant() -> None:
     assert constant_layers(model, linears(model), features, forward) == ["positions"]
 
 
+def test_equal_rows_say_nothing() -> None:
+    model, features = Model(), {"input_ids": torch.ones(3, 5, dtype=torch.long)}
+    assert constant_layers(model, linears(model), features, forward) == []
+
+
 def test_layers_that_nothing_reads_are_unused() -> None:
     model, features = Model(), {"input_ids": torch.arange(10).remainder(9).reshape(2, 5)}
     with torch.inference_mode(False), torch.no_grad():
