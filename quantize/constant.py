@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
+from compress.models.meta import empty_caches
+
 CONSTANT = "the same for every row: engines compute it once"
 UNUSED = "its output does not reach the answer"
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
@@ -43,6 +45,7 @@ def unused_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: M
         features: Features of some rows.
         forward: Runs the model on features.
     """
+    empty_caches()
     added = {name: torch.zeros((), requires_grad=True) for name in layers}
     ran: set[str] = set()
 

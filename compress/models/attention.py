@@ -93,10 +93,8 @@ def _attentions(kind: Kind, key: str) -> Mapping[int, Attention]:
             return _found(kind, way, key)
         except InputError as error:
             problems.append(error)
-    problems.sort(
-        key=lambda problem: isinstance(problem, _Untraceable) + isinstance(problem, _NotRun)
-    )  # stable: the most telling one first
-    raise problems[0]
+    # the most telling one
+    raise min(problems, key=lambda problem: isinstance(problem, _Untraceable) + isinstance(problem, _NotRun))
 
 
 class _Untraceable(InputError):

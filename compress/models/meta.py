@@ -2,7 +2,8 @@
 
 Some Transformers models keep tensors in `functools` caches: the relative positions of BEiT are computed once for each window. Such a cache
 does not know devices, so a run on the meta device would leave a tensor without values in it, and every later model would read that. So all
-code that builds or runs a model on the meta device does so inside `on_meta_device`, which empties these caches before and after.
+code that builds or runs a model on the meta device does so inside `on_meta_device`, which empties these caches before and after. Nor does a
+cache know inference mode, whose tensors no gradient can flow through: code that takes gradients empties the caches first.
 """
 
 from __future__ import annotations

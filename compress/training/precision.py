@@ -34,7 +34,8 @@ def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dty
         return dtype
     training = {module: module.training for module in model.modules()}
     try:
-        model.eval()
+        for module in model.modules():  # as in training, but without dropout and running means
+            module.training = isinstance(module, nn.Linear)
         with torch.autocast(next(model.parameters()).device.type, dtype):
             model(**features)
     except RuntimeError as error:

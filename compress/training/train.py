@@ -36,6 +36,7 @@ from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, 
 from compress.measure.metrics import primary
 from compress.models.blocks import repeated_blocks
 from compress.models.forward import device_of
+from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
@@ -189,6 +190,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     Raises:
         InputError: There are no rows, or the loss or its gradient became NaN or infinite.
     """
+    empty_caches()
     config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")

@@ -37,3 +37,16 @@ def test_other_models_keep_bfloat16() -> None:
     assert dtype_for(Mixing(strict=False), {"x": torch.ones(2, 3)}, torch.bfloat16, "finetune", told) == torch.bfloat16
     assert dtype_for(Mixing(strict=True), {"x": torch.ones(2, 3)}, torch.float32, "finetune", told) == torch.float32
     assert told.warnings == []
+
+
+def test_layers_are_tried_as_they_train() -> None:
+    class OnlyInTraining(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                raise RuntimeError("mixes dtypes")
+            return x
+
+    told, model = Told(), nn.Sequential(OnlyInTraining(3, 3), nn.Dropout()).train()
+    model.forward = lambda x: model[0](x)  # type: ignore[method-assign]
+    assert dtype_for(model, {"x": torch.ones(2, 3)}, torch.bfloat16, "quantize", told) == torch.float32
+    assert all(module.training for module in model.modules())
