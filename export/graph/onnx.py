@@ -175,6 +175,11 @@ def prune_initializers(graph: onnx.GraphProto) -> None:
 
 def _load(checkpoint: Path, task: Task) -> Any:
     config = read_config(checkpoint, "checkpoint")
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"export: a {config.model_type} answers from its end token, which rows that are made up to count and to time lack; "
+            "give a model without a decoder of its own, or leave out export"
+        )
     model = auto_class(task, config).from_pretrained(
         checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
