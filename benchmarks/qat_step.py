@@ -81,7 +81,7 @@ def serve(arguments: argparse.Namespace) -> None:
     """Takes as many steps as each line of the standard input says, and answers with their times."""
     import torch
 
-    from compress.training.train import autocast_dtype
+    from compress.training.precision import autocast_dtype
 
     step = stepper(arguments)
     for line in sys.stdin:
@@ -101,7 +101,7 @@ def stepper(arguments: argparse.Namespace) -> Callable[[], None]:
 
     from compress.models.checkpoint import load
     from compress.models.forward import forward
-    from compress.training.train import autocast_dtype, parameter_groups
+    from compress.training.precision import autocast_dtype, parameter_groups
 
     torch.manual_seed(0)
     config = BertConfig(hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536)

@@ -205,15 +205,13 @@ class Distill(DistillSettings):
 
     def _figures(self, history: History, steps: Steps, objective: Objective, num_rows: int, num_labelled: int) -> dict[str, Any]:
         """Returns the figures of `run`."""
-        from compress.training.train import autocast_dtype, training_device
-
         metric = TASKS[steps.context.task].metric + (" against the teacher" if steps.selects_by_agreement else "")
         return {
             "losses": history.losses,
             "selection": {"metric": metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
-            "autocast": str(autocast_dtype(training_device())).removeprefix("torch."),
+            "autocast": history.autocast,
             "rows": num_rows,
             "labelled_rows": num_labelled,
             "teacher": " + ".join(teacher.id for teacher in steps.context.teachers),

@@ -40,7 +40,7 @@ from compress.models.conv1d import with_linears
 from compress.models.files import find
 from compress.models.forward import device_of
 from compress.models.importing import import_model
-from compress.models.library import REFUSED, one_line, quiet, task_classes, with_class
+from compress.models.library import REFUSED, one_line, quiet, sizes_config, task_classes, with_class
 from compress.models.own_shape import SHAPE_KEY
 from compress.models.shapes import auto_class
 from compress.stage.context import Context
@@ -148,10 +148,21 @@ def student_config(student: Student, config: Any, key: str) -> Any:
         return _with_labels_of(config, found)
     if student.config is not None:
         return _changed_config(student.config, config, f"{key}.config")
-    depth = getattr(config, "num_hidden_layers", None)
+    depth = getattr(sizes_config(config), "num_hidden_layers", None)
     if not isinstance(depth, int):
         raise InputError(f"{key}: a {config.model_type} is not a stack of equal layers; give another model as the student (path or config)")
-    chosen = with_layers(config, student.chosen(depth, key))
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"{key}: a {config.model_type} has two stacks of layers, an encoder and a decoder; give another model as the student (path or "
+            "config)"
+        )
+    try:
+        chosen = with_layers(config, student.chosen(depth, key))
+    except NotImplementedError as error:  # Funnel, whose layers come in blocks of several
+        raise InputError(
+            f"{key}: the number of layers of a {config.model_type} cannot be set ({one_line(error)}); give another model as the student "
+            "(path or config)"
+        ) from error
     return with_widths(chosen, student.hidden, student.ffn, student.heads, key) if student.is_narrower else chosen
 
 
@@ -205,9 +216,11 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         missing = [weight for weight in blocks[layer].state_dict() if f"{name}.{place}.{weight}" not in weights]
         if missing:
             kind = model.config.model_type  # type: ignore[union-attr]
+            first = list(layers) == list(range(len(layers)))
+            remedy = "give the student by path or config" if first else "keep the first layers (init: first)"
             raise InputError(
                 f"{key}: layer {layer + 1} of this {kind} has a weight {missing[0]}, which layer {place + 1} of a student does not have; "
-                "only layers with equal weights can be selected: keep the first layers (init: first)"
+                f"only layers with equal weights can be selected: {remedy}"
             )
     for target in weights:
         block, _, weight = target.removeprefix(f"{name}.").partition(".")
@@ -217,6 +230,11 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         source = f"{name}.{layers[int(block)]}.{weight}" if in_block else target
         if source not in taken or taken[source].shape != weights[target].shape:
             kind = model.config.model_type  # type: ignore[union-attr]
+            if not in_block:
+                raise InputError(
+                    f"{key}: {target} of this {kind} depends on the number of layers, so its layers cannot be selected; give the student "
+                    "by path or config"
+                )
             raise InputError(f"{key}: the blocks of this {kind} differ ({source}); only equal blocks can be selected")
         weights[target] = taken[source]
     student.load_state_dict(weights)
@@ -239,13 +257,18 @@ def _check_same_outputs(model: nn.Module, blocks: nn.ModuleList, student: nn.Mod
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
     kind, training, config = model.config.model_type, model.training, model.config  # type: ignore[union-attr]
-    inputs = {name: value.to(device_of(model)) for name, value in probe(config, torch.Generator().manual_seed(0)).items()}
+    inputs = {name: value.to(device_of(model)) for name, value in probe(model, torch.Generator().manual_seed(0)).items()}
     try:
         model.eval()(**inputs, **({"use_cache": False} if getattr(config, "use_cache", False) else {}))
     finally:
         model.train(training)
         for hook in hooks:
             hook.remove()
+    if any(blocks[layer] not in calls for layer in layers):
+        raise InputError(
+            f"{key}: a {kind} does not run its layers as modules, so those of a student cannot be compared with its own; give the student "
+            "by path or config"
+        )
     for place, (block, layer) in enumerate(zip(repeated_blocks(student, key)[1], layers, strict=True)):
         given, options, expected = calls[blocks[layer]]
         if not torch.allclose(states_of(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):

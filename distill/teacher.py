@@ -26,8 +26,9 @@ from compress.machine.parallel import ALONE, Team, without_gradients
 from compress.models.forward import device_of, forward
 from compress.models.origin import Origin
 from compress.training.distilled import tokens_of
+from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.rows import CHUNK, Rows
-from compress.training.train import Batch, autocast_dtype
+from compress.training.train import Batch
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
 
@@ -201,7 +202,10 @@ def cached_logits(
     from safetensors.torch import load_file, save_file
 
     device = device_of(model)
+    few = on_device(rows.batch(np.arange(min(2, len(rows.lengths)))), device)
     autocast = autocast_dtype(device)
+    if not team.shards:  # one process alone cannot run a sharded model
+        autocast = dtype_for(model, few, autocast, label, progress)
     identity = {**identity, "autocast": str(autocast), "threads": torch.get_num_threads(), "torch": torch.__version__}
     folder = scratch / f"teacher-{digest(identity)[:16]}"
     if team.broadcast((folder / FILE).exists()):

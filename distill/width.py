@@ -104,6 +104,9 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
         sliced[name] = weight
     _rescale_queries(sliced, model, config, attentions)
     student: nn.Module = with_linears(type(model)(config))
+    wrong = [name for name, value in student.state_dict().items() if name not in sliced or sliced[name].shape != value.shape]
+    if wrong:  # such as a bias of the scores with one column for each head
+        raise InputError(f"{key}: {wrong[0]} of this {old.model_type} does not become narrower with the model; give config")
     student.load_state_dict(sliced)
     return student.eval()
 
@@ -119,7 +122,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
         found = find_attentions(model, key)
     except InputError as error:
         raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
-    if any(attention.transformed or attention.group > 1 for attention in found.values()):
+    if any(attention.transformed or attention.interleaved or attention.group > 1 for attention in found.values()):
         kind = model.config.model_type  # type: ignore[union-attr]
         raise InputError(
             f"{key}: heads of this {kind} cannot be sliced: Q or K are transformed after their layers, or query heads share keys; "

@@ -30,6 +30,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from compress.artifacts.artifact import write_json
 from compress.models.library import quiet
+from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
@@ -168,6 +169,6 @@ def _stored(checkpoint: Path) -> set[str]:
 
 def _modules(checkpoint: Path) -> dict[str, Any]:
     """Returns the modules of the stock model by name, without weights."""
-    with torch.device("meta"), quiet():
+    with on_meta_device(), quiet():
         config = AutoConfig.from_pretrained(checkpoint, local_files_only=True)
         return dict(AutoModelForCausalLM.from_config(config).named_modules())

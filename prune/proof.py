@@ -10,6 +10,7 @@ from torch import nn
 
 from compress.core.errors import InputError
 from compress.models.forward import device_of, forward
+from compress.models.library import REFUSED, one_line
 from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.hook_points import HookPoints
@@ -33,20 +34,22 @@ def prove(model: nn.Module, structure: Structure, kept: KeptUnits, batch: Batch,
         key: Key path of the stage, for messages.
 
     Raises:
-        InputError: The outputs differ.
+        InputError: The outputs differ, or the smaller model does not run.
     """
     some = replace(KeptUnits.everything(structure.sizes), layers=kept.layers, heads=kept.heads, ffn=kept.ffn)
     gone = [block for block in range(structure.depth) if block not in set(kept.layers)]
     few = {name: value[:2] for name, value in batch.features.items()}
     small = shrink(model, structure, some, key).to(device_of(model))
     closed: dict[Any, Gate] = {(block, "layer"): lambda training: torch.zeros(()) for block in gone}
+    config: Any = model.config
+    about = f"{key}: a {config.model_type} without some of its {'layers, ' if gone else ''}heads or neurons"
     with torch.inference_mode():
         with silenced_all(model, structure, HookPoints.of(model, structure), some), masked(model, structure, closed):
             expected = forward(model, few)
-        difference = float((forward(small, few) - expected).abs().max() / expected.abs().max().clamp(min=1))
+        try:
+            answer = forward(small, few)
+        except REFUSED as error:  # a part outside its layers has a size for each head
+            raise InputError(f"{about} does not run ({one_line(error)}); it cannot be pruned") from error
+        difference = float((answer - expected).abs().max() / expected.abs().max().clamp(min=1))
     if not difference <= TOLERANCE:
-        config: Any = model.config
-        raise InputError(
-            f"{key}: a {config.model_type} without some of its {'layers, ' if gone else ''}heads or neurons gives other outputs than with "
-            "them set to 0; it cannot be pruned"
-        )
+        raise InputError(f"{about} gives other outputs than with them set to 0; it cannot be pruned")

@@ -154,6 +154,12 @@ class PruneSettings(ModelStage):
             )
         if "ffn" in self.granularity and experts:
             raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which are pruned whole: give experts")
+        readers = [[name for name, axis in ffn if axis == 1 and name.endswith(".weight")] for ffn in structure.ffn]
+        if "ffn" in self.granularity and not experts and max(map(len, readers), default=0) > 1:
+            raise InputError(
+                f"{self.key}.granularity: ffn given; a block of this model has {max(map(len, readers))} FFNs of one size, which cannot be "
+                "pruned apart: leave ffn out"
+            )
         protected, blocks = protected_parts(structure, self.protect, f"{self.key}.protect")
         return Limits(self.granularity, self.multiple_of, protected, blocks, self.target_key)
 

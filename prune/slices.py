@@ -31,7 +31,11 @@ def component_slices(structure: Structure, weights: Mapping[str, Tensor], block:
     if what == "ffn":
         pieces = [(axis, structure.repeated.get(axis, 1)) for axis in sorted(structure.ffn[block])]
     else:
-        pieces = [(axis, len(parts)) for axis, parts in sorted(structure.heads[block].items())]
+        return [
+            _rows(piece, axis, number)
+            for axis in sorted(structure.heads[block])
+            for piece in torch.split(weights[axis[0]], structure.head_pieces(block, axis), dim=axis[1])
+        ]
     return [
         _rows(piece, axis, number)
         for axis, times in pieces

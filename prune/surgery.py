@@ -133,6 +133,9 @@ def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:
     for block, attention in enumerate(structure.attentions):
         numbers = head_numbers(kept.heads[block], attention.group, attention.head_dim)
         for axis, parts in structure.heads[block].items():
+            if structure.is_interleaved(block, axis):
+                chosen[axis] = _numbers(kept.heads[block], (attention.group + 2) * attention.head_dim)
+                continue
             starts, start = [], 0
             for what, _ in parts:
                 starts.append(numbers[what] + start)

@@ -35,8 +35,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from compress.models.attention import tensors_in
 from compress.models.stored_linear import StoredLinear
+from compress.models.trace import tensors_in
 from quantize.calibration import Observed
 
 RESHAPING = frozenset(

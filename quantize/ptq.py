@@ -64,7 +64,11 @@ def choose_layers(
     kept |= {name: f"excluded by {pattern!r}" for pattern in exclude for name in _matching(pattern, linears)}
     chosen = {name: layer for name, layer in linears.items() if name not in kept}
     if not chosen:
-        raise InputError(f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_some(list(linears))}")
+        convolutions = sum(isinstance(module, nn.Conv1d | nn.Conv2d) for module in model.modules())
+        others = f"; its {convolutions} convolutions stay float" if convolutions else ""
+        raise InputError(
+            f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_some(list(linears))}{others}"
+        )
     return chosen, kept
 
 

@@ -37,6 +37,7 @@ from quantize.awq import describe as describe_awq
 from quantize.bias_correction import correct_biases
 from quantize.budget import Budget
 from quantize.calibration import Histogram, Method, Observed, collect, threshold
+from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
 from quantize.equalization import equalize
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
@@ -96,7 +97,12 @@ class Steps:
 
     def choose_layers(self) -> tuple[dict[str, nn.Linear], dict[str, str]]:
         """Returns the linear layers to quantize, and for every other layer the reason why it stays float."""
-        return choose_layers(self.model, linears(self.model), self.settings.exclude, f"stages.{self.name}.exclude")
+        chosen, kept = choose_layers(self.model, linears(self.model), self.settings.exclude, f"stages.{self.name}.exclude")
+        rows = self._few_rows()
+        constant = dict.fromkeys(constant_layers(self.model, chosen, rows, forward), CONSTANT)
+        unused = dict.fromkeys(unused_layers(self.model, chosen, rows, forward), UNUSED)
+        idle = {**unused, **constant}
+        return {name: layer for name, layer in chosen.items() if name not in idle}, {**kept, **idle}
 
     def observe(self, layers: Layers, smoothed: Mapping[str, Tensor]) -> Observed[Histogram]:
         """Returns histograms of the layers' inputs over the calibration rows."""
@@ -280,4 +286,8 @@ class Steps:
         return sites, figures
 
     def _folds(self) -> list[Fold]:
-        return find_folds(self.model, {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}, forward)
+        return find_folds(self.model, self._few_rows(), forward)
+
+    def _few_rows(self) -> dict[str, Tensor]:
+        """Returns the features of a few calibration rows."""
+        return {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}

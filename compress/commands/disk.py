@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
-
 from compress.core.engines import ENGINES
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
 from compress.models.forward import linears
-from compress.models.library import quiet, with_class
+from compress.models.library import quiet, sizes_config, with_class
+from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.run.implicit import Evaluate, Latency
 from compress.stage.context import Context
@@ -98,7 +97,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
-        layers=getattr(config, "num_hidden_layers", 12),
+        layers=getattr(sizes_config(config), "num_hidden_layers", 12),
         tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
         prediction_bytes=labels.size * (8 + 4) if TASKS[context.task].answer == "tokens" else len(labels) * (4 * classes + 8),
     )
@@ -106,7 +105,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
 
 def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[int, int]:
     """Returns the number of parameters and how many of them become int8, counted on the meta device."""
-    with torch.device("meta"), quiet():
+    with on_meta_device(), quiet():
         model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
     chosen = choose_layers(model, linears(model), quantizer.exclude, "exclude")[0] if quantizer else {}
     return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in chosen.values())

@@ -1,37 +1,40 @@
 """Finds the query, key, value and output layers of every block's attention by tracing, without relying on names or weights.
 
-The backbone runs once on the meta device, on eight tokens or one image, and all torch calls are recorded. Every Transformers model passes
-queries, keys and values to its attention function as positional arguments. At that call the trace answers three questions:
+The backbone runs on the meta device, on eight tokens or one image, and all torch calls are recorded (`compress.models.trace`). Most models
+of Transformers pass queries, keys and values to an attention function as positional arguments; in the others the softmax between two
+matrix products tells them. The trace answers three questions:
 
     which layer produced it      a layer marks its output; results computed from it without another layer inherit the mark
     which part of the output     if one layer produces all three (GPT-2), the offset of the part in that layer's output
     which layer reads the result the first layer that reads a value computed from the attention output
 
 `transformed` means that queries or keys are modified between their layer and attention (RoPE, a norm per head): whole heads can still be
-pruned, single dimensions of a head cannot. Not supported: models whose attention does not call this function (DeBERTa), cross-attention,
-values with another head dimension than the queries.
+pruned, single dimensions of a head cannot. Not supported: cross-attention, attention without a softmax, values with another head dimension
+than the queries.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextvars import ContextVar
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from compress.core.errors import InputError
 from compress.models.blocks import Kind, repeated_blocks
+from compress.models.images import image_shape
 from compress.models.library import REFUSED
+from compress.models.meta import on_meta_device
+from compress.models.trace import TRACE, Call, Trace
 
 TRACING = "tracing"
 TOKENS = 8
 UNTRACEABLE = "the attention of this {} cannot be traced, so its heads cannot be identified"
+UNSEEN = "{} of {} blocks of this {} have no attention between linear layers, so there are no heads that can be identified"
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,8 @@ class Attention:
     """Sequence length of the traced row: the patches of an image, or `TOKENS` for text."""
     transformed: bool
     """Whether queries, keys or values are modified between their layer and attention."""
+    interleaved: bool = False
+    """Whether the layer that makes query, key and value has them head by head: all of head 0, then all of head 1 (GPT-NeoX)."""
 
     @property
     def group(self) -> int:
@@ -82,30 +87,67 @@ def find_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
 
 @functools.lru_cache(maxsize=64)
 def _attentions(kind: Kind, key: str) -> Mapping[int, Attention]:
+    problems: list[InputError] = []
+    for way in WAYS:
+        try:
+            return _found(kind, way, key)
+        except InputError as error:
+            problems.append(error)
+    # the most telling one
+    raise min(problems, key=lambda problem: isinstance(problem, _Untraceable) + isinstance(problem, _NotRun))
+
+
+class _Untraceable(InputError):
+    """The model showed no attention."""
+
+
+class _NotRun(_Untraceable):
+    """The model could not be built or run."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """A way of running a model to find its attention."""
+
+    attention: str
+    """Name of its attention function."""
+    on_meta: bool
+    """Whether it runs on the meta device; otherwise on the CPU, with weights that are not initialized."""
+
+
+WAYS = (_Way(TRACING, True), _Way("eager", True), _Way("eager", False))
+"""First the attention function, which tells the most; then the softmax of models that do not call it; at last models that read values."""
+
+
+def _found(kind: Kind, way: _Way, key: str) -> Mapping[int, Attention]:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(TRACING, _attention)
     AttentionMaskInterface.register(TRACING, lambda *args, **kwargs: None)
     config = kind.config
     try:
-        model = kind.make(_traced_config(config)).eval()
+        model = kind.make(_traced_config(config, way), way.on_meta).eval()
     except REFUSED as error:  # a model class with its own list of attention implementations (GPT-Neo)
-        raise InputError(f"{key}: {UNTRACEABLE.format(config.model_type)}") from error
+        raise _NotRun(f"{key}: {UNTRACEABLE.format(config.model_type)}") from error
     prefix, blocks = repeated_blocks(model, key)
     layers = {f"{prefix}.{name}": module for name, module in blocks.named_modules() if is_layer(module)}
-    trace = _Trace({id(module.weight): name for name, module in layers.items()})
-    _run(model, trace, key)
+    trace = Trace({id(module.weight): name for name, module in layers.items()})
+    _run(model, trace, way, key)
     block_of = {module: number for number, block in enumerate(blocks) for module in block.modules()}
     names = {module: name for name, module in model.named_modules()}
     found: dict[int, Attention] = {}
     for call in trace.calls:
-        number = block_of.get(call.module)
+        made = trace.output_of(call.value)
+        if call.module is not None:
+            number = block_of.get(call.module)
+        else:
+            number = None if made is None else int(made[0].removeprefix(f"{prefix}.").partition(".")[0])
         if number is None or number in found:
             raise InputError(f"{key}: this {config.model_type} does not have exactly one attention per block; that is not supported")
         about = f"{key}: the {{}} layer of attention in this {config.model_type}"
-        found[number] = _resolve(call, names[call.module], trace, about)
+        found[number] = _resolve(call, model, names[call.module] if call.module else None, trace, about)
     if len(found) != len(blocks):
-        raise InputError(f"{key}: {UNTRACEABLE.format(config.model_type)}")
+        raise _Untraceable(f"{key}: {UNSEEN.format(len(blocks) - len(found), len(blocks), config.model_type)}")
     return found
 
 
@@ -121,148 +163,123 @@ def out_axis(layer: nn.Module) -> int:
     return 0 if isinstance(layer, nn.Linear) else 1
 
 
-def probe(config: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """Returns random inputs, one row, for models with this config."""
-    if hasattr(config, "vocab_size"):
+def probe(model: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Returns random inputs, one row, for a model of Transformers."""
+    config = model.config
+    if model.main_input_name != "pixel_values":
         return {"input_ids": torch.randint(config.vocab_size, (1, TOKENS), generator=generator)}
-    size = config.image_size if isinstance(config.image_size, list | tuple) else (config.image_size, config.image_size)
-    return {"pixel_values": torch.randn(1, config.num_channels, *size, generator=generator)}
+    return {"pixel_values": torch.randn(1, *image_shape(config), generator=generator)}
 
 
-def _traced_config(config: Any) -> Any:
+def _traced_config(config: Any, way: _Way) -> Any:
     changed = copy.deepcopy(config)
-    changed._attn_implementation = TRACING
+    changed._attn_implementation = way.attention
     changed._experts_implementation = "batched_mm"  # the others read values, which meta tensors lack, or need bfloat16
     changed.use_cache = False
     return changed
 
 
-def _run(model: Any, trace: _Trace, key: str) -> None:
+def _run(model: Any, trace: Trace, way: _Way, key: str) -> None:
     """Runs the backbone only: what a task head does may depend on values."""
-    with torch.device("meta"):
-        inputs = probe(model.config)
-    # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: second try.
-    masks = [{}] if "pixel_values" in inputs else [{"attention_mask": torch.zeros(1, 1, TOKENS, TOKENS, device="meta")}, {}]
-    problems: list[Exception] = []
-    for mask in masks:
-        trace.clear()
-        token = _TRACE.set(trace)
-        try:
-            with torch.inference_mode(False), torch.no_grad(), trace:  # inference mode does not record which tensor is a view of which
-                model.base_model(**inputs, **mask)
-        except REFUSED as error:
-            problems.append(error)
-        else:
-            return
-        finally:
-            _TRACE.reset(token)
-    raise InputError(f"{key}: {UNTRACEABLE.format(model.config.model_type)}") from problems[-1]
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of the attention function."""
-
-    number: int
-    module: nn.Module
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scaling: float | None
-
-
-class _Trace(TorchFunctionMode):
-    """Records, for all torch calls, which layers a tensor comes from and which tensors a layer reads."""
-
-    def __init__(self, layers: Mapping[int, str]) -> None:
-        super().__init__()
-        self.layers = layers
-        self.clear()
-
-    def clear(self) -> None:
-        self.marks: dict[int, frozenset[str]] = {}
-        self.alive: list[Tensor] = []  # keeps tensors alive, so that ids stay unique
-        self.outputs: dict[str, Tensor] = {}
-        self.readers: dict[str, list[str]] = {}
-        self.calls: list[_Call] = []
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = list(tensors_in((args, tuple((kwargs or {}).values()))))
-        marks = frozenset().union(*(self.marks.get(id(tensor), frozenset()) for tensor in given))
-        layer = next((self.layers[id(tensor)] for tensor in given if id(tensor) in self.layers), None)
-        # a view or transpose of the weight itself is not an output of the layer
-        if layer is not None and len(given) > 1:
-            for mark in marks:
-                self.readers.setdefault(mark, []).append(layer)
-            marks = frozenset({layer})
-        for tensor in tensors_in(result):
-            self.mark(tensor, marks)
-            if layer is not None and len(given) > 1:
-                self.outputs[layer] = tensor
-        return result
-
-    def mark(self, tensor: Tensor, marks: frozenset[str]) -> None:
-        self.marks[id(tensor)] = marks
-        self.alive.append(tensor)
-
-    def base(self, tensor: Tensor) -> Tensor:
-        return tensor if tensor._base is None else tensor._base
-
-
-_TRACE: ContextVar[_Trace] = ContextVar("trace")
+    with on_meta_device() if way.on_meta else torch.device("cpu"):
+        inputs = probe(model)
+        # A 4-D mask is used unchanged; without a mask some models read the values of positions. Others accept 2-D masks only: last try.
+        masks: list[dict[str, Tensor]] = [{}]
+        if "pixel_values" not in inputs:
+            masks = [{"attention_mask": torch.zeros(1, 1, TOKENS, TOKENS)}, {}, {"attention_mask": torch.ones(1, TOKENS, dtype=torch.long)}]
+        problems: list[Exception] = []
+        for mask in masks:
+            trace.clear()
+            token = TRACE.set(trace)
+            try:
+                with torch.inference_mode(False), torch.no_grad(), trace:  # inference mode does not record which tensor is a view of which
+                    model.base_model(**inputs, **mask)
+            except REFUSED as error:
+                problems.append(error)
+            else:
+                return
+            finally:
+                TRACE.reset(token)
+    raise _NotRun(f"{key}: {UNTRACEABLE.format(model.config.model_type)}") from problems[-1]
 
 
 def _attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, scaling: float | None = None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Replaces attention: records its arguments and returns an empty result `[b, L, heads, d]` with a mark of its own."""
-    trace = _TRACE.get()
-    call = _Call(len(trace.calls), module, query, key, value, scaling)
+    trace = TRACE.get()
+    call = Call(len(trace.calls), module, query, key, value, scaling)
     trace.calls.append(call)
     rows, heads, length, _ = query.shape
     output = query.new_empty(rows, length, heads, value.shape[-1])
-    trace.mark(output, frozenset({_mark(call)}))
+    trace.mark(output, frozenset({call.mark}))
     return output, None
 
 
-def _mark(call: _Call) -> str:
-    return f"attention {call.number}"
-
-
-def _resolve(call: _Call, name: str, trace: _Trace, what: str) -> Attention:
+def _resolve(call: Call, model: nn.Module, name: str | None, trace: Trace, what: str) -> Attention:
     made = {"query": call.query, "key": call.key, "value": call.value}
-    parts: dict[str, tuple[str, int]] = {}
-    transformed = False
+    head_dim = call.query.shape[-1]
+    layers: dict[str, tuple[str, Tensor]] = {}
     for part, tensor in made.items():
-        marks = trace.marks.get(id(tensor), frozenset())
-        layer = next(iter(marks)) if len(marks) == 1 else None
-        size = tensor.shape[1] * tensor.shape[3]
-        output = trace.outputs.get(layer) if layer else None
-        if layer is None or output is None:
+        found = trace.output_of(tensor)
+        if found is None or found[1].shape[-1] % head_dim:
             raise InputError(f"{what.format(part)} cannot be identified")
-        is_view = trace.base(tensor) is trace.base(output) and tensor is not output
-        place = tensor.storage_offset() if is_view else 0
-        if output.shape[-1] % size or place % size or (output.shape[-1] != size and not is_view):
-            raise InputError(f"{what.format(part)} cannot be identified")
-        transformed |= not is_view
-        parts[part] = layer, place // size
-    readers = list(dict.fromkeys(trace.readers.get(_mark(call), [])))
-    if len(readers) != 1 or call.value.shape[-1] != call.query.shape[-1]:
+        layers[part] = found
+    readers = list(dict.fromkeys(trace.readers.get(call.mark, [])))
+    if len(readers) != 1 or call.value.shape[-1] != head_dim:
         raise InputError(f"{what.format('output')} cannot be identified")
-    _, heads, length, head_dim = call.query.shape
-    scaling = head_dim**-0.5 if call.scaling is None else float(call.scaling)
-    return Attention(name, parts, readers[0], scaling, heads, call.key.shape[1], head_dim, length, transformed)
+    shares_layer = len({layer for layer, _ in layers.values()}) < len(layers)
+    numbers = {part: tensor.shape[-3] for part, tensor in made.items()}
+    if not shares_layer:  # keys that query heads share may have been repeated for them
+        numbers = {part: output.shape[-1] // head_dim for part, (_, output) in layers.items()}
+    if numbers["key"] != numbers["value"] or numbers["query"] % numbers["key"]:
+        raise InputError(f"{what.format('key')} cannot be identified")
+    parts: dict[str, tuple[str, int]] = {}
+    interleaved = False
+    for layer, output in dict(layers.values()).items():
+        sizes = {part: numbers[part] * head_dim for part in layers if layers[part][0] == layer}
+        begins = {part: trace.begin_of(made[part]) for part in sizes}
+        places = _places(sizes, begins, output.shape[-1], numbers["key"])
+        if places is None:
+            raise InputError(f"{what.format(next(iter(sizes)))} cannot be identified")
+        parts |= {part: (layer, place) for part, place in places[0].items()}
+        interleaved |= places[1]
+    transformed = any(not trace.is_view_of(made[part], layers[part][1]) for part in made)
+    owner = name or _common([layer for layer, _ in layers.values()])
+    scaling = call.scaling if call.scaling is not None else getattr(model.get_submodule(owner), "scaling", None)
+    factor = float(scaling) if isinstance(scaling, int | float) else head_dim**-0.5
+    length, parts = call.query.shape[-2], {part: parts[part] for part in made}
+    return Attention(owner, parts, readers[0], factor, numbers["query"], numbers["key"], head_dim, length, transformed, interleaved)
 
 
-def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Yields the tensors in nested tuples, lists and maps."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, tuple | list):
-        for entry in value:
-            yield from tensors_in(entry)
-    elif isinstance(value, Mapping):
-        yield from tensors_in(tuple(value.values()))
+def _places(sizes: Mapping[str, int], begins: Mapping[str, int | None], width: int, groups: int) -> tuple[dict[str, int], bool] | None:
+    """Returns the order of the parts in the output of a layer, and whether they alternate head by head; None if that is unknown.
+
+    Args:
+        sizes: Width of each part: query, key or value.
+        begins: Where each part begins, if it is not the whole output.
+        width: Width of the output.
+        groups: Number of key and value heads.
+    """
+    if len(sizes) == 1:
+        return dict.fromkeys(sizes, 0), False
+    known = {part: begin for part, begin in begins.items() if begin is not None}
+    if len(known) < len(sizes) or sum(sizes.values()) != width:
+        return None
+    order = sorted(known, key=lambda part: known[part])
+    for unit, alternate in ((1, False), (groups, True)):  # side by side, or a group of heads after the other
+        expected, start = {}, 0
+        for part in order:
+            expected[part], start = start, start + sizes[part] // unit
+        if expected == known:
+            return {part: place for place, part in enumerate(order)}, alternate and groups > 1
+    return None
+
+
+def _common(names: list[str]) -> str:
+    """Returns the name of the innermost module that holds all these layers."""
+    paths = [name.split(".")[:-1] for name in names]
+    shared = 0
+    while all(len(path) > shared and path[shared] == paths[0][shared] for path in paths):
+        shared += 1
+    return ".".join(paths[0][:shared])

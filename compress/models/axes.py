@@ -20,7 +20,7 @@ from torch import nn
 
 from compress.core.errors import InputError
 from compress.models.blocks import Kind
-from compress.models.library import REFUSED, one_line
+from compress.models.library import REFUSED, one_line, sizes_config
 from compress.models.own_shape import SHAPE_KEY
 
 Size = Literal["hidden", "ffn", "vocabulary", "experts"]
@@ -51,7 +51,7 @@ class Axes:
 
 def key_of(config: Any, size: Size) -> str | None:
     """Returns the config key of a size, or None if the config has none."""
-    return next((name for name in SIZES[size] if hasattr(config, name)), None)
+    return next((name for name in SIZES[size] if hasattr(sizes_config(config), name)), None)
 
 
 def size_of(config: Any, size: Size) -> int:
@@ -59,8 +59,9 @@ def size_of(config: Any, size: Size) -> int:
     name = key_of(config, size)
     if name is None:
         return 0
-    value = getattr(config, name)
-    return int(4 * config.hidden_size if value is None and size == "ffn" else value)  # GPT-2: None means four times the width
+    own = sizes_config(config)
+    value = getattr(own, name)
+    return int(4 * own.hidden_size if value is None and size == "ffn" else value)  # GPT-2: None means four times the width
 
 
 def axes_of(model: nn.Module, key: str) -> Axes:
@@ -83,7 +84,7 @@ def _axes(kind: Kind, key: str) -> Axes:
         delattr(plain, SHAPE_KEY)
     ffn = key_of(plain, "ffn")
     if ffn is not None:
-        setattr(plain, ffn, size_of(plain, "ffn"))  # set explicitly, or it would change with the width
+        setattr(sizes_config(plain), ffn, size_of(plain, "ffn"))  # set explicitly, or it would change with the width
     shapes = _shapes(kind, plain, key)
     found: dict[Size, frozenset[Axis]] = {}
     repeated: dict[Axis, int] = {}
@@ -93,7 +94,7 @@ def _axes(kind: Kind, key: str) -> Axes:
             found[size] = frozenset()
             continue
         changed, added = copy.deepcopy(plain), old if size == "hidden" else 1  # double the width, which heads still divide
-        setattr(changed, name, old + added)
+        setattr(sizes_config(changed), name, old + added)
         others = _shapes(kind, changed, key)
         grown = {
             (weight, axis): others[weight][axis] - length

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.conv1d import with_linears
-from compress.models.library import quiet
+from compress.models.library import quiet, sizes_config
+from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 
 INDEX_LISTS = (
@@ -52,15 +53,19 @@ class Kind:
         config: Any = model.config
         return cls(type(model), config.to_json_string(), config)
 
-    def make(self, config: Any) -> Any:
-        """Builds a model of this class from another config on the meta device, with `nn.Linear` in place of `Conv1D`.
+    def make(self, config: Any, on_meta: bool = True) -> Any:
+        """Builds a model of this class from another config, with `nn.Linear` in place of `Conv1D` and weights that are not initialized.
+
+        Args:
+            config: The config.
+            on_meta: Whether to build it on the meta device, else on the CPU.
 
         Raises:
             ValueError, TypeError, ...: Whatever Transformers raises for an unusable config; see `compress.models.library.REFUSED`.
         """
         from transformers.initialization import no_init_weights
 
-        with torch.device("meta"), no_init_weights(), quiet():  # skips random initialization
+        with on_meta_device() if on_meta else torch.device("cpu"), no_init_weights(), quiet():
             return with_linears(self.model_class(config))
 
 
@@ -76,7 +81,10 @@ def repeated_blocks(model: nn.Module, key: str) -> tuple[str, nn.ModuleList]:
     """
     lists = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.ModuleList) and len(module)]
     alike = [(name, module) for name, module in lists if len({type(block) for block in module}) == 1]
-    kind, depth = model.config.model_type, getattr(model.config, "num_hidden_layers", None)  # type: ignore[union-attr]
+    config: Any = model.config
+    kind, depth = config.model_type, getattr(sizes_config(config), "num_hidden_layers", None)
+    if depth is None:
+        raise InputError(f"{key}: this {kind} is made of stages of different sizes; a stack of equal blocks is needed")
     if not alike:
         raise InputError(f"{key}: this {kind} has no list of repeated blocks; an encoder or decoder of stacked blocks is needed")
     name, blocks = max(alike, key=lambda entry: sum(parameter.numel() for parameter in entry[1].parameters()))
@@ -122,17 +130,21 @@ def between_blocks(blocks: Sequence[nn.Module]) -> Iterator[list[Tensor]]:
 
 def with_layers(config: Any, layers: Sequence[int]) -> Any:
     """Returns a copy of a Transformers config reduced to the given layers, counted from 0."""
-    changed, depth = copy.deepcopy(config), config.num_hidden_layers
-    changed.num_hidden_layers = len(layers)
-    for name, value in vars(config).items():
+    changed = copy.deepcopy(config)
+    before, own = sizes_config(config), sizes_config(changed)
+    depth, own.num_hidden_layers = before.num_hidden_layers, len(layers)
+    for name, value in vars(before).items():
         if not isinstance(value, list | tuple) or name in OTHER_LISTS or name.startswith("_") or name.endswith("_token_id"):
             continue
         if name in INDEX_LISTS:
-            setattr(changed, name, type(value)(number for number, layer in enumerate(layers) if layer in value))
+            setattr(own, name, type(value)(number for number, layer in enumerate(layers) if layer in value))
         elif len(value) == depth:
-            setattr(changed, name, type(value)(value[layer] for layer in layers))
-    own = getattr(config, SHAPE_KEY, None)
-    if own:
-        cut = {name: [value[layer] for layer in layers] for name, value in own.items() if isinstance(value, list)}
-        setattr(changed, SHAPE_KEY, {**own, **cut})
+            setattr(own, name, type(value)(value[layer] for layer in layers))
+    if len(getattr(own, "stage_names", None) or ()) == depth + 1:  # a backbone names its stem and its layers
+        own.stage_names = own.stage_names[: len(layers) + 1]
+        own._out_features, own._out_indices = own.stage_names[-1:], [len(layers)]
+    shape = getattr(config, SHAPE_KEY, None)
+    if shape:
+        cut = {name: [value[layer] for layer in layers] for name, value in shape.items() if isinstance(value, list)}
+        setattr(changed, SHAPE_KEY, {**shape, **cut})
     return changed

@@ -21,7 +21,7 @@ from compress.core.files import local
 from compress.core.shown import shown
 from compress.core.tasks import SCORE, TASKS, Task
 from compress.models.files import find
-from compress.models.library import REFUSED, one_line, quiet, task_classes
+from compress.models.library import REFUSED, one_line, quiet, sizes_config, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
 from compress.models.raw_config import check_labels, check_raw
 from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
@@ -107,7 +107,7 @@ def read_config(folder: Path, key: str) -> Any:
     except (StrictDataclassError, OSError, *REFUSED) as error:
         raise InputError(f"{key}: {folder / 'config.json'} is not a usable config ({one_line(error)})") from error
     if raw.get(SHAPE_KEY):
-        read_own(raw[SHAPE_KEY], found.num_hidden_layers, f"{key}: {folder}")
+        read_own(raw[SHAPE_KEY], sizes_config(found).num_hidden_layers, f"{key}: {folder}")
     return found
 
 
@@ -134,6 +134,7 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
         raise InputError(
             f"model.path: {config.path} is a {found.model_type}, which cannot do {config.task}; give a model that can, or change model.task"
         )
+    _check_padding(found, config.task, "model.path")
     if config.head == "new":
         return
     row = TASKS[config.task]
@@ -155,7 +156,7 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
 def check_length(config: Any, max_length: int) -> None:
     """Raises an `InputError` if a text model cannot read `max_length` tokens."""
     positions = getattr(config, "max_position_embeddings", None)
-    if positions is None:
+    if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
         return
     # RoBERTa and related models count positions from pad id + 1.
     usable = positions - ((config.pad_token_id or 0) + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0)
@@ -199,7 +200,14 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     classes = task_classes(built, config.task)
     if not classes:
         raise InputError(f"model.config.model_type: a {kind} cannot do {config.task}; give a type that can, or change model.task")
+    _check_padding(built, config.task, "model.config")
     return built
+
+
+def _check_padding(config: Any, task: Task, key: str) -> None:
+    """Raises an `InputError` if a text classifier mixes padding into its answers (FNet)."""
+    if TASKS[task].modality == "text" and TASKS[task].answer != "tokens" and not takes_padding(config, task):
+        raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 
 def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[str, Any], default: Any) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
+
+from compress.models.meta import on_meta_device
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -44,7 +45,7 @@ def stock_state(model: Any) -> dict[str, Tensor]:
     Args:
         model: A model after `with_linears`; its layers may have been replaced since.
     """
-    with torch.device("meta"):
+    with on_meta_device():
         stock = type(model)(model.config)
     transposed = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
     return {name: value.T.contiguous() if name in transposed else value for name, value in model.state_dict().items()}

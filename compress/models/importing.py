@@ -38,6 +38,7 @@ from compress.models.config import (
 )
 from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
 from compress.models.forward import forward
+from compress.models.images import image_shape
 from compress.models.library import REFUSED, one_line, quiet, some, with_class
 from compress.models.raw_config import check_raw
 from compress.models.shapes import auto_class, mark
@@ -48,8 +49,6 @@ from compress.schemes.checkpoint import QUANTIZATION_JSON
 FLOAT_BYTES = 4
 NEW_HEAD = 100_000_000
 """Weights that a new head and pooler may have on top of the stored ones, which a config may also use twice."""
-IMAGE_SIZE = 224
-"""Pixels along an edge, for models whose config does not say."""
 
 
 @dataclass(frozen=True)
@@ -284,8 +283,7 @@ def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, ou
 
 def image_settings(config: Any) -> dict[str, Any]:
     """Returns a plain preprocessor_config.json for a model: resize to its image size, scale to [-1, 1]."""
-    size, channels = getattr(config, "image_size", IMAGE_SIZE), getattr(config, "num_channels", 3)
-    height, width = size if isinstance(size, list | tuple) else (size, size)
+    channels, height, width = image_shape(config)
     return {
         "image_processor_type": "ViTImageProcessor",
         "do_convert_rgb": channels == 3,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,6 +33,12 @@ def task_of(config: Any, answer: str | None = None) -> Task:
     return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 
+def sizes_config(config: Any) -> Any:
+    """Returns the config that holds the sizes of the layers: the vision config inside the config of an image classifier, or itself."""
+    inner = getattr(config, "vision_config", None)
+    return config if inner is None or getattr(config, "num_hidden_layers", None) is not None else inner
+
+
 def task_classes(config: Any, task: Task) -> list[str]:
     """Returns the names of the model classes for this type of config and this task, preferred one first; empty if there is none."""
     mapping = stock_auto(task)._model_mapping
@@ -43,6 +50,13 @@ def with_class(config: Any, task: Task) -> Any:
     """Sets the model class in a config without one, and returns the config; `from_config` needs it if there are several classes."""
     config.architectures = config.architectures or task_classes(config, task)[:1]
     return config
+
+
+def takes_padding(config: Any, task: Task) -> bool:
+    """Whether the model class of this config and task can be told which tokens are padding."""
+    found = stock_auto(task)._model_mapping[type(config)]
+    chosen = found[0] if isinstance(found, tuple) else found
+    return "attention_mask" in inspect.signature(chosen.forward).parameters
 
 
 @contextmanager

@@ -26,8 +26,8 @@ class OwnShape(Config):
     """Key and value heads of each layer."""
     scaling: tuple[PositiveFloat, ...]
     """Factor of the scores Q K^T in each layer."""
-    ffn: tuple[PositiveInt, ...]
-    """FFN neurons of each layer, per expert if there are several."""
+    ffn: tuple[PositiveInt, ...] = ()
+    """FFN neurons of each layer, per expert if there are several; absent for models whose config does not name them."""
     experts: tuple[PositiveInt, ...] = ()
     """Experts of each layer; absent for models without experts."""
 
@@ -45,7 +45,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
     """
     try:
         shape = OwnShape.model_validate(own)
-        lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), len(shape.ffn), len(shape.experts) or depth}
+        lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), len(shape.ffn) or depth, len(shape.experts) or depth}
         if lengths == {depth}:
             return shape
         problem = f"lists of {depth} entries, one per layer, are needed"

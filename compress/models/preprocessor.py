@@ -44,7 +44,10 @@ def preprocessor(checkpoint: Path, task: Task, max_length: int, target: Target) 
     config = stock_type(_read_json(checkpoint / "config.json"))
     try:
         if TASKS[task].modality == "image":
-            image = _image_steps(checkpoint, _whole(config, "num_channels", 3, checkpoint / "config.json"))
+            own = config.get("vision_config") or config
+            if not isinstance(own, dict):
+                raise InputError(f"{checkpoint / 'config.json'}: vision_config: {shown(own)} given; a map is allowed")
+            image = _image_steps(checkpoint, _whole(own, "num_channels", 3, checkpoint / "config.json"))
             return Preprocessor("image", ("pixel_values",), _names(checkpoint, config, task), task, image=image)
         return _text_preprocessor(checkpoint, config, task, max_length, target)
     except BadRow as error:

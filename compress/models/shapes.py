@@ -31,10 +31,11 @@ from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.models.attention import Attention, find_attentions, is_layer, out_axis
-from compress.models.axes import Axis, axes_of, key_of
+from compress.models.axes import Axes, Axis, axes_of, key_of
 from compress.models.blocks import repeated_blocks
 from compress.models.conv1d import is_conv1d, with_linears
-from compress.models.library import REFUSED, one_line, quiet, stock_auto, task_of, with_class
+from compress.models.library import REFUSED, one_line, quiet, sizes_config, stock_auto, task_of, with_class
+from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.structure import Sizes, Structure, head_axes
 
@@ -42,11 +43,13 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "heads": ("num_attention_heads", "num_heads", "n_heads"),
     "key_value_heads": ("num_key_value_heads",),
     "group": ("num_key_value_groups",),
-    "head_dim": ("head_dim", "attention_head_size"),
+    "head_dim": ("head_dim", "attention_head_size", "head_size"),
     "inner": ("all_head_size", "split_size"),
-    "scaling": ("scaling",),
+    "scaling": ("scaling", "scale"),
+    "root": ("scale_attn",),
+    "rotary": ("rotary_ndims",),
 }
-"""Attribute names of the head counts in attention modules."""
+"""Attribute names of the head counts in attention modules; `root` is the square root of the head dimension, `rotary` a share of it."""
 EXPERT_COUNTS = ("num_experts", "n_routed_experts")
 FFN_COUNTS = ("intermediate_dim", "intermediate_size")
 MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.load(folder)"
@@ -100,6 +103,8 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
     if nearest is None:
         raise InputError(f"{key}: a {config.model_type} of this shape cannot be built ({one_line(problem)})") from problem
     changed = nearest[0]
+    if not nearest[1] and any(attention.transformed for attention in find_attentions(on_meta(config), key).values()):
+        changed.head_dim = sizes.head_dim  # rotary positions are made once for all layers, from the config
     try:
         own = OwnShape(
             model_type=config.model_type,
@@ -107,7 +112,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
             heads=sizes.heads,
             key_value_heads=sizes.key_value_heads,
             scaling=sizes.scaling,
-            ffn=sizes.ffn,
+            ffn=sizes.ffn if any(sizes.ffn) else (),
             experts=sizes.experts if any(sizes.experts) else (),
         )
     except ValidationError as error:
@@ -133,7 +138,7 @@ def on_meta(config: Any) -> nn.Module:
     from transformers.initialization import no_init_weights
 
     task = task_of(config)
-    with torch.device("meta"), no_init_weights(), quiet():
+    with on_meta_device(), no_init_weights(), quiet():
         made: nn.Module = with_linears(auto_class(task, config).from_config(with_class(copy.deepcopy(config), task)))
     return made
 
@@ -187,32 +192,56 @@ def _stock(config: Any, sizes: Sizes, heads: int, head_dim: bool) -> Any:
     changed = copy.deepcopy(config)
     if hasattr(changed, SHAPE_KEY):
         delattr(changed, SHAPE_KEY)
-    changed.hidden_size, changed.num_attention_heads = sizes.hidden, heads
-    if hasattr(changed, "num_key_value_heads"):
-        changed.num_key_value_heads = max(1, heads * sizes.key_value_heads[0] // sizes.heads[0])
+    own = sizes_config(changed)
+    own.hidden_size, own.num_attention_heads = sizes.hidden, heads
+    if hasattr(own, "num_key_value_heads"):
+        own.num_key_value_heads = max(1, heads * sizes.key_value_heads[0] // sizes.heads[0])
     if head_dim:
-        changed.head_dim = sizes.head_dim
+        own.head_dim = sizes.head_dim
     ffn, vocabulary, experts = key_of(changed, "ffn"), key_of(changed, "vocabulary"), key_of(changed, "experts")
     for name, value in ((ffn, max(sizes.ffn)), (vocabulary, sizes.vocabulary), (experts, max(sizes.experts))):
         if name is not None and value:
-            setattr(changed, name, value)
+            setattr(own, name, value)
     return changed
 
 
 def _resize(model: Any, own: Any) -> None:
     """Resizes the layers of a stock model, in place."""
-    shape = read_own(own, model.config.num_hidden_layers, "checkpoint")
+    shape = read_own(own, sizes_config(model.config).num_hidden_layers, "checkpoint")
     stock = copy.copy(model)  # the same modules, under a config without `SHAPE_KEY`
     stock.config = copy.deepcopy(model.config)
     delattr(stock.config, SHAPE_KEY)
     axes, prefix = axes_of(stock, "checkpoint"), repeated_blocks(model, "checkpoint")[0]
-    for block, attention in find_attentions(stock, "checkpoint").items():
+    attentions = _stock_attentions(stock)
+    _resize_per_head(model, axes, attentions[0], shape.head_dim)
+    for block, attention in attentions.items():
         _resize_attention(model, attention, shape.heads[block], shape.key_value_heads[block], shape.head_dim, shape.scaling[block])
     for found, sizes, counts in ((axes.ffn, shape.ffn, FFN_COUNTS), (axes.experts, shape.experts, EXPERT_COUNTS)):
         for weight, axis in found if sizes else ():
             size = sizes[int(weight.removeprefix(f"{prefix}.").partition(".")[0])]
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
             _set_counts(owner, dict.fromkeys(counts, size))
+
+
+def _stock_attentions(stock: Any) -> Mapping[int, Attention]:
+    """Returns the attention layers of a stock model, whose config may hold the head dimension of the resized one."""
+    try:
+        return find_attentions(stock, "checkpoint")
+    except InputError:
+        if getattr(stock.config, "head_dim", None) is None:
+            raise
+        stock.config.head_dim = None
+        return find_attentions(stock, "checkpoint")
+
+
+def _resize_per_head(model: Any, axes: Axes, attention: Attention, head_dim: int) -> None:
+    """Resizes what follows the dimension of a head but belongs to no layer of attention, such as the frequencies of rotary positions."""
+    shapes = {name: value.shape for name, value in model.state_dict().items()}
+    hidden, layers = sizes_config(model.config).hidden_size, {id(module) for module in model.modules() if is_layer(module)}
+    for weight, axis in axes.hidden:
+        length, owner = shapes[weight][axis], model.get_submodule(weight.rpartition(".")[0])
+        if length != hidden and id(owner) not in layers and (length * head_dim) % attention.head_dim == 0:
+            _set_axis(model, (weight, axis), length * head_dim // attention.head_dim)
 
 
 def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_value_heads: int, head_dim: int, scaling: float) -> None:
@@ -226,16 +255,25 @@ def _resize_attention(model: nn.Module, attention: Attention, heads: int, key_va
         "group": heads // key_value_heads,
         "head_dim": head_dim,
         "inner": heads * head_dim,
+        "root": head_dim**0.5,
         "scaling": scaling,
     }
-    _set_counts(model.get_submodule(attention.module), {name: value for count, value in values.items() for name in COUNTS[count]})
+    module = model.get_submodule(attention.module)
+    values["rotary"] = getattr(module, COUNTS["rotary"][0], 0) * head_dim // attention.head_dim
+    own = getattr(module, "scaling", None)
+    if isinstance(own, int | float) and own != attention.scaling:  # not what attention is told: OPT multiplies its queries by it
+        values["scaling"] = own * (attention.head_dim / head_dim) ** 0.5
+    _set_counts(module, {name: value for count, value in values.items() for name in COUNTS[count]})
 
 
 def _set_counts(module: nn.Module, values: Mapping[str, float]) -> None:
     """Sets those of the attributes that the module already has as numbers."""
     for name, value in values.items():
-        if isinstance(getattr(module, name, None), int | float):
+        old = getattr(module, name, None)
+        if isinstance(old, int | float):
             setattr(module, name, value)
+        elif isinstance(old, torch.Tensor) and old.ndim == 0:
+            setattr(module, name, torch.tensor(value, dtype=old.dtype, device=old.device))
 
 
 def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
@@ -247,7 +285,10 @@ def _set_axis(model: nn.Module, axis: Axis, size: int) -> Any:
     new = torch.zeros([size if dim == number else length for dim, length in enumerate(old.shape)], dtype=old.dtype, device=old.device)
     if new.ndim > 1:
         new.normal_(std=getattr(model.config, "initializer_range", 0.02))
-    setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
+    if isinstance(old, nn.Parameter):
+        setattr(module, name, nn.Parameter(new, requires_grad=old.requires_grad))
+    else:
+        setattr(module, name, new)
     if name == "weight" and is_layer(module):
         inputs, outputs = (new.shape[1], new.shape[0]) if out_axis(module) == 0 else tuple(new.shape)
         _set_counts(module, {"in_features": inputs, "out_features": outputs, "nx": inputs, "nf": outputs})

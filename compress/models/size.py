@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.models.images import image_shape
 from compress.models.library import REFUSED, one_line, quiet, with_class
+from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 
 
@@ -35,7 +37,10 @@ class Counts:
 
 
 def count(model: Any, task: Task, length: int) -> Counts:
-    """Returns the parameters and MACs of the model that a config describes; allocates no weights.
+    """Returns the parameters and MACs of the model that a config describes; reads no weights.
+
+    Models that look at values while they run, such as at the padding mask, cannot run on the meta device; they run on the CPU, with
+    weights that are not initialized.
 
     Args:
         model: A model (float or int8; only its config matters) or a Transformers config.
@@ -45,18 +50,34 @@ def count(model: Any, task: Task, length: int) -> Counts:
     Raises:
         InputError: Transformers cannot run this config.
     """
+    try:
+        return _counted(model, task, length, on_meta=True)
+    except REFUSED:
+        pass  # whatever is wrong shows again on the CPU, with a message about the model
+    try:
+        return _counted(model, task, length, on_meta=False)
+    except REFUSED as error:
+        config: Any = model.config if isinstance(model, nn.Module) else model
+        raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
+
+
+def _counted(model: Any, task: Task, length: int, on_meta: bool) -> Counts:
+    """Builds the model and runs it on one row.
+
+    Raises:
+        ValueError, TypeError, ...: What Transformers raises for an unusable config (`compress.models.library.REFUSED`).
+    """
     from torch.utils.flop_counter import FlopCounterMode
+    from transformers.initialization import no_init_weights
 
     config: Any = model.config if isinstance(model, nn.Module) else model
-    try:
-        with torch.device("meta"), quiet():
-            config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
-            made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
-            inputs = _meta_inputs(config, task, length)
-            with FlopCounterMode(display=False) as counter, torch.no_grad():
-                made(**inputs)
-    except REFUSED as error:
-        raise InputError(f"model: this {config.model_type} cannot be run ({one_line(error)}); check the sizes in its config") from error
+    with on_meta_device() if on_meta else no_init_weights(), quiet():
+        config = _countable(config if isinstance(model, nn.Module) else with_class(config, task))
+        made = (type(model)(config) if isinstance(model, nn.Module) else auto_class(task, config).from_config(config)).eval()
+        made.requires_grad_(False)  # the counter follows gradients, which some models cut off
+        inputs = _inputs(config, task, length, masked=not on_meta)
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            made(**inputs)
     return Counts(sum(parameter.numel() for parameter in made.parameters()), counter.get_total_flops() // 2)
 
 
@@ -67,13 +88,15 @@ def _countable(config: Any) -> Any:
     return changed
 
 
-def _meta_inputs(config: Any, task: Task, length: int) -> dict[str, Tensor]:
+def _inputs(config: Any, task: Task, length: int, masked: bool) -> dict[str, Tensor]:
+    """Returns the inputs of one row; `masked`: with a padding mask, whose values most models read, and which changes no GEMM."""
     if TASKS[task].modality == "image":
-        size = getattr(config, "image_size", 224)
-        height, width = size if isinstance(size, list | tuple) else (size, size)
-        return {"pixel_values": torch.zeros(1, config.num_channels, height, width)}
-    # No attention mask: most models read its values, which a meta tensor lacks. The GEMMs are the same.
+        channels, height, width = image_shape(config)
+        return {"pixel_values": torch.zeros(1, channels, height, width)}
     ids = torch.zeros(1, length, dtype=torch.long)
-    if TASKS[task].answer == "tokens":  # a 4-D additive mask is used unchanged
+    if getattr(config, "is_encoder_decoder", False):  # its head reads the state of the end of the text
+        ids[:, -1] = config.eos_token_id
+    if not masked and TASKS[task].answer == "tokens":  # a 4-D additive mask is used unchanged
         return {"input_ids": ids, "attention_mask": torch.zeros(1, 1, length, length)}
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if config.model_type.startswith("deberta") else {"input_ids": ids}
+    masked |= config.model_type.startswith("deberta")
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if masked else {"input_ids": ids}

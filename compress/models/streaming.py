@@ -42,6 +42,7 @@ from compress.machine.process import trim_memory
 from compress.models.config import read_config
 from compress.models.conv1d import is_conv1d, with_linears
 from compress.models.library import quiet, some, task_of, with_class
+from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.models.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
@@ -304,7 +305,7 @@ class StreamedModel:
 
 def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
     """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`; returns it and the paths of those layers."""
-    with torch.device("meta"), quiet():
+    with on_meta_device(), quiet():
         task = task_of(config, "tokens")
         model = auto_class(task, config).from_config(with_class(config, task), dtype=torch.float32)
     transposed = {name for name, module in model.named_modules() if is_conv1d(module)}

@@ -23,6 +23,7 @@ from compress.core.errors import InputError
 from compress.models.attention import Attention, find_attentions, out_axis
 from compress.models.axes import Axes, Axis, axes_of, size_of
 from compress.models.blocks import repeated_blocks
+from compress.models.library import sizes_config
 
 T = TypeVar("T")
 
@@ -111,6 +112,9 @@ class Structure:
             InputError: The model is not a stack of blocks, its attention layers cannot be identified, or weights and config do not match.
         """
         config: Any = model.config
+        own = sizes_config(config)
+        if getattr(config, "is_encoder_decoder", False):
+            raise InputError(f"{key}: a {config.model_type} has two stacks of blocks, an encoder and a decoder; a model with one is needed")
         prefix, blocks = repeated_blocks(model, key)
         attentions = tuple(attention for _, attention in sorted(find_attentions(model, key).items()))
         heads = tuple(head_axes(model, attention) for attention in attentions)
@@ -118,7 +122,14 @@ class Structure:
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         inside = [f"{prefix}.{number}." for number in range(len(blocks))]
         ffn, experts = (_by_block(found, inside) for found in (axes.ffn, axes.experts))
-        residual = axes.hidden - {axis for block in heads for axis in block}
+        outside = sorted({*axes.ffn, *axes.experts} - frozenset().union(*ffn, *experts))
+        if outside:
+            raise InputError(
+                f"{key}: {outside[0][0]} of this {config.model_type} is outside its blocks, but follows the size of their FFNs"
+            )
+        inner = {axis for block in heads for axis in block}
+        # Other axes follow the width without being its channels, such as the frequencies of rotary positions: they are not cut.
+        residual = frozenset(axis for axis in axes.hidden - inner if shapes[axis[0]][axis[1]] == own.hidden_size)
 
         def size(found: frozenset[Axis]) -> int:
             lengths = {shapes[name][axis] / axes.repeated.get((name, axis), 1) for name, axis in found}
@@ -128,11 +139,8 @@ class Structure:
 
         if len({attention.head_dim for attention in attentions}) > 1:
             raise InputError(f"{key}: the heads of this {config.model_type} do not all have the same dimension")
-        wrong = [name for name, axis in residual if shapes[name][axis] != config.hidden_size]
-        if wrong:
-            raise InputError(f"{key}: {min(wrong)} of this {config.model_type} does not have the width in its config")
         sizes = Sizes(
-            config.hidden_size,
+            own.hidden_size,
             size_of(config, "vocabulary"),
             attentions[0].head_dim,
             tuple(attention.heads for attention in attentions),
@@ -147,6 +155,15 @@ class Structure:
     def depth(self) -> int:
         """Number of blocks."""
         return len(self.attentions)
+
+    def is_interleaved(self, block: int, axis: Axis) -> bool:
+        """Whether an axis over head dimensions has query, key and value head by head."""
+        return self.attentions[block].interleaved and len(self.heads[block][axis]) > 1
+
+    def head_pieces(self, block: int, axis: Axis) -> list[int]:
+        """Returns the lengths of the pieces of an axis over head dimensions, each of which has equally many dimensions for each head."""
+        lengths = [self.attentions[block].size(what) for what, _ in self.heads[block][axis]]
+        return [sum(lengths)] if self.is_interleaved(block, axis) else lengths
 
 
 def _by_block(axes: frozenset[Axis], inside: Sequence[str]) -> tuple[frozenset[Axis], ...]:

@@ -23,7 +23,7 @@ from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.selection import selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import TrainConfig, Training, autocast_dtype, train, training_device
+from compress.training.train import TrainConfig, Training, train, training_device
 
 
 class Finetune(Stage):
@@ -97,7 +97,7 @@ class Finetune(Stage):
             "selection": {"metric": TASKS[context.task].metric, "values": history.selection, "best_step": history.best_step},
             "steps": history.steps,
             "seconds_per_step": history.seconds / max(1, history.steps),
-            "autocast": str(autocast_dtype(device)).removeprefix("torch."),
+            "autocast": history.autocast,
         }
 
 

@@ -36,9 +36,11 @@ from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, 
 from compress.measure.metrics import primary
 from compress.models.blocks import repeated_blocks
 from compress.models.forward import device_of
+from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
+from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.rows import Rows, plan_epoch
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
@@ -120,6 +122,8 @@ class History:
     """Training time, including interrupted runs up to their last checkpoint."""
     higher_is_better: bool = True
     """Whether a higher selection value is better."""
+    autocast: str = "float32"
+    """The dtype of the matrix products."""
 
     @property
     def best(self) -> float:
@@ -186,6 +190,7 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     Raises:
         InputError: There are no rows, or the loss or its gradient became NaN or infinite.
     """
+    empty_caches()
     config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
@@ -212,14 +217,6 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
         loop.resume(read_state(scratch, settings, progress.warn) if team.is_first else None, progress)
         loop.run(lambda state: write_state(scratch, settings, state), progress)
     return loop.finish()
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype:
-    """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32."""
-    if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
-    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return torch.bfloat16 if native else torch.float32
 
 
 def training_device() -> torch.device:
@@ -269,12 +266,16 @@ class _Loop:
         if team.shards:
             shard(model, repeated_blocks(model, label)[1])
         self.device = device_of(model)
+        self.history = History()
         self.autocast = autocast_dtype(self.device)
+        if not team.shards:  # one process alone cannot run a sharded model
+            few = {name: value.to(self.device) for name, value in self.rows.batch(np.arange(min(2, len(self.rows.lengths)))).items()}
+            self.autocast = dtype_for(model, few, self.autocast, label, training.progress)
+        self.history.autocast = str(self.autocast).removeprefix("torch.")
         self.optimizer = torch.optim.AdamW(parameter_groups(self.trained, config.weight_decay), lr=config.learning_rate, fused=True)
         self.epoch_steps = -(-len(self.rows.lengths) // config.batch_size)
         self.num_steps = max(1, steps_in(config.epochs, self.epoch_steps))
         self.keeps_best = config.keep == "best" and self.select is not None
-        self.history = History()
         self.best: dict[str, Tensor] = {}
         self.sums: dict[str, float] = {}  # loss terms of this epoch, summed over its rows
         self.seen = 0  # rows of this epoch

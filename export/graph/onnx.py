@@ -39,10 +39,11 @@ from onnx import helper
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from compress.core.errors import InputError
 from compress.core.tasks import Task
 from compress.models.config import read_config
 from compress.models.conv1d import with_linears
-from compress.models.library import quiet
+from compress.models.library import one_line, quiet
 from compress.models.shapes import auto_class
 from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable
@@ -174,6 +175,11 @@ def prune_initializers(graph: onnx.GraphProto) -> None:
 
 def _load(checkpoint: Path, task: Task) -> Any:
     config = read_config(checkpoint, "checkpoint")
+    if getattr(config, "is_encoder_decoder", False):
+        raise InputError(
+            f"export: a {config.model_type} answers from its end token, which rows that are made up to count and to time lack; "
+            "give a model without a decoder of its own, or leave out export"
+        )
     model = auto_class(task, config).from_pretrained(
         checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
@@ -205,22 +211,27 @@ def _takes_additive_mask(model: Any, preprocessor: Preprocessor) -> bool:
     plain, additive = (_wrapper(preprocessor)(model, preprocessor.input_names, additive=additive) for additive in (False, True))
     try:
         return torch.allclose(plain(*rows), additive(*rows), atol=1e-4)
-    except (ValueError, RuntimeError, IndexError, TypeError):  # what models raise for a mask of four axes
+    except (ValueError, RuntimeError, IndexError, TypeError, AssertionError):  # what models raise for a mask of four axes
         return False
 
 
 def _trace(wrapper: nn.Module, example: tuple[Tensor, ...], names: tuple[str, ...], axes: tuple[str, ...]) -> onnx.ModelProto:
     dynamic = dict.fromkeys(range(len(axes)), torch.export.Dim.DYNAMIC)
-    program = torch.onnx.export(
-        wrapper,
-        example,
-        dynamo=True,
-        dynamic_shapes=(tuple(dynamic for _ in example),),  # one entry: the variable arguments of `forward`
-        input_names=list(names),
-        output_names=["logits"],
-        opset_version=OPSET,
-        verbose=False,
-    )
+    try:
+        program = torch.onnx.export(
+            wrapper,
+            example,
+            dynamo=True,
+            dynamic_shapes=(tuple(dynamic for _ in example),),  # one entry: the variable arguments of `forward`
+            input_names=list(names),
+            output_names=["logits"],
+            opset_version=OPSET,
+            verbose=False,
+        )
+    except torch.onnx.OnnxExporterError as error:
+        kind = wrapper.model.config.model_type  # type: ignore[union-attr]
+        reason = one_line(error.__cause__ or error)
+        raise InputError(f"export: this {kind} cannot be traced into ONNX ({reason}); give another model, or leave out export") from error
     assert program is not None
     model: onnx.ModelProto = program.model_proto
     return model

@@ -57,8 +57,8 @@ def insert_qdq(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
         `out`; inputs and outputs are those of `float_onnx`.
 
     Raises:
-        ValueError: A layer or site of quantization.json is not in the graph exactly once, or its weights are not on the grid of its
-            scales.
+        ValueError: A layer of quantization.json is not in the graph, a site is not in it exactly once, or weights are not on the grid
+            of their scales.
     """
     scales = read_scales(checkpoint)
     model = onnx.load(str(float_onnx))
@@ -109,6 +109,7 @@ def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
     chosen = find_layers(graph, scales)
     graph.initializer.append(numpy_helper.from_array(np.array(0, np.int8), ZERO_INT8))
     pairs: dict[tuple[str, float, bytes], str] = {}
+    shared: dict[tuple[str, bool], str] = {}
     nodes = []
     for node in graph.node:
         name = chosen.get(node.name)
@@ -118,8 +119,12 @@ def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
             if key not in pairs:
                 pairs[key] = f"{key[0]}.dequantized" + (f".{len(pairs)}" if key[0] in {tensor for tensor, *_ in pairs} else "")
                 nodes += _activation(graph, key[0], scales[name], pairs[key])
-            nodes += _weight(graph, node, name, numpy_helper.to_array(weights[node.input[1]]), scales[name])
-            node.input[0] = pairs[key]
+            layout = name, is_transposed(node)
+            if layout not in shared:
+                shared[layout] = weight_stem(name, layout[1], taken=(name, not layout[1]) in shared)
+                array = numpy_helper.to_array(weights[node.input[1]])
+                nodes.append(_weight(graph, layout, shared[layout], array, scales[name]))
+            node.input[0], node.input[1] = pairs[key], f"{shared[layout]}.dequantized"
         nodes.append(node)
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
@@ -128,18 +133,17 @@ def _insert(graph: onnx.GraphProto, scales: dict[str, LayerScales]) -> None:
 
 
 def find_layers(graph: onnx.GraphProto, layers: Collection[str]) -> dict[str, str]:
-    """Returns the module path of each chosen layer by the name of its node."""
+    """Returns the module path of each chosen layer by the name of its node; a layer that runs several times has several nodes."""
     weights = {tensor.name for tensor in graph.initializer}
     found: dict[str, list[str]] = {name: [] for name in layers}
     for node in graph.node:
         name = module_of(node)
         if name in found and node.op_type in ("MatMul", "Gemm") and node.input[1] in weights:
             found[name].append(node.name)
-    wrong = {name: nodes for name, nodes in found.items() if len(nodes) != 1}
-    if wrong:
-        lines = (f"{name} is in the graph {len(nodes)} times" for name, nodes in wrong.items())
-        raise ValueError(f"every layer of quantization.json needs exactly one GEMM: {', '.join(lines)}")
-    return {nodes[0]: name for name, nodes in found.items()}
+    missing = [name for name, nodes in found.items() if not nodes]
+    if missing:
+        raise ValueError(f"every layer of quantization.json needs a GEMM in the graph: {', '.join(missing)} has none")
+    return {node: name for name, nodes in found.items() for node in nodes}
 
 
 def _activation(graph: onnx.GraphProto, tensor: str, scales: LayerScales, output: str) -> list[onnx.NodeProto]:
@@ -159,20 +163,35 @@ def _activation(graph: onnx.GraphProto, tensor: str, scales: LayerScales, output
     ]
 
 
+def is_transposed(node: onnx.NodeProto) -> bool:
+    """Whether a GEMM reads its weight as [O, I]: Gemm with transB; MatMul reads [I, O]."""
+    return any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+
+
+def weight_stem(name: str, transposed: bool, taken: bool) -> str:
+    """Returns the start of the names of a layer's quantized weight.
+
+    Args:
+        name: Path of the layer.
+        transposed: Whether it is stored as [O, I].
+        taken: Whether the graph has it in the other layout too, as of a layer that runs on a matrix and on a batch of them.
+    """
+    return f"{name}.weight" + (f".{'OI' if transposed else 'IO'}" if taken else "")
+
+
 def _weight(
-    graph: onnx.GraphProto, node: onnx.NodeProto, name: str, weight: npt.NDArray[np.float32], scales: LayerScales
-) -> list[onnx.NodeProto]:
-    """Adds codes, scales and zero-points of one weight in the orientation that the node has, and lets the node read them."""
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
-    axis = 0 if transposed else 1  # of the outputs: Gemm with transB stores [O, I], MatMul [I, O]
+    graph: onnx.GraphProto, layout: tuple[str, bool], stem: str, weight: npt.NDArray[np.float32], scales: LayerScales
+) -> onnx.NodeProto:
+    """Adds codes, scales and zero-points of the weight of a layer in one layout; returns the node that dequantizes it."""
+    name, transposed = layout
+    axis = 0 if transposed else 1  # of the outputs
     smoothed = weight if scales.smooth is None else weight * np.expand_dims(scales.smooth, axis)
     codes = weight_codes(name, smoothed, scales.weight, axis)
     tensors = {"codes": codes, "scale": scales.weight, "zero_point": np.zeros(len(scales.weight), np.int8)}
     for suffix, array in tensors.items():
-        graph.initializer.append(numpy_helper.from_array(array, f"{name}.weight.{suffix}"))
-    node.input[1] = f"{name}.weight.dequantized"
-    inputs = [f"{name}.weight.{suffix}" for suffix in tensors]
-    return [helper.make_node("DequantizeLinear", inputs, [node.input[1]], f"{name}.weight/DequantizeLinear", axis=axis)]
+        graph.initializer.append(numpy_helper.from_array(array, f"{stem}.{suffix}"))
+    inputs = [f"{stem}.{suffix}" for suffix in tensors]
+    return helper.make_node("DequantizeLinear", inputs, [f"{stem}.dequantized"], f"{stem}/DequantizeLinear", axis=axis)
 
 
 def weight_codes(name: str, weight: npt.NDArray[np.float32], scale_O: npt.NDArray[np.float32], axis: int) -> npt.NDArray[np.int8]:

@@ -43,7 +43,7 @@ from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales
 from compress.schemes.scales import Scales
 from export.graph.onnx import prune_initializers, save
-from export.graph.qdq import find_layers
+from export.graph.qdq import find_layers, is_transposed, weight_stem
 
 Array = npt.NDArray[Any]
 INT4_OPSET, INT4_IR = 21, 10
@@ -112,7 +112,7 @@ def insert(float_onnx: Path, checkpoint: Path, out: Path, rewrite: Rewrite) -> P
         `out`; inputs and outputs are those of `float_onnx`.
 
     Raises:
-        ValueError: A layer is not in the graph exactly once, or its weights are not on the grid of its scales.
+        ValueError: A layer is not in the graph, or its weights are not on the grid of its scales.
     """
     layers, _ = load_quantization(checkpoint)
     model = onnx.load(str(float_onnx))
@@ -235,7 +235,7 @@ NUMBERS: Mapping[str, float] = {"127": ACTIVATION_HIGH, "-127": -ACTIVATION_HIGH
 
 def _weight(graph: _Graph, node: onnx.NodeProto) -> tuple[torch.Tensor, bool]:
     """Returns the weight of a GEMM, float32 [O, I], and whether the node has it that way round."""
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    transposed = is_transposed(node)
     stored = torch.from_numpy(np.array(numpy_helper.to_array(graph.weights[node.input[1]]), np.float32))
     return (stored if transposed else stored.T.contiguous()), transposed
 
@@ -266,7 +266,13 @@ def _smoothed(graph: _Graph, tensor: str, scales: Scales) -> str:
 
 
 def _dequantized(graph: _Graph, node: onnx.NodeProto, name: str, arrays: Mapping[str, Array], attributes: Mapping[str, int]) -> None:
-    """Lets a GEMM read its weight through DequantizeLinear."""
-    inputs = [graph.constant(f"{name}.weight.{suffix}", np.ascontiguousarray(array)) for suffix, array in arrays.items()]
-    node.input[1] = graph.node("DequantizeLinear", inputs, f"{name}.weight.dequantized", **attributes)
+    """Lets a GEMM read its weight through DequantizeLinear, which all runs of a layer share."""
+    transposed = is_transposed(node)
+
+    def dequantized() -> str:
+        stem = weight_stem(name, transposed, taken=("weight", name, not transposed) in graph.made)
+        inputs = [graph.constant(f"{stem}.{suffix}", np.ascontiguousarray(array)) for suffix, array in arrays.items()]
+        return graph.node("DequantizeLinear", inputs, f"{stem}.dequantized", **attributes)
+
+    node.input[1] = graph.once(("weight", name, transposed), dequantized)
     graph.nodes.append(node)

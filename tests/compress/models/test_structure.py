@@ -16,6 +16,8 @@ from compress.models.axes import axes_of
 from compress.models.blocks import repeated_blocks, with_layers
 from compress.models.conv1d import with_linears
 from compress.models.structure import Structure
+from tests.architectures.steps import drawn
+from tests.architectures.table import ARCHITECTURES
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0}
@@ -132,28 +134,50 @@ def test_looking_changes_nothing() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def modernbert() -> Any:
-    tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 1)
-    return transformers.ModernBertForSequenceClassification(transformers.ModernBertConfig(**SIZES, vocab_size=20, **tokens))
-
-
 @pytest.mark.parametrize(
     ("model", "message"),
     [
         (
-            lambda: transformers.DebertaV2ForSequenceClassification(transformers.DebertaV2Config(**SIZES, **TEXT)),
-            "attention of this deberta-v2",
+            lambda: transformers.SqueezeBertForSequenceClassification(transformers.SqueezeBertConfig(**SIZES, **TEXT, embedding_size=16)),
+            "2 of 2 blocks of this squeezebert have no attention between linear layers",
+        ),
+        (
+            lambda: transformers.BartForSequenceClassification(transformers.BartConfig(d_model=16, vocab_size=20)),
+            "a bart has two stacks of blocks, an encoder and a decoder",
+        ),
+        (
+            lambda: transformers.ResNetForImageClassification(transformers.ResNetConfig(hidden_sizes=[8, 8], depths=[1, 1])),
+            "this resnet is made of stages of different sizes",
         ),
         (
             lambda: transformers.AlbertForSequenceClassification(transformers.AlbertConfig(**SIZES, **TEXT)),
             "albert has 1 blocks for 2 layers",
         ),
-        (modernbert, "the query layer of attention in this modernbert cannot be identified"),
     ],
 )
 def test_what_cannot_be_told_is_said(model: Callable[[], Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Structure.of(model(), KEY)
+
+
+TOLD_BY_SOFTMAX = {  # layer of query, key and value of block 1; whether they are in it head by head
+    "gpt_neox": ("gpt_neox.layers.1.attention.{}", ("query_key_value",) * 3, True),
+    "phi3": ("model.layers.1.self_attn.{}", ("qkv_proj",) * 3, False),
+    "modernbert": ("model.layers.1.attn.{}", ("Wqkv",) * 3, False),
+    "deberta-v2 (share_att_key)": ("deberta.encoder.layer.1.attention.self.{}", ("query_proj", "key_proj", "value_proj"), False),
+    "gptj": ("transformer.h.1.attn.{}", ("q_proj", "k_proj", "v_proj"), False),
+    "megatron-bert": ("bert.encoder.layer.1.attention.self.{}", ("query", "key", "value"), False),
+}
+
+
+@pytest.mark.parametrize("kind", TOLD_BY_SOFTMAX)
+def test_fused_layers_and_softmaxes_tell_the_attention(kind: str) -> None:
+    found = find_attentions(with_linears(drawn(ARCHITECTURES[kind])), KEY)[1]
+    pattern, names, interleaved = TOLD_BY_SOFTMAX[kind]
+    places = range(3) if len(set(names)) == 1 else (0, 0, 0)
+    expected = {what: (pattern.format(name), place) for what, name, place in zip(("query", "key", "value"), names, places, strict=True)}
+    assert (found.parts, found.interleaved) == (expected, interleaved)
+    assert (found.heads, found.key_value_heads, found.head_dim) == (4, 2 if kind == "phi3" else 4, 8)
 
 
 def test_blocks_are_the_largest_list_of_modules_of_one_class() -> None:

@@ -1,0 +1,64 @@
+"""The meta device, on which models are built and run for their shapes only, without weights or values.
+
+Some Transformers models keep tensors in `functools` caches: the relative positions of BEiT are computed once for each window. Such a cache
+does not know devices, so a run on the meta device would leave a tensor without values in it, and every later model would read that. So all
+code that builds or runs a model on the meta device does so inside `on_meta_device`, which empties these caches before and after. Nor does a
+cache know inference mode, whose tensors no gradient can flow through: code that takes gradients empties the caches first.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+
+LIBRARY = "transformers."
+WITHOUT_TENSORS = "transformers.utils."
+"""Caches of which libraries are installed; they hold no tensors."""
+CacheOfFunction = functools._lru_cache_wrapper
+
+_searched: set[str] = set()
+_caches: dict[int, CacheOfFunction[Any]] = {}
+
+
+@contextmanager
+def on_meta_device() -> Iterator[None]:
+    """Creates tensors on the meta device, and keeps caches of Transformers from carrying tensors into this block or out of it."""
+    empty_caches()
+    try:
+        with torch.device("meta"):
+            yield
+    finally:
+        empty_caches()
+
+
+def empty_caches() -> None:
+    """Empties the `functools` caches of all loaded modules of Transformers; the functions compute their results again."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith(LIBRARY) and not name.startswith(WITHOUT_TENSORS) and name not in _searched:
+            _searched.add(name)
+            _caches.update((id(cache), cache) for cache in _caches_in(module))
+    for cache in _caches.values():
+        cache.cache_clear()
+
+
+def _caches_in(module: ModuleType) -> Iterator[CacheOfFunction[Any]]:
+    """Yields the caches of functions and methods of a module, also those inside a decorated function."""
+    for value in list(vars(module).values()):
+        members = list(vars(value).values()) if isinstance(value, type) and value.__module__ == module.__name__ else [value]
+        for member in members:
+            function = getattr(member, "__func__", member)  # of a static or class method
+            yield from (found for found in (function, *_enclosed(function)) if isinstance(found, CacheOfFunction))
+
+
+def _enclosed(function: Any) -> list[Any]:
+    """Returns what a function has taken from the function around it."""
+    if not isinstance(function, FunctionType) or not function.__closure__:
+        return []
+    return list(inspect.getclosurevars(function).nonlocals.values())

@@ -1,0 +1,48 @@
+"""The number format that a model trains in: bfloat16 where the hardware has it and the model runs in it, else float32."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from compress.core.progress import Progress
+from compress.models.library import one_line
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype:
+    """Returns bfloat16 if the hardware supports it natively (CUDA 8.0 or later, AVX512-BF16, AMX), else float32."""
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+@torch.no_grad()
+def dtype_for(model: nn.Module, features: Mapping[str, Tensor], dtype: torch.dtype, label: str, progress: Progress) -> torch.dtype:
+    """Returns `dtype` if the model runs in it, else float32: some models mix dtypes under autocast (DeBERTa, X-MOD).
+
+    Args:
+        model: The model on its device.
+        features: Features of a few rows on the same device.
+        dtype: What the hardware runs fast.
+        label: Start of the warning if the model does not run in bfloat16.
+        progress: Receives the warning.
+    """
+    if dtype == torch.float32:
+        return dtype
+    training = {module: module.training for module in model.modules()}
+    try:
+        for module in model.modules():  # as in training, but without dropout and running means
+            module.training = isinstance(module, nn.Linear)
+        with torch.autocast(next(model.parameters()).device.type, dtype):
+            model(**features)
+    except RuntimeError as error:
+        kind = getattr(getattr(model, "config", None), "model_type", "model")
+        progress.warn(f"{label}: this {kind} does not run in bfloat16 ({one_line(error)}); it trains in float32")
+        return torch.float32
+    finally:
+        for module, was in training.items():
+            module.training = was
+    return dtype

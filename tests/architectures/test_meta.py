@@ -1,0 +1,90 @@
+"""What is done on the meta device leaves nothing behind: a model answers the same, bit for bit, before and after it."""
+
+from __future__ import annotations
+
+import functools
+import gc
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS
+from compress.models.images import image_shape
+from compress.models.meta import on_meta_device
+from compress.models.shapes import on_meta
+from compress.models.size import count
+from compress.models.structure import Structure
+from tests.architectures.steps import drawn
+from tests.architectures.table import ARCHITECTURES, VISION, VOCABULARY, Architecture
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def logits(model: Any, architecture: Architecture) -> torch.Tensor:
+    """Returns the logits of a row."""
+    generator = torch.Generator().manual_seed(0)
+    if TASKS[architecture.task].modality == "image":
+        features = {"pixel_values": torch.randn(1, *image_shape(model.config), generator=generator)}
+    else:
+        ids = torch.randint(4, VOCABULARY, (1, 12), generator=generator)
+        ids[:, -1] = 2  # the end, which some heads look for
+        features = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    torch.manual_seed(0)  # some attentions draw random projections
+    with torch.inference_mode():
+        answer: torch.Tensor = model(**features).logits
+    return answer
+
+
+def forget() -> None:
+    """Empties every cache of a function of Transformers' models that there is in this process."""
+    for found in gc.get_objects():
+        if isinstance(found, functools._lru_cache_wrapper) and str(found.__module__).startswith("transformers.models."):
+            found.cache_clear()
+
+
+OTHERS = [name for name in ARCHITECTURES if name not in VISION]
+RARELY = [name for number, name in enumerate(OTHERS) if number % 3]
+"""Two of three text models are left to the slow tests; the caches that exist today are those of image models."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in RARELY)) for name in ARCHITECTURES])
+def test_a_model_answers_the_same_after_it_was_looked_at(name: str) -> None:
+    architecture = ARCHITECTURES[name]
+    model = drawn(architecture)
+    forget()
+    before = logits(model, architecture)
+    forget()  # so that what is looked at next would fill the caches
+    assert count(model.config, architecture.task, 8).macs > 0
+    with suppress(InputError):  # a model that cannot be pruned was run on the meta device all the same
+        Structure.of(on_meta(model.config), "stages.prune")
+    assert torch.equal(before, logits(model, architecture))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_caches_are_empty_before_and_after(fails: bool) -> None:
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
+    from transformers.models.dinov3_vit.modeling_dinov3_vit import get_patches_center_coordinates
+
+    index = BeitRelativePositionBias.generate_relative_position_index
+    real = index((2, 3)), get_patches_center_coordinates(2, 3, torch.float32, torch.device("cpu"))
+    try:
+        with on_meta_device():
+            assert index((2, 3)).is_meta
+            if fails:
+                raise ValueError("cannot be run")
+    except ValueError:
+        assert fails
+    assert torch.equal(index((2, 3)), real[0])
+    assert torch.equal(get_patches_center_coordinates(2, 3, torch.float32, torch.device("cpu")), real[1])
+
+
+def test_there_is_one_way_to_the_meta_device() -> None:
+    """Code that builds or runs models there without `on_meta_device` could leave tensors behind."""
+    packages = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    named = [path.name for path in files if 'torch.device("meta")' in path.read_text(encoding="utf-8")]
+    assert named == ["meta.py"]
