@@ -232,7 +232,7 @@ def _resolve(call: Call, model: nn.Module, name: str | None, trace: Trace, what:
     numbers = {part: tensor.shape[-3] for part, tensor in made.items()}
     if not shares_layer:  # keys that query heads share may have been repeated for them
         numbers = {part: output.shape[-1] // head_dim for part, (_, output) in layers.items()}
-    if numbers["key"] != numbers["value"] or numbers["query"] % numbers["key"]:
+    if numbers["key"] != numbers["value"]:
         raise InputError(f"{what.format('key')} cannot be identified")
     parts: dict[str, tuple[str, int]] = {}
     interleaved = False
