@@ -40,6 +40,7 @@ from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_F
 from compress.models.forward import forward
 from compress.models.images import image_shape
 from compress.models.library import REFUSED, one_line, quiet, some, with_class
+from compress.models.meta import on_meta_device
 from compress.models.raw_config import check_raw
 from compress.models.shapes import auto_class, mark
 from compress.models.size import count
@@ -191,7 +192,7 @@ def _check_stored(config: ModelConfig, found: Any, source: Path) -> None:
     """Checks, without reading a weight, that the files can hold the model of the config, in floating point."""
     stored = headers(source, "model.path")
     try:
-        with torch.device("meta"), quiet():
+        with on_meta_device(), quiet():
             model = auto_class(config.task, found).from_config(with_class(copy.deepcopy(found), config.task))
     except REFUSED as error:
         raise InputError(f"model.path: {source / 'config.json'} describes no model ({one_line(error)}); check its sizes") from error
