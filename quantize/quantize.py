@@ -37,7 +37,7 @@ PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers of the blocks to true int8, int4 or FP8."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
