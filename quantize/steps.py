@@ -118,11 +118,14 @@ class Steps:
         observed = collect(self.model, layers, batches, forward, Histogram, smoothed)
         return compare_ranges(figures, observed, highest)
 
-    def train(self, scales: Mapping[str, Scales], uncorrected: nn.Module | None) -> tuple[dict[str, Scales], dict[str, Any]]:
+    def train(
+        self, scales: Mapping[str, Scales], group: Mapping[str, str], uncorrected: nn.Module | None
+    ) -> tuple[dict[str, Scales], dict[str, Any]]:
         """Trains the model in int8, in place.
 
         Args:
             scales: Initial scales.
+            group: The group of each layer: layers that read the same tensor.
             uncorrected: The float model with its original biases; None if they were not corrected.
 
         Returns:
@@ -132,7 +135,7 @@ class Steps:
         named = self.context.teacher
         teacher = named.path if named and named.path != self.source else uncorrected
         start = cast("Mapping[str, LayerScales]", scales)
-        learned, history = learn(self.model, start, self.settings.qat, self.context, self.source, self.name, teacher)
+        learned, history = learn(self.model, start, group, self.settings.qat, self.context, self.source, self.name, teacher)
         looks = {"selection": history.selection, "best_step": history.best_step}
         return dict(learned), {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
 
