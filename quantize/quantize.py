@@ -45,10 +45,10 @@ class Quantize(QuantizeSettings):
         return {"weight_bits": self.bits(context), **goal}
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward passes over calibration rows (one for ranges, one for smoothing, a dozen for biases) and over selection rows (one per
-        trial), plus forward and backward passes (1 : 2) for training."""
+        """Forward passes over calibration rows (one for ranges, one for smoothing, one per block for rounding, a dozen for biases) and over
+        selection rows (one per trial), plus forward and backward passes (1 : 2) for training."""
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
-        learned = {"nearest": 0, "gptq": 3, "adaround": 30}[self.rounding] + 3 * self.awq
+        learned = {"nearest": 0, "gptq": 9, "adaround": 36}[self.rounding] + 3 * self.awq
         passes = 1 + (self.smoothing is not None) + learned + 12 * self.bias_correction + bool(self.attention or self.residual)
         trials = (1 + len(METHODS)) * (self.calibration.method == "auto") + 2 * self.bias_correction
         scanned = SCAN_ROWS * PASSES_PER_SCAN * self.scans
