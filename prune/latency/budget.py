@@ -4,9 +4,9 @@
     2. measure that shape on the engine
     3. set the budget to (1 - TOLERANCE / 2) * target * predicted / measured, and choose again
 
-The target is an upper bound: a shape fits if measured <= target. The search ends when a shape fits and takes at least 1 - `TOLERANCE` of the
-target, or after `MAX_ROUNDS`. Of the shapes that fit the slowest wins, as it keeps the most units. If none fits, the fastest wins and the
-stage warns. Step 3 aims at the middle of the tolerance, so that measurement noise does not push the next shape over the target. If the
+The target is an upper bound: a shape fits if measured <= target. The search ends when a shape fits and takes at least 1 - `TOLERANCE` of
+the target, or after `MAX_ROUNDS`. Of the shapes that fit the slowest wins, as it keeps the most units. If none fits, the fastest wins and
+the stage warns. Step 3 aims at the middle of the tolerance, so that measurement noise does not push the next shape over the target. If the
 recipe asks for a share of the blocks instead of a latency, the chosen shape is only measured.
 
 Limitations: the latency of embeddings and head counts as fixed.

@@ -133,7 +133,9 @@ def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path:
     def apart(teacher: Any) -> float:
         model, scales = start_of(bert.path, run)
         settings = Qat(epochs=4, batch_size=8, learning_rate=1e-3)
-        learn(model, scales, group_of(scales), settings, replace(run, scratch=tmp_path / str(teacher is None)), bert.path, "quantize", teacher)
+        learn(
+            model, scales, group_of(scales), settings, replace(run, scratch=tmp_path / str(teacher is None)), bert.path, "quantize", teacher
+        )
         return float((forward(model, inputs) - target).detach().square().mean())
 
     assert apart(tmp_path / "other") < 0.5 * apart(None)

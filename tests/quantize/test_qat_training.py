@@ -135,7 +135,9 @@ def test_weights_before_the_training_are_kept_where_they_are_nearest(bert: Artif
 def test_weights_are_chosen_by_distance_from_the_teacher_or_by_labels(bert: Artifact, context: Context, distill: bool) -> None:
     model, scales = start_of(bert.path, context)
     floating = copy.deepcopy(model)
-    _, history = learn(model, scales, group_of(scales), Qat(epochs=1, distill=distill, learning_rate=1e-4, keep="last"), context, bert.path, "quantize")
+    _, history = learn(
+        model, scales, group_of(scales), Qat(epochs=1, distill=distill, learning_rate=1e-4, keep="last"), context, bert.path, "quantize"
+    )
     prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
     rows, labels = context.data.selection.rows, context.data.selection.labels
     before, after = (predict(one, prepared, rows, 8) for one in (floating, model))
