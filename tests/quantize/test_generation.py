@@ -96,7 +96,7 @@ def test_a_look_at_a_language_model_tells_its_perplexity_too(gpt: Artifact, cont
     apart, metric = trial.look()
     expected = metrics("text-generation", predict(model, tiny_gpt.prepared(), trial.rows, 64), trial.labels)["perplexity"]  # type: ignore[arg-type]
     assert metric == pytest.approx(expected, rel=1e-4)
-    assert apart == pytest.approx(trial.distance_now()) > 0
+    assert 0 < apart == pytest.approx(trial.distance_now())
 
 
 def test_a_trial_leaves_shorter_blocks_out(gpt: Artifact, context: Context) -> None:
