@@ -131,26 +131,19 @@ def prepare(model: Any, features: dict[str, Any], kind: str) -> None:
 
     from compress.models.forward import forward, linears
     from compress.schemes.int8 import LayerScales, weight_scale
+    from quantize.calibration import Histogram, collect
     from quantize.qat import insert
 
     if kind == "finetune":
         return
     layers = {name: layer for name, layer in linears(model).items() if ".encoder." in name}
-    scales: dict[str, LayerScales] = {}
-
-    def observe(name: str) -> Callable[[Any, Any], None]:
-        def hook(layer: Any, inputs: Any) -> None:
-            scales[name] = LayerScales(weight_scale(layer.weight.detach(), LARGEST), inputs[0].abs().max() / LARGEST, BITS)
-
-        return hook
-
-    hooks = [layer.register_forward_pre_hook(observe(name)) for name, layer in layers.items()]
-    with torch.no_grad():
-        forward(model.eval(), features)
-    for hook in hooks:
-        hook.remove()
+    observed = collect(model.eval(), layers, [features], forward, Histogram)
+    scales = {
+        name: LayerScales(weight_scale(layer.weight.detach(), LARGEST), torch.tensor(observed.of(name).largest / LARGEST), BITS)
+        for name, layer in layers.items()
+    }
     if kind == "qat":
-        insert(model, scales)
+        insert(model, scales, observed.group)
         return
     for name, layer in layers.items():
         layer.forward = fake_quantized(layer, scales[name])

@@ -9,8 +9,9 @@ What is built, each in a folder `<variant>-<precision>`:
 A processor with bf16 adds the float variant behind the last one in bf16, from the files of its fp32 build: there bf16 is what int8 has
 to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`).
 
-Every engine runs in a process of its own, predicts the whole evaluation split in the configuration that is timed and served, and has to
-agree with torch (`export.parity.parity`), or is left out; where no mode of an engine agrees, the stage fails. bf16 is compared but not held
+Every engine runs in a process of its own, in the configuration that is timed and served. First it has to agree with torch on selection rows
+(`export.parity.parity`), or is left out; where no mode of an engine agrees, the stage fails. Only an engine that stays predicts the whole
+evaluation split, so what is built, left out or recommended does not depend on evaluation rows. bf16 is compared but not held
 to it: of an int8 build the same files are, with their float part in fp32. `export.json` lists all of it: engines in the order of
 `target.engines`, of an engine the recommended mode first.
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -31,6 +33,7 @@ from compress.core.engines import ENGINES, EngineName
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
+from compress.data.splits import Split
 from compress.schemes.table import is_static_int8, of_precision
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -39,10 +42,12 @@ from export.engines.registry import engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.graph.quantized import precision_of, write_graphs
+from export.parity.rows import gate_rows
 
 MODEL, EXPORTED = "model.onnx", "export.json"
 COMPRESSED = "compressed-tensors"
 NO_GRAPH = "torch has no graph of its own that could be counted"
+BATCH_SIZE = 32
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
 
@@ -80,7 +85,7 @@ class Build:
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 
@@ -223,8 +228,7 @@ class _Exporter:
         model = self._onnx()
         names = self._engines()
         built = [entry for engine in names for entry in self._build(engine, model)]
-        reference = self._reference()
-        engines = [self._judged(entry, model, reference) if entry["runnable"] else entry for entry in built]
+        engines = [self._judged(entry, model) if entry["runnable"] else entry for entry in built]
         self._require(engines)
         judgement = self._judgement(engines)
         precision = judgement.precision if judgement else self.rest if is_static_int8(self.build.precision) else self.build.float_precision
@@ -292,62 +296,85 @@ class _Exporter:
             log=lambda line: self.context.progress.log(f"    {line}"),
         )
 
-    def _reference(self) -> NDArray[Any]:
-        """Returns the logits of torch eager for the evaluation split: what every engine has to agree with."""
+    @cached_property
+    def _gate(self) -> tuple[Split, NDArray[Any]]:
+        """The rows of the parity gate and what torch eager answers to them: what every engine has to agree with."""
+        rows = gate_rows(self.context.data)
+        return rows, self._in_torch(rows)
+
+    def _in_torch(self, split: Split) -> NDArray[Any]:
+        """Returns the predictions of torch eager."""
+        from compress.measure.predictions import predict, predict_streamed, predicts_streamed
+        from compress.models.checkpoint import load
+
+        checkpoint = self.build.checkpoint
+        if predicts_streamed(checkpoint, self.context.task):
+            return predict_streamed(checkpoint, self.preprocessor, split.rows, BATCH_SIZE, self.context.scratch)
+        return predict(load(checkpoint), self.preprocessor, split.rows, BATCH_SIZE)
+
+    def _judged(self, entry: dict[str, Any], model: Path) -> dict[str, Any]:
+        """Compares one engine with torch on selection rows, and evaluates it if it passes; returns its entry.
+
+        A mode whose predictions do not pass is not runnable: it is neither evaluated, timed nor served, and its entry says why.
+        """
         from compress.measure.answers import load_predictions
         from compress.measure.engine_process import EngineProcess
-        from export.engines.spec import torch_spec
-
-        if self.build.variant in self.context.predictions:
-            logits: NDArray[Any] = load_predictions(self.context.predictions[self.build.variant])[0]
-            return logits
-        precision = "int8" if self.build.is_quantized else "fp32"  # int8: the quantized checkpoint as it is, whatever its scheme
-        spec = torch_spec(self.build.checkpoint, self.folder, precision, self.context.target)
-        with EngineProcess(spec) as process:
-            return process.predict(self.context.data.evaluation.rows, spec.evaluation_batch)
-
-    def _judged(self, entry: dict[str, Any], model: Path, reference: NDArray[Any]) -> dict[str, Any]:
-        """Evaluates one engine and compares it with torch; returns its entry.
-
-        A mode whose predictions do not pass is not runnable: it is neither timed nor served, and its entry says why.
-        """
-        from compress.measure.answers import save_predictions
-        from compress.measure.engine_process import EngineProcess
-        from compress.measure.metrics import metrics
         from export.engines.spec import spec_of
+
+        if not ENGINES[entry["engine"]].builds:
+            compared = self._compared(entry, self._gate[1])
+            there = self.context.predictions.get(self.build.variant)
+            logits = load_predictions(there)[0] if there else self._in_torch(self.context.data.evaluation)
+            return self._evaluated({**entry, "int8_share_reason": NO_GRAPH}, compared, logits)
+        spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
+        with EngineProcess(spec) as process:
+            answers = process.predict(self._gate[0].rows, spec.evaluation_batch)
+            counted = {**entry, **self._share(process, model)}
+            probed = ENGINES[entry["engine"]].probed and entry["float_precision"] == "fp32"
+            compared = self._compared(entry, answers, self._layers(process, model, entry["engine"]) if probed else [])
+            if self._decides_float_part(entry):
+                asked = self.build.variant, self.build.precision, entry["float_precision"]
+                self.answers[asked] = process.predict(trial_rows(self.context), spec.evaluation_batch)
+            reason = compared.pop("reason")
+            if reason is not None:
+                return {**counted, "runnable": False, "reason": reason, "parity": compared}
+            logits = process.predict(self.context.data.evaluation.rows, spec.evaluation_batch)
+        return self._evaluated(counted, compared, logits)
+
+    def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:
+        """Returns how an engine compares with torch on the rows of the gate, and as `reason` why it does not pass, or None.
+
+        Raises:
+            ParityError: The integers of a layer are wrong.
+        """
         from export.parity.parity import as_rows, check_layers, compare_predictions, shortfall
 
-        split, task = self.context.data.evaluation, self.context.task
-        layers, exact = [], entry["float_precision"] == "fp32"
-        if not ENGINES[entry["engine"]].builds:
-            logits, counted = reference, {"int8_share_reason": NO_GRAPH}
-        else:
-            spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
-            with EngineProcess(spec) as process:
-                logits = process.predict(split.rows, spec.evaluation_batch)
-                counted = self._share(process, model)
-                layers = self._layers(process, model, entry["engine"]) if ENGINES[entry["engine"]].probed and exact else []
-                if self._decides_float_part(entry):
-                    asked = self.build.variant, self.build.precision, entry["float_precision"]
-                    self.answers[asked] = process.predict(trial_rows(self.context), spec.evaluation_batch)
+        split, expected = self._gate
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
-        compared = compare_predictions(task, reference, logits, split.labels)
-        reason = shortfall(name, compared) if exact else None
+        compared = compare_predictions(self.context.task, expected, answers, split.labels)
+        rest = ", rest bf16" if entry["float_precision"] not in (self.build.float_precision, self.build.precision) else ""
+        self.context.progress.log(
+            f"    {entry['engine']} {entry['mode']}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
+            f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
+        )
+        reason = shortfall(name, compared) if entry["float_precision"] == "fp32" else None
+        return {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared, "reason": reason}
+
+    def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: NDArray[Any]) -> dict[str, Any]:
+        """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
+        from compress.measure.answers import save_predictions
+        from compress.measure.metrics import metrics, num_predictions
+
+        labels, task = self.context.data.evaluation.labels, self.context.task
         half = "-bf16" if entry["float_precision"] != self.build.float_precision else ""
         predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
-        save_predictions(predictions, logits, split.labels)
-        figures = metrics(task, logits, split.labels)
-        self._log(entry, figures[TASKS[task].metric], counted, compared)
-        judged = {
-            "runnable": reason is None,
-            "reason": reason,
-            "metrics": figures,
-            "n": compared["n"],
-            "predictions": self._relative(predictions),
-            "parity": {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared},
-        }
-        return {**entry, **counted, **judged}
+        save_predictions(predictions, logits, labels)
+        figures, count = metrics(task, logits, labels), num_predictions(labels)
+        share = f", int8 share {entry['int8_share']:.4f}" if entry.get("int8_share") else ""
+        self.context.progress.log(f"    {entry['engine']} {entry['mode']}{half}: {figures[TASKS[task].metric]:.4f} (n={count}){share}")
+        there = {"metrics": figures, "n": count, "predictions": self._relative(predictions)}
+        return {**entry, **there, "runnable": True, "reason": None, "parity": {key: compared[key] for key in compared if key != "reason"}}
 
     def _decides_float_part(self, entry: Mapping[str, Any]) -> bool:
         """Whether the answers of an engine to the trial rows are needed to choose between fp32 and bf16."""
@@ -393,9 +420,9 @@ class _Exporter:
         return [*compare_layers(gemms, tensors), *compare_sites(sites, tensors)]
 
     def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
-        """Returns the tensors of these layers and sites on some evaluation rows."""
+        """Returns the tensors of these layers and sites on some rows of the gate."""
         length = max(self.preprocessor.buckets) if self.preprocessor.buckets else None
-        rows = self.context.data.evaluation.rows[: max(1, PROBED_TOKENS // length) if length else 1]
+        rows = self._gate[0].rows[: max(1, PROBED_TOKENS // length) if length else 1]
         return process.probe(list(dict.fromkeys(name for entry in entries for name in entry.tensors)), rows, length)
 
     def _as_entry(self) -> dict[str, Any]:
@@ -403,16 +430,6 @@ class _Exporter:
 
     def _relative(self, path: Path) -> str:
         return path.relative_to(self.out).as_posix()
-
-    def _log(self, entry: dict[str, Any], value: float, counted: dict[str, Any], compared: dict[str, Any]) -> None:
-        share = counted.get("int8_share")
-        shown = f", int8 share {share:.4f}" if share else ""
-        rest = ", rest bf16" if entry["float_precision"] not in (self.build.float_precision, self.build.precision) else ""
-        self.context.progress.log(
-            f"    {entry['engine']} {entry['mode']}{rest}: {value:.4f} (n={compared['n']}){shown}, "
-            f"against torch {compared['disagreements']} flips, median |d{compared['differs']}| {compared['median_abs']:.4f}, "
-            f"max {compared['max_abs']:.4f}"
-        )
 
 
 def _worst(engines: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class Prune(PruneSettings):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
 
     def depends(self, context: Context) -> Any:
         """Measured latency depends on the engine and the machine."""

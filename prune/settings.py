@@ -42,9 +42,10 @@ class PruneSettings(ModelStage):
     sparsity: Annotated[float, Field(ge=0, lt=1)] = SPARSITY
     """Share of the blocks' cost to remove; `measure` defines the cost."""
     latency_ms: LatencyTarget | None = None
-    """Target latency of the whole model, instead of sparsity; needs measure: latency."""
+    """Largest latency of the whole model, instead of sparsity; needs measure: latency. The largest measured shape within it is kept; a
+    warning says so if none was."""
     speedup: Annotated[float, Field(gt=1, le=1000)] | None = None
-    """Target speedup of the whole model at the largest shape of the target, instead of sparsity; needs measure: latency."""
+    """Smallest speedup of the whole model at the largest shape of the target, instead of sparsity; needs measure: latency."""
     measure: Measure = "macs"
     """Cost of the blocks. macs: multiply-accumulates of their linear layers; parameters: their weights; latency: measured milliseconds on
     the first engine of the target."""

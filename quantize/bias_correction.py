@@ -1,14 +1,15 @@
-"""Bias correction: adds the mean output error of quantization to a layer's bias.
+"""Bias correction: takes the mean error of a quantized network's outputs off the biases, layer after layer.
 
-Nagel et al. 2019, https://arxiv.org/abs/1906.04721, section 4.2, data-based as in appendix D:
+Nagel et al. 2019, https://arxiv.org/abs/1906.04721, section 4.2, in the empirical form of the appendix:
 
-    b <- b + E[ W x - Q(W) Q(x) ]
+    b <- b + E[y] - E[y^],   y = W x  in the float network,   y^ = Q(W) Q(x^)  in the quantized network
 
-The mean runs over the calibration rows, padding excluded. x is the layer's input when all layers before it are quantized and corrected, so
-layers are corrected in execution order. Layers that read the same tensor are corrected together; each such group takes one pass over the
-rows, up to the group. Memory: sums of [O] values only.
+The means run over the calibration rows, padding excluded. x^ is what the layer reads when all layers before it are quantized and corrected,
+so what these leave uncorrected is corrected too, and layers are corrected in execution order; the layers after it do not matter. The means
+of the float network take one pass over the rows. Layers that read the same tensor are corrected together; each such group takes one more
+pass, up to the group. A layer that runs several times gets one correction, for the mean over its runs. Memory: sums of [O] values only.
 
-Not supported: layers without a bias, as a stock checkpoint has no place for one.
+Not supported: layers without a bias, as a stock checkpoint has no place for one; the next layers make up for their error.
 """
 
 from __future__ import annotations
@@ -54,58 +55,86 @@ def correct_biases(
         rounded: The layers with rounded weights, if not rounded to nearest; their biases are those of `layers`.
 
     Returns:
-        For each layer with a bias, the RMS of its correction relative to the RMS of its outputs.
+        For each layer with a bias, the RMS of its correction relative to the RMS of its outputs in the float network.
     """
     groups: dict[str, list[str]] = {}
     for name in (name for name in group if name in layers):
         groups.setdefault(group[name], []).append(name)
+
+    def quantized(name: str) -> nn.Module:
+        return scales[name].module(name, (rounded or layers)[name])
+
+    reference = _means(layers, model, batches, forward)
     corrections: dict[str, float] = {}
     try:
         for names in each(list(groups.values())):
-            integer = {name: scales[name].module(name, (rounded or layers)[name]) for name in names}
-            shifts = _shifts(model, {name: layers[name] for name in names}, integer, batches, forward)
+            integer = {name: quantized(name) for name in names}
+            for name, module in integer.items():
+                place(model, name, module)
+            if not any(layers[name].bias is not None for name in names):
+                continue
+            found = _means(integer, model, batches, forward)
             for name in names:
                 layer = layers[name]
-                if layer.bias is not None:
-                    shift_O, power_O = shifts[name]
+                if layer.bias is not None and reference[name].count and found[name].count:
+                    shift_O = reference[name].mean_O - found[name].mean_O
                     layer.bias.data = layer.bias.data + shift_O.float()
-                    corrections[name] = float((shift_O.square().mean() / power_O.mean().clamp(min=1e-30)).sqrt())
-                place(model, name, scales[name].module(name, (rounded or layers)[name]))
+                    corrections[name] = float((shift_O.square().mean() / reference[name].power_O.mean().clamp(min=1e-30)).sqrt())
+                    place(model, name, quantized(name))
     finally:
         for name, layer in layers.items():
             place(model, name, layer)
     return corrections
 
 
-def _shifts(
-    model: nn.Module, layers: Mapping[str, nn.Linear], integer: Mapping[str, nn.Module], batches: Batches, forward: Forward
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Returns for each layer the means of (float - quantized output) and (float output)^2, float64 [O], padding excluded."""
-    comparison = _OutputComparison(layers, integer)
-    handles = [layer.register_forward_hook(comparison.hook(name)) for name, layer in layers.items()]
+def _means(modules: Mapping[str, nn.Module], model: nn.Module, batches: Batches, forward: Forward) -> dict[str, _Means]:
+    """Returns the means over the outputs of some modules of a model, padding excluded; a pass ends once all of them have run."""
+    observer = _Observer(modules)
+    handles = [module.register_forward_hook(observer.hook(name)) for name, module in modules.items()]
     try:
         with torch.inference_mode():
             for features in batches():
-                comparison.start_batch(features)
+                observer.start_batch(features)
                 try:
                     forward(model, features)
                 except _PassComplete:
                     continue
-                comparison.expected_runs = comparison.runs  # after one full pass: later batches stop once all layers have run
+                if observer.runs.keys() == modules.keys():  # later batches stop once all modules have run
+                    observer.expected_runs = observer.runs
     finally:
         for handle in handles:
             handle.remove()
-    return comparison.means()
+    return observer.means
 
 
-class _OutputComparison:
-    """Compares the outputs of float layers with those of their quantized versions."""
+class _Means:
+    """Running means of the outputs of a module and of their squares, float64 [O]."""
 
-    def __init__(self, layers: Mapping[str, nn.Linear], integer: Mapping[str, nn.Module]) -> None:
-        self.integer = integer
-        self.shift = {name: torch.zeros(layer.out_features, dtype=torch.float64) for name, layer in layers.items()}
-        self.power = {name: torch.zeros(layer.out_features, dtype=torch.float64) for name, layer in layers.items()}
-        self.count: Counter[str] = Counter()
+    def __init__(self) -> None:
+        self.sum_O, self.squares_O = torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+        self.count = 0
+
+    def add(self, y_NO: Tensor) -> None:
+        """Adds outputs, float64 [N, O]."""
+        self.sum_O, self.squares_O = self.sum_O + y_NO.sum(dim=0), self.squares_O + y_NO.square().sum(dim=0)
+        self.count += len(y_NO)
+
+    @property
+    def mean_O(self) -> Tensor:
+        """Mean output of each channel."""
+        return self.sum_O / self.count
+
+    @property
+    def power_O(self) -> Tensor:
+        """Mean square of each channel's outputs."""
+        return self.squares_O / self.count
+
+
+class _Observer:
+    """Hooks that add the outputs of modules to their means."""
+
+    def __init__(self, modules: Mapping[str, nn.Module]) -> None:
+        self.means = {name: _Means() for name in modules}
         self.expected_runs: Counter[str] | None = None
         self.runs: Counter[str] = Counter()
         self._features: Mapping[str, Tensor] = {}
@@ -114,16 +143,10 @@ class _OutputComparison:
         self._features, self.runs = features, Counter()
 
     def hook(self, name: str) -> Callable[[nn.Module, Sequence[Tensor], Tensor], None]:
-        def compare(module: nn.Module, inputs: Sequence[Tensor], output: Tensor) -> None:
-            y_NO, shift_NO = (real_rows(y, self._features).double() for y in (output, output - self.integer[name](inputs[0])))
-            self.shift[name] += shift_NO.sum(dim=0)
-            self.power[name] += y_NO.square().sum(dim=0)
-            self.count[name] += len(y_NO)
+        def observe(module: nn.Module, inputs: Sequence[Tensor], output: Tensor) -> None:
+            self.means[name].add(real_rows(output, self._features).double())
             self.runs[name] += 1
             if self.expected_runs is not None and self.runs == self.expected_runs:
                 raise _PassComplete
 
-        return compare
-
-    def means(self) -> dict[str, tuple[Tensor, Tensor]]:
-        return {name: (self.shift[name] / self.count[name], self.power[name] / self.count[name]) for name in self.integer}
+        return observe

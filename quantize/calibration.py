@@ -34,6 +34,7 @@ Limitation: the sign is ignored, as codes are symmetric; using the extra code -1
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar, get_args
@@ -289,20 +290,22 @@ class _Observer(Generic[S]):
         self.group: dict[str, str] = {}
         self._make, self._smooth = make, smooth
         self._features: Mapping[str, Tensor] = {}
-        self._tensor: Tensor | None = None
-        self._name = ""
+        self._read: dict[int, tuple[weakref.ref[Tensor], str]] = {}
 
     def start_batch(self, features: Mapping[str, Tensor]) -> None:
-        self._features, self._tensor = features, None
+        self._features, self._read = features, {}
 
     def hook(self, name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def observe(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             x = inputs[0]
-            # Query, key and value read the same tensor object one after the other.
-            group = self.group.setdefault(name, self._name if x is self._tensor else name)
-            if x is self._tensor and group == self._name:
+            # Readers of one tensor (query, key and value) get the same object. A weak reference frees its memory as soon as the model does;
+            # an id alone could be that of a later tensor.
+            known, first = self._read.get(id(x), (None, name))
+            seen = known is not None and known() is x
+            group = self.group.setdefault(name, first if seen else name)
+            if seen and group == first:
                 return
-            self._tensor, self._name = x, group
+            self._read[id(x)] = weakref.ref(x), group
             x_NI = real_rows(x, self._features)
             self._add(group, name, x_NI / self._smooth[name] if name in self._smooth else x_NI)
 

@@ -20,6 +20,11 @@ A norm is a module without children that has one weight per channel, optionally 
 numerically, not by name: a norm that multiplies by 1 + w fails the test. A layer that runs more than once must be read in the same way each
 time.
 
+The traced rows need not reach every layer: a router sends few tokens to few experts. A layer that did not run may read other rows, so it
+blocks whatever it could read. It could read what the code that would call it can see, the forward pass of the nearest module around it that
+did run: the arguments of that module, what its own code computes, and what the modules that it calls return. A layer that runs in other
+rows but whose caller gets other tensors there is not noticed.
+
 A norm after the residual sum (BERT) is also read by the next residual sum, which blocks it: the sum would add channels of different scales.
 Not supported: sums whose terms could all be scaled alike, and grouped-query attention, where one channel of V becomes several.
 """
@@ -163,6 +168,10 @@ class _Flow:
     """Number of executions of each linear layer."""
     outputs: list[Tensor] = field(default_factory=list)
     """The tensors that the model returns."""
+    frames: _Frames = field(default_factory=lambda: _Frames())
+    """Which modules ran, and which tensors the code of each can see."""
+    unreached: dict[str, str] = field(default_factory=dict)
+    """By module path of the code that would call it, a layer that did not run."""
 
     def add(self, call: _Call) -> None:
         for tensor in {id(tensor): tensor for tensor in tensors_in((call.args, tuple(call.kwargs.values())))}:
@@ -189,7 +198,59 @@ class _Recorder(TorchFunctionMode):
         # Calls that return only shapes or dtypes read no values; a call that returns None may have written into its argument.
         if result is None or any(True for _ in tensors_in(result)):
             self.flow.add(_Call(func, args, kwargs or {}, result))
+            self.flow.frames.see(result)
         return result
+
+
+OUTSIDE = "outside of all modules"
+
+
+class _Frames:
+    """Follows which module's forward pass is running, and which tensors it can see."""
+
+    def __init__(self) -> None:
+        self.executed: set[str] = set()
+        self._seen: dict[int, set[str]] = {}
+        self._alive: list[Tensor] = []  # so that ids stay unique
+        self._running = [OUTSIDE]
+
+    def see(self, value: Any) -> None:
+        """Notes that the running forward pass can see the tensors in a value."""
+        for tensor in tensors_in(value):
+            self._seen.setdefault(id(tensor), set()).add(self._running[-1])
+            self._alive.append(tensor)
+
+    def sees(self, frame: str, tensors: Collection[int]) -> bool:
+        """Whether the forward pass of a module can see one of the tensors, given by id."""
+        return any(frame in self._seen.get(tensor, ()) for tensor in tensors)
+
+    def around(self, name: str) -> str:
+        """Returns the nearest module around a module that ran."""
+        while name:
+            name = name.rpartition(".")[0]
+            if name in self.executed:
+                return name
+        return OUTSIDE
+
+    def follow(self, model: nn.Module) -> list[Any]:
+        """Registers hooks on all modules; returns their handles."""
+        handles: list[Any] = []
+        for name, module in model.named_modules():
+            handles.append(module.register_forward_pre_hook(self._entering(name), with_kwargs=True))
+            handles.append(module.register_forward_hook(self._leaving))
+        return handles
+
+    def _entering(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
+            self.executed.add(name)
+            self._running.append(name)
+            self.see((args, kwargs))
+
+        return hook
+
+    def _leaving(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._running.pop()
+        self.see(output)
 
 
 def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[nn.Module, Mapping[str, Tensor]], object]) -> _Flow:
@@ -212,6 +273,7 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
 
     norms = [name for name, module in own.items() if _looks_like_a_norm(module)]
     handles = [own[name].register_forward_hook(record_output(name), with_kwargs=True) for name in norms]
+    handles += flow.frames.follow(model)
     try:
         with torch.inference_mode(), _Recorder(flow):
             flow.outputs = list(tensors_in(forward(model, features)))
@@ -221,7 +283,20 @@ def _trace(model: nn.Module, features: Mapping[str, Tensor], forward: Callable[[
     for name, run in runs.items():
         if not _scales(own[name], *run):
             del flow.produced[name]
+    flow.unreached = {flow.frames.around(name): name for name in reversed(_unreached(model, flow))}
     return flow
+
+
+def _unreached(model: nn.Module, flow: _Flow) -> list[str]:
+    """Returns the modules with weights that the traced rows did not reach, embeddings apart: those read ids."""
+    return [
+        name
+        for name, module in model.named_modules()
+        if name not in flow.frames.executed
+        and not isinstance(module, nn.Embedding)
+        and any(True for _ in module.parameters(recurse=False))
+        and not any(id(weight) in flow.readers for weight in module.parameters(recurse=False))
+    ]
 
 
 def _looks_like_a_norm(module: nn.Module) -> bool:
@@ -248,6 +323,7 @@ def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
     multiplied: set[int] = set()
     blocks = []
     returned = {id(tensor) for tensor in flow.outputs}
+    held: set[int] = set()
     for output in outputs:
         waiting, visited = [(output, _laid_out_as(output, torch.arange(output.shape[-1])))], set()
         while waiting:
@@ -268,7 +344,9 @@ def _follow(name: str, outputs: Sequence[Tensor], flow: _Flow) -> Fold:
                 reached[consumer] += 1
                 if channel.shape[-1] != output.shape[-1] or not bool((channel == torch.arange(output.shape[-1])).all()):
                     blocks.append(f"{consumer} reads its channels in another order")
+        held |= visited
     blocks += [f"{consumer} reads other tensors too" for consumer, runs in reached.items() if runs != flow.runs[consumer]]
+    blocks += [f"{layer} did not run and may read it" for frame, layer in flow.unreached.items() if flow.frames.sees(frame, held)]
     return Fold(name, tuple(reached), blocks[0] if blocks else None)
 
 

@@ -78,7 +78,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
 
     trained: dict[str, Any] = {}
     if settings.mode == "qat":
-        scales, trained = steps.train(scales, uncorrected)
+        scales, trained = steps.train(scales, observed.group, uncorrected)
     else:
         round_weights(layers, rounded, scales)
     sites, added = steps.sites(scales, calibrator, scan)

@@ -2,9 +2,11 @@
 
     minimize |F|   subject to   loss(A without F) <= max_drop,  |F| <= most        A: all layers, F: layers that stay float
 
-Layers return to float in order of sensitivity (`quantize.sensitivity`), most sensitive first, so F is a prefix of the ranking and bisection
-finds its length. Then each layer of F, least sensitive first, is tried in int8 again, which corrects single errors in the ranking. The loss
-is that of `quantize.budget`. If `most` float layers do not meet the budget, these stay float and the result says that it was not met.
+Layers return to float in order of sensitivity (`quantize.sensitivity`), most sensitive first, so F is a prefix of the ranking. The loss is
+that of `quantize.budget`; on a few hundred rows it does not always fall with the length of F. So the prefixes are measured one after the
+other, from the empty one, and the first that meets the budget is taken. If none of at most `most` layers does, it is the one with the least
+loss, the shortest of equals. Then each layer of F, least sensitive first, is tried in int8 again, which corrects single errors in the
+ranking: it returns if the budget is still met, or if the loss is no larger where it is not met. The result says whether it was met.
 
 Not supported: weighting layers by their latency. Each float layer costs a float GEMM and two conversions; the aim is the fewest layers.
 """
@@ -48,18 +50,11 @@ def choose(ranking: Sequence[str], loss: Callable[[Collection[str]], float], max
             measured[names] = loss(names)
         return measured[names]
 
-    before = with_float(())
-    low, high = 0, min(most, len(ranking))
-    if before <= max_drop:
-        high = 0
-    elif with_float(ranking[:high]) > max_drop:
-        low = high
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if with_float(ranking[:middle]) <= max_drop else (middle + 1, high)
-    floating = list(ranking[:high])
-    for name in reversed(ranking[: max(0, high - 1)]):
-        kept = [other for other in floating if other != name]
-        floating = kept if with_float(kept) <= max_drop else floating
+    prefixes = [tuple(ranking[:length]) for length in range(min(most, len(ranking)) + 1)]
+    met = next((prefix for prefix in prefixes if with_float(prefix) <= max_drop), None)
+    floating = min(prefixes, key=with_float) if met is None else met
+    for name in reversed(floating[:-1]):
+        kept = tuple(other for other in floating if other != name)
+        floating = kept if with_float(kept) <= max(max_drop, with_float(floating)) else floating
     value = with_float(floating)
-    return Choice(tuple(floating), value, before, value <= max_drop, len(measured))
+    return Choice(floating, value, with_float(()), value <= max_drop, len(measured))

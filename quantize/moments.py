@@ -9,7 +9,7 @@ With d = W - Q(W), H gives the exact squared output error over the calibration r
 so `gptq`, `adaround` and `awq` need only H (and m). Both sums are accumulated in float32 while the model runs. All layers share one pass if
 their moments fit into `MOST_BYTES`; otherwise each group of layers that fits takes a pass, and its moments are freed before the next one.
 
-Not supported: inputs computed by the preceding quantized layers, which need a pass per layer (`bias_correction` does that for means).
+Which network computes the inputs is up to the caller: for AWQ the float one, for rounding the one rounded so far (`rounding`).
 
 Tensor names carry their shapes: N rows, I inputs, O outputs.
 """
@@ -113,7 +113,7 @@ def observe(
     """Yields the layers group by group with the moments of their inputs; each group takes one pass over the rows.
 
     Args:
-        model: The float model; may be changed between groups as long as it computes the same.
+        model: The model; may be changed between groups as long as it computes the same.
         layers: The layers by name.
         units: Layers that read the same tensor; every layer is in one unit.
         batches: Starts a pass over the calibration rows.

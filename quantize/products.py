@@ -28,7 +28,7 @@ from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, placed
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity
-from quantize.site_choice import Choice, distance_with, passes, sensitivities, switch_on
+from quantize.site_choice import Choice, distances_with, passes, sensitivities, switch_on
 from quantize.trial import Trial
 
 Switch = bool | Literal["auto"]
@@ -109,9 +109,9 @@ def add_sites(
         assert trial is not None
         few, floats = trial.fewer(SCAN_ROWS), {layer: cast(nn.Linear, model.get_submodule(layer)) for layer in scales}
         with progress.bar(f"{name}: attention and residuals", passes(sites.names, always)) as advance:
-            distance, floor = distance_with(few, floats, scales, sites, advance), floor_of(few.context.task, few.logits)
-            choice = switch_on(sites.names, always, distance, floor)
-        rows = sensitivities(choice, distance_with(few, {}, {}, sites, lambda _: None)) if settings.scan else rows
+            distances, floor = distances_with(few, floats, scales, sites, advance), floor_of(few.context.task, few.answers)
+            choice = switch_on(sites.names, always, distances, floor)
+        rows = sensitivities(choice, distances_with(few, {}, {}, sites, lambda _: None)) if settings.scan else rows
     chosen = sites if choice is None else sites.only(choice.on)
     figures: dict[str, Any] = {
         "int8_products": f"{len(chosen.products)} of {len(sites.products)}",
@@ -120,7 +120,11 @@ def add_sites(
     }
     if choice is not None:
         costs = {"layers": choice.layers, "before": choice.before, "after": choice.after, "bound": choice.bound}
-        figures["sites_choice"] = {"measure": few.measure, "rows": len(few.rows), **costs}
+        low, high = choice.interval
+        limits = [low, high] if len(few.rows) > 1 else None
+        figures["sites_choice"] = {"measure": few.measure, "rows": len(few.rows), **costs, "added_interval": limits}
+        told = f"{choice.after - choice.before:.2g} (95 % {low:.2g} to {high:.2g}), at most {choice.bound:.2g} allowed"
+        progress.log(f"  attention and residuals add {few.measure} {told}, on {len(few.rows)} rows")
     progress.log(f"  also in int8: {figures['int8_products']} attention products, {figures['int8_residuals']} residuals")
     return chosen, figures, rows
 

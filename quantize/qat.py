@@ -264,26 +264,31 @@ class QatLinear(nn.Linear):
         return y if torch.is_autocast_enabled(kind) else y.to(x.dtype)
 
 
-def insert(model: nn.Module, scales: Mapping[str, LayerScales], learned: Learned = "lsq", rate: float = 1.0) -> None:
+def insert(
+    model: nn.Module, scales: Mapping[str, LayerScales], group: Mapping[str, str], learned: Learned = "lsq", rate: float = 1.0
+) -> None:
     """Replaces linear layers by `QatLinear`, in place.
 
-    Layers of one parent module with equal input scales read the same tensor (query, key and value): they share one learned input scale.
+    Layers that read the same tensor (query, key and value) share one learned input scale. Whether they do is observed while the model runs
+    (`calibration.collect`); equal initial scales do not show it.
 
     Args:
         model: A float model.
-        scales: Initial scales, by module path.
+        scales: Initial scales, by module path; equal within a group.
+        group: The group of each layer: layers that read the same tensor.
         learned: Which scales are trained, and how.
         rate: How many times faster scales learn than weights.
     """
-    shared: dict[tuple[str, int, float], Scale] = {}
+    shared: dict[str, Scale] = {}
     for name, start in scales.items():
         linear, (owner, _, child) = model.get_submodule(name), name.rpartition(".")
         assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
-        device, key = linear.weight.device, (owner, linear.in_features, float(start.input_scale))
-        if key not in shared:
-            shared[key] = Scale(start.input_scale, rate, learned != "fixed").to(device)
-        weight_scale = Scale(start.weight_scale, rate, learned == "lsq").to(device)
-        layer = QatLinear(name, linear, start, shared[key], weight_scale, learned == "pact").to(device)
+        device, tensor = linear.weight.device, group[name]
+        if tensor not in shared:
+            shared[tensor] = Scale(start.input_scale, rate, learned != "fixed").to(device)
+        input_scale, weight_scale = shared[tensor], Scale(start.weight_scale, rate, learned == "lsq").to(device)
+        assert float(input_scale.start) == float(start.input_scale), f"{name} and {tensor} read one tensor with two scales"
+        layer = QatLinear(name, linear, start, input_scale, weight_scale, learned == "pact").to(device)
         setattr(model.get_submodule(owner), child, layer.train(linear.training))
 
 
@@ -312,6 +317,7 @@ def setting_keys(stage: str) -> SettingKeys:
 def learn(
     model: nn.Module,
     scales: Mapping[str, LayerScales],
+    group: Mapping[str, str],
     settings: Qat,
     context: Context,
     checkpoint: Path,
@@ -323,6 +329,7 @@ def learn(
     Args:
         model: A loaded float checkpoint.
         scales: Initial scales by module path, from calibration.
+        group: The group of each layer: layers that read the same tensor.
         settings: The training settings.
         context: Data, seed, progress, folder for training checkpoints.
         checkpoint: Folder of the model, for its tokenizer or image processor.
@@ -351,7 +358,7 @@ def learn(
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
             distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part)
             objective = distillation_objective(distillation, context).to(training_device())
-        insert(model, scales, settings.scales, settings.scale_learning_rate)
+        insert(model, scales, group, settings.scales, settings.scale_learning_rate)
         training = Training.of(
             context,
             prepared,

@@ -37,7 +37,7 @@ PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers of the blocks to true int8, int4 or FP8."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
@@ -45,10 +45,10 @@ class Quantize(QuantizeSettings):
         return {"weight_bits": self.bits(context), **goal}
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward passes over calibration rows (one for ranges, one for smoothing, a dozen for biases) and over selection rows (one per
-        trial), plus forward and backward passes (1 : 2) for training."""
+        """Forward passes over calibration rows (one for ranges, one for smoothing, one per block for rounding, a dozen for biases) and over
+        selection rows (one per trial), plus forward and backward passes (1 : 2) for training."""
         rows, selection = min(self.calibration.rows, len(data.train)), len(data.selection)
-        learned = {"nearest": 0, "gptq": 3, "adaround": 30}[self.rounding] + 3 * self.awq
+        learned = {"nearest": 0, "gptq": 9, "adaround": 36}[self.rounding] + 3 * self.awq
         passes = 1 + (self.smoothing is not None) + learned + 12 * self.bias_correction + bool(self.attention or self.residual)
         trials = (1 + len(METHODS)) * (self.calibration.method == "auto") + 2 * self.bias_correction
         scanned = SCAN_ROWS * PASSES_PER_SCAN * self.scans

@@ -4,8 +4,11 @@
     gptq        later weights compensate the error of earlier ones (`gptq`)
     adaround    learns to round each weight up or down (`adaround`)
 
-gptq and adaround minimize the error of the outputs instead of the weights. They need moments of the inputs (`moments`), which take a pass
-over the calibration rows. They return new float layers with weights on their grids; the float model does not change.
+gptq and adaround minimize the error of the outputs instead of the weights. They need moments of the inputs (`moments`). The blocks of the
+model are rounded in execution order, and the inputs of a block are computed with the rounded weights of the blocks before it, so that it
+compensates their error too (Frantar et al. 2022, section 4). Within a block all inputs are computed with float weights, and activations
+are float everywhere. This is the same as layer by layer from file to file (`stored_layer`). Each block takes a pass over the calibration
+rows. The result is new float layers with weights on their grids; the float model does not change.
 
 Not supported: E4M3 (fp8), whose steps are not uniform.
 
@@ -20,6 +23,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from compress.measure.closeness import place
 from compress.schemes.int4 import HIGH, LOW, Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
 from quantize.adaround import adaround
@@ -43,11 +47,11 @@ def round_layers(
     """Returns float layers with the weights of `layers` rounded to their grids, and their output errors for the report.
 
     Args:
-        model: The float model.
+        model: The float model; holds rounded layers in between.
         layers: The layers to quantize; not changed.
         scales: Their scales.
         method: The rounding method.
-        units: Groups of layers that read the same tensor.
+        units: Groups of layers that read the same tensor, in execution order.
         batches: Starts a pass over the calibration rows.
         forward: Runs the model on a batch.
         each: Iterates over the layers, showing progress.
@@ -61,12 +65,40 @@ def round_layers(
     smooth = {
         name: found.input_smooth for name, found in scales.items() if not isinstance(found, Int4Scales) and found.input_smooth is not None
     }
-    for names, observed in observe(model, layers, units, batches, forward, smooth):
-        for name in each(names):
-            weight_OI, errors = round_weight(layers[name].weight.detach(), scales[name], observed.of(name).hessian_II, method)
-            rounded[name] = with_weight(layers[name], weight_OI)
-            figures.append({"name": name, **errors})
+    try:
+        for block in blocks(model, units):
+            inside = {name: layers[name] for unit in block for name in unit}
+            for names, observed in observe(model, inside, block, batches, forward, smooth):
+                for name in each(names):
+                    hessian_II = observed.of(name).hessian_II
+                    weight_OI, errors = round_weight(layers[name].weight.detach(), scales[name], hessian_II, method)
+                    rounded[name] = with_weight(layers[name], weight_OI)
+                    figures.append({"name": name, **errors})
+            for name in inside:
+                place(model, name, rounded[name])
+    finally:
+        for name in rounded:
+            place(model, name, layers[name])
     return rounded, figures
+
+
+def blocks(model: nn.Module, units: Sequence[Sequence[str]]) -> list[list[Sequence[str]]]:
+    """Groups units by the block of the model that they lie in, in order of the first unit of each.
+
+    A block is an entry of an outermost `nn.ModuleList`, such as an encoder layer; a unit outside of all lists is a block of its own.
+
+    Args:
+        model: The model.
+        units: Groups of layers that read the same tensor, in execution order; a unit lies where its first layer does.
+    """
+    lists = [name for name, module in model.named_modules() if isinstance(module, nn.ModuleList)]
+    outermost = [name for name in lists if not any(name.startswith(f"{other}.") for other in lists)]
+    found: dict[str, list[Sequence[str]]] = {}
+    for unit in units:
+        around = next((name for name in outermost if unit[0].startswith(f"{name}.")), None)
+        entry = unit[0] if around is None else f"{around}.{unit[0].removeprefix(f'{around}.').partition('.')[0]}"
+        found.setdefault(entry, []).append(unit)
+    return list(found.values())
 
 
 def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, method: Method) -> tuple[Tensor, dict[str, float]]:

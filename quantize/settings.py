@@ -25,8 +25,8 @@ class Calibration(Config):
     method: Literal["auto", Method] | None = None
     """percentile: clip the tail; mse: minimize the squared error of rounding plus clipping; entropy: minimize the KL divergence of the
     histogram; minmax: no clipping; moving_average: moving average of the largest value of each batch; auto: try all, keep the one closest
-    to float on selection rows. Absent: minmax for fp8 and for w8a8 with smoothing, percentile for w8a8 without; the other schemes do not
-    calibrate ranges."""
+    to float on selection rows, or the default if none is closer than it beyond chance. Absent, the default: minmax for fp8 and for w8a8
+    with smoothing, percentile for w8a8 without; the other schemes do not calibrate ranges."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Number of training rows to calibrate on."""
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
@@ -88,15 +88,15 @@ class QuantizeSettings(ModelStage):
     equalization: bool = False
     """Whether to equalize the weight ranges of two linear layers that only attention or a ReLU separates (cross-layer equalization)."""
     bias_correction: bool = False
-    """Whether to subtract the mean quantization error of a layer's outputs from its bias; reverted if it moves the model further from float
-    on selection rows."""
+    """Whether to subtract the mean error of a layer's outputs against the float model from its bias, layer after layer; reverted if it moves
+    the model further from float on selection rows."""
     sensitivity: bool = False
     """Whether to measure how sensitive each layer is to quantization, for the report."""
     mixed_precision: MixedPrecision | None = None
     """If given, the most sensitive layers stay float."""
     attention: Switch = False
     """Whether the attention products Q K^T and P V are int8 too, for w8a8. auto: those that hardly increase the distance from float on
-    selection rows; in total at most a quarter of what the linear layers cost (`quantize.products`)."""
+    selection rows, as far as these can tell; in total at most a quarter of what the linear layers cost (`quantize.products`)."""
     residual: Switch = False
     """Whether the tensor added to the output of an int8 layer is rounded to int8 too, for w8a8, as TensorRT requires; auto: as for
     `attention`."""
@@ -168,7 +168,10 @@ class QuantizeSettings(ModelStage):
     @property
     def calibrator(self) -> Method | Literal["auto"] | None:
         """The calibration method for input ranges; None for a scheme without calibrated ranges."""
-        if not calibrators(self.scheme):
-            return None
+        return (self.calibration.method or self.default_method) if calibrators(self.scheme) else None
+
+    @property
+    def default_method(self) -> Method:
+        """The calibration method if none is given; `auto` departs from it only for one that is nearer to float beyond chance."""
         smoothed = self.smoothing is not None and self.smoothing.prescale
-        return self.calibration.method or ("minmax" if smoothed else default_calibrator(self.scheme))
+        return "minmax" if smoothed else default_calibrator(self.scheme)

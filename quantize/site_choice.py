@@ -4,10 +4,11 @@ With D(S) the distance to the float model on selection rows (`quantize.trial`) w
 the sites that are always on:
 
     added(s) = D({s}) - D({})                                                   each site alone, in addition to the int8 layers
-    S = F; then in ascending order of added(s):   S = S + {s}  if  D(S + {s}) - D(F) <= bound
+    S = F; then in ascending order of added(s):   S = S + {s}  if  upper(D(S + {s}) - D(F)) <= bound
     bound = max(D({}) / 4, floor)                                               see `compress.measure.closeness`
 
-So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or an amount too small to measure.
+upper is the upper end of the 95 % interval of the difference, row by row: a site stays float, the default, where the rows are too few to
+tell. So all chosen sites together cost at most a quarter of what the int8 linear layers cost, or an amount too small to measure.
 
 Not supported: pairs of sites that are cheap only together.
 """
@@ -18,16 +19,17 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 from torch import nn
 
-from compress.measure.closeness import bound_of
+from compress.measure.closeness import Array, bound_of, interval
 from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites, placed
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8
 
-Distance = Callable[[Collection[str]], float]
-"""Returns the distance to the float model with the given sites in int8."""
+Distances = Callable[[Collection[str]], Array]
+"""Returns the distance of each row to the float model, float64 [n], with the given sites in int8."""
 
 
 @dataclass(frozen=True)
@@ -46,31 +48,35 @@ class Choice:
     """The distance with all chosen sites."""
     bound: float
     """The largest distance that the chosen sites may add."""
+    interval: tuple[float, float]
+    """95 % interval of after - before."""
 
 
-def switch_on(sites: Sequence[str], always: Collection[str], distance: Distance, floor: float) -> Choice:
+def switch_on(sites: Sequence[str], always: Collection[str], distances: Distances, floor: float) -> Choice:
     """Chooses which sites are int8; takes at most 2 n + 2 measurements for n sites.
 
     Args:
         sites: All sites, in model order.
         always: Sites that are on whatever they cost.
-        distance: Returns the distance with some sites in int8.
+        distances: Returns the distance of each row with some sites in int8.
         floor: Lower limit of the bound.
 
     Returns:
         The choice; `added` is measured for all sites.
     """
-    layers = distance([])
-    added = {site: distance([site]) - layers for site in sites}
-    before = distance(always) if always else layers
+    layers_n = distances([])
+    added = {site: float(np.mean(distances([site]) - layers_n)) for site in sites}
+    before_n = distances(always) if always else layers_n
+    layers, before = float(np.mean(layers_n)), float(np.mean(before_n))
     bound = bound_of(layers, floor)
-    chosen, after = set(always), before
+    chosen, after_n = set(always), before_n
     for site in sorted((site for site in sites if site not in chosen), key=added.__getitem__):
-        together = distance([*chosen, site])
-        if together - before <= bound:
+        together_n = distances([*chosen, site])
+        if interval(together_n - before_n)[1] <= bound:
             chosen.add(site)
-            after = together
-    return Choice(tuple(site for site in sites if site in chosen), added, layers, before, after, bound)
+            after_n = together_n
+    on, after = tuple(site for site in sites if site in chosen), float(np.mean(after_n))
+    return Choice(on, added, layers, before, after, bound, interval(after_n - before_n))
 
 
 def passes(sites: Sequence[str], always: Collection[str]) -> int:
@@ -78,10 +84,10 @@ def passes(sites: Sequence[str], always: Collection[str]) -> int:
     return 2 + 2 * len(sites) - len(always) if always else 1 + 2 * len(sites)
 
 
-def distance_with(
+def distances_with(
     trial: Trial, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales], sites: Sites, advance: Callable[[int], None]
-) -> Distance:
-    """Returns the distance function for `switch_on`: the distance to float with these layers, and some sites, in int8.
+) -> Distances:
+    """Returns the function for `switch_on`: the distance to float with these layers, and some sites, in int8.
 
     Args:
         trial: The float logits on the trial rows.
@@ -91,21 +97,21 @@ def distance_with(
         advance: Called after every measurement.
     """
 
-    def distance(names: Collection[str]) -> float:
+    def distances(names: Collection[str]) -> Array:
         with in_int8(trial.model, layers, scales) if layers else nullcontext(), placed(trial.model, *sites.only(names).forms()):
-            value = trial.distance_now()
+            values = trial.distances_now()
         advance(1)
-        return value
+        return values
 
-    return distance
+    return distances
 
 
-def sensitivities(choice: Choice, alone: Distance) -> list[Sensitivity]:
+def sensitivities(choice: Choice, alone: Distances) -> list[Sensitivity]:
     """Returns the chosen sites as rows of a sensitivity scan; sites have no weights, so their cost is that of their inputs.
 
     Args:
         choice: The choice.
-        alone: Returns the distance with one site in int8 and everything else in float.
+        alone: Returns the distance of each row with one site in int8 and everything else in float.
     """
-    cost = {site: alone([site]) for site in choice.on}
+    cost = {site: float(np.mean(alone([site]))) for site in choice.on}
     return [Sensitivity(site, alone=cost[site], weights=0.0, inputs=cost[site], gain=choice.added[site]) for site in choice.on]

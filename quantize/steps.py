@@ -24,6 +24,7 @@ from typing import Any, Self, cast
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.measure.closeness import Array, bounds, closer, in_words
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
 from compress.schemes.int8 import LayerScales
@@ -118,11 +119,14 @@ class Steps:
         observed = collect(self.model, layers, batches, forward, Histogram, smoothed)
         return compare_ranges(figures, observed, highest)
 
-    def train(self, scales: Mapping[str, Scales], uncorrected: nn.Module | None) -> tuple[dict[str, Scales], dict[str, Any]]:
+    def train(
+        self, scales: Mapping[str, Scales], group: Mapping[str, str], uncorrected: nn.Module | None
+    ) -> tuple[dict[str, Scales], dict[str, Any]]:
         """Trains the model in int8, in place.
 
         Args:
             scales: Initial scales.
+            group: The group of each layer: layers that read the same tensor.
             uncorrected: The float model with its original biases; None if they were not corrected.
 
         Returns:
@@ -132,7 +136,7 @@ class Steps:
         named = self.context.teacher
         teacher = named.path if named and named.path != self.source else uncorrected
         start = cast("Mapping[str, LayerScales]", scales)
-        learned, history = learn(self.model, start, self.settings.qat, self.context, self.source, self.name, teacher)
+        learned, history = learn(self.model, start, group, self.settings.qat, self.context, self.source, self.name, teacher)
         looks = {"selection": history.selection, "best_step": history.best_step}
         return dict(learned), {"qat": {"losses": history.losses, **looks, "steps": history.steps}}
 
@@ -171,13 +175,25 @@ class Steps:
         if method != "auto":
             return method, {}
         assert self.trial is not None
-        distances = {
-            tried: self.trial.distance(layers, choose(tried)) for tried in self.context.progress.track(methods, f"{self.name}: calibrators")
+        default = self.settings.default_method
+        apart = {
+            tried: self.trial.distances(layers, choose(tried))
+            for tried in self.context.progress.track(methods, f"{self.name}: calibrators")
         }
-        best = min(methods, key=distances.__getitem__)
-        rows = len(self.trial.rows)
-        self.context.progress.log(f"  calibrator: {best}, with {self.trial.measure} {distances[best]:.2g} from float on {rows} rows")
-        return best, {"calibrators": {"measure": self.trial.measure, "rows": rows, "distances": distances}}
+        best, rows, measure = closer(apart, default), len(self.trial.rows), self.trial.measure
+        differences = {tried: apart[tried] - apart[default] for tried in methods if tried != default}
+        for tried, difference in differences.items():
+            self.context.progress.log(f"  calibrator {tried}: {measure} {in_words(difference)} more than {default}")
+        self.context.progress.log(f"  calibrator: {best}, with {measure} {in_words(apart[best])} from float on {rows} rows")
+        figures = {
+            "measure": measure,
+            "rows": rows,
+            "distances": {tried: float(values.mean()) for tried, values in apart.items()},
+            "intervals": {tried: bounds(values) for tried, values in apart.items()},
+            "default": default,
+            "more_than_default": {tried: bounds(values) for tried, values in differences.items()},
+        }
+        return best, {"calibrators": figures}
 
     def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
         """Returns the layers with rounded weights, or unchanged for rounding to nearest, and the figures."""
@@ -199,16 +215,20 @@ class Steps:
         assert self.trial is not None
         trial = self.trial
         biases = {layer: layers[layer].bias.data for layer in layers if layers[layer].bias is not None}
-        before = trial.distance(rounded, scales)
+        before_n = trial.distances(rounded, scales)
         each = partial(self.context.progress.track, label=f"{self.name}: correcting biases")
         moved = correct_biases(self.model, layers, scales, observed.group, partial(self.feed, ""), forward, each, rounded)
-        after = trial.distance(rounded, scales)
+        after_n = trial.distances(rounded, scales)
+        before, after = float(before_n.mean()), float(after_n.mean())
+        told = f"{trial.measure} from float {in_words(before_n)} before, {in_words(after_n)} after, on {len(trial.rows)} rows"
+        self.context.progress.log(f"  bias correction: {told}; difference {in_words(after_n - before_n)}")
         if after > before:
             reason = f"bias correction increases {trial.measure} from float from {before:.2g} to {after:.2g}; undone"
             self.context.progress.warn(f"{self.name}: {reason}")
             for layer, bias_O in biases.items():
                 layers[layer].bias.data = bias_O
         figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
+        figures["intervals"] = {"before": bounds(before_n), "after": bounds(after_n), "difference": bounds(after_n - before_n)}
         return {"bias_correction": {**figures, "shifts": moved}}
 
     def scan(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales]) -> dict[str, Any]:
@@ -217,15 +237,21 @@ class Steps:
             return {}
         assert self.trial is not None
         few = self.trial.fewer(SCAN_ROWS)
+        whole: list[Array] = []
 
         def measure(names: Collection[str], part: Part) -> float:
             source = layers if part == "inputs" else rounded
-            return few.distance_of({name: quantized_part(name, source[name], scales[name], part) for name in names})
+            apart = few.distances_of({name: quantized_part(name, source[name], scales[name], part) for name in names})
+            if not whole:  # the first measurement is that of all layers
+                whole.append(apart)
+            return float(apart.mean())
 
         with self.context.progress.bar(f"{self.name}: sensitivity", passes(list(layers))) as advance:
             found = scan_layers(list(layers), measure, advance)
-        self.context.progress.log(f"  most sensitive: {', '.join(layer.name for layer in found[:3])}")
-        return {"sensitivity": summary(found, few.measure, len(few.rows))}
+        told = f"{few.measure} {in_words(whole[0])} from float with all layers quantized, on {len(few.rows)} rows"
+        self.context.progress.log(f"  sensitivity: {told}; most sensitive: {', '.join(layer.name for layer in found[:3])}")
+        total = {"distance": float(whole[0].mean()), "interval": bounds(whole[0])}
+        return {"sensitivity": {**summary(found, few.measure, len(few.rows)), **total}}
 
     def choose_float_layers(
         self, layers: dict[str, nn.Linear], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]

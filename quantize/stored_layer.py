@@ -10,9 +10,9 @@ Output is written to memory-mapped files (`compress.artifacts.shards`). Memory h
 tensors of `ROUND_BYTES`, and, for rounding by output error, three float32 matrices H of the widest input: the sums, and their float64
 factor or copy. AWQ additionally loads the layer in float32.
 
-Which hidden states a layer passes on is the standard choice of each method. For ranges, SmoothQuant and AWQ: those of the float layer, as
-in memory. For gptq and adaround: those of the layer with rounded weights, so that a layer compensates the error of the layers before
-(Frantar et al. 2022, section 4). Within a layer all inputs are computed with float weights.
+Which hidden states a layer passes on depends on what reads them, as in memory. For ranges, SmoothQuant and AWQ: those of the float layer.
+For gptq and adaround: those of the layer with rounded weights, so that a layer compensates the error of the layers before (`rounding`).
+A stage with both keeps both. Within a layer all inputs are computed with float weights.
 
 Weights keep their stored dtype if the codes can be recovered from it. bfloat16 always can: it moves a weight by at most 127 * 2^-8 < 1/2 of
 a step. float16 can if its range suffices (`grid_dtype`); otherwise weights are written as float32. Tensors changed by folding are written
@@ -84,6 +84,11 @@ class Settings:
         return self.awq or self.rounding != "nearest"
 
     @property
+    def keeps_float(self) -> bool:
+        """Whether the hidden states of the float model are kept beside those of the rounded one."""
+        return self.rounding != "nearest" and (self.ranges or self.awq or self.alpha is not None)
+
+    @property
     def observes(self) -> bool:
         """Whether calibration rows are needed."""
         return self.ranges or self.learns or self.alpha is not None
@@ -126,9 +131,9 @@ class _Runs:
         self._model, self._index, self._layer, self._batches = model, index, layer, batches
         self.advanced = not batches or index == len(model) - 1  # nothing reads the output of the last layer
 
-    def feed(self, count: int | None = None) -> Iterator[dict[str, Tensor]]:
+    def feed(self) -> Iterator[dict[str, Tensor]]:
         """Yields the inputs of the layer, batch by batch."""
-        return (batch.inputs for batch in self._batches[:count])
+        return (batch.inputs for batch in self._batches)
 
     def forward(self, _: nn.Module, inputs: Mapping[str, Tensor]) -> Tensor:
         """Returns the output of the layer."""
@@ -141,6 +146,13 @@ class _Runs:
             inputs[HIDDEN].copy_(hidden)
             self.advanced = True
         return hidden
+
+    def finish(self, layer: nn.Module) -> None:
+        """Advances the hidden states of all rows unless an earlier pass did."""
+        if not self.advanced:
+            with torch.inference_mode():
+                for inputs in self.feed():
+                    self.advance(layer, inputs)
 
     def folds(self) -> list[Fold]:
         """Returns the folds inside the layer."""
@@ -157,14 +169,28 @@ def quantize_layer(
     layer: nn.Module,
     names: Sequence[str],
     batches: Sequence[Batch],
+    rounded: Sequence[Batch],
     settings: Settings,
     written: Written,
 ) -> None:
-    """Quantizes one decoder layer, writes it, and runs the hidden states through it."""
+    """Quantizes one decoder layer, writes it, and runs the hidden states through it.
+
+    Args:
+        model: The model.
+        index: Index of the layer.
+        layer: The layer.
+        names: Its linear layers to quantize.
+        batches: All rows with the hidden states of the float model.
+        rounded: The same with those of the rounded model; the object `batches` itself unless `Settings.keeps_float`.
+        settings: The settings.
+        written: Receives weights, scales and figures.
+    """
     layers: dict[str, nn.Linear] = {name: _stored(model, name) for name in names}
     runs = _Runs(model, index, layer, batches)
-    # rounding to nearest passes on float hidden states: the last observing pass can advance them at no extra cost
-    last_forward = runs.forward if settings.rounding != "nearest" else runs.advance
+    passing = runs if rounded is batches else _Runs(model, index, layer, rounded)
+    # where float hidden states are passed on, the last observing pass can advance them at no extra cost
+    passes_float = settings.rounding == "nearest" or passing is not runs
+    last_forward = runs.advance if passes_float else runs.forward
     vectors: dict[str, Tensor] = {}
     observed: Observed[Histogram] = Observed({}, {})
     if layers and settings.alpha is not None:
@@ -172,41 +198,25 @@ def quantize_layer(
     if layers and settings.ranges:
         observed = collect(model.shape, layers, runs.feed(), last_forward, Histogram, vectors)
     elif layers and settings.learns:  # only to learn which layers read the same tensor
-        observed = collect(model.shape, layers, runs.feed(1), runs.forward, Histogram, vectors)
+        observed = collect(model.shape, layers, passing.feed(), passing.forward, Histogram, vectors)
     if settings.ranges or settings.learns:
         written.unreached += [name for name in layers if name not in observed.group or not observed.of(name).total]
         layers = {name: linear for name, linear in layers.items() if name not in written.unreached}
-    chosen = _awq(model, layer, layers, runs, observed, settings, written) if settings.awq else {}
-    for name in layers:
-        scale = chosen[name] if settings.awq else _weight_scale(name, _stored(model, name), vectors, settings)
-        chosen[name] = scale
-    scales = cast(
-        "dict[str, AnyScales]",
-        choose_scales(
-            settings.scheme,
-            chosen,
-            vectors,
-            observed,
-            settings.bits,
-            settings.group_size,
-            settings.percentile,
-            settings.calibrator or "minmax",
-        ),
-    )
+    chosen = _awq(model, layer, layers, runs, observed, settings, written) if settings.awq else None
+    scales = _scales(model, layers, chosen, vectors, observed, settings)
+    if passes_float and settings.rounding != "nearest":
+        runs.finish(layer)
     if settings.rounding == "nearest":
         for name in layers:
             _write_nearest(model, name, scales[name], observed if settings.ranges else None, written)
     elif layers:
-        _write_learned(model, layers, scales, runs, vectors, observed, settings, written)
+        _write_learned(model, layers, scales, passing, vectors, observed, settings, written)
     for name, found in scales.items():
         written.entries[name] = found.entry()
         for key, tensor in found.tensors().items():
             written.scales.copy(f"{name}.{key}", tensor)
     _write_rest(model, index, layer, layers, written)
-    if not runs.advanced:
-        with torch.inference_mode():
-            for inputs in runs.feed():
-                runs.advance(layer, inputs)
+    passing.finish(layer)
 
 
 def _smooth(
@@ -246,6 +256,21 @@ def _awq(
     return {name: scales[name].weight_scale for name in layers}
 
 
+def _scales(
+    model: StreamedModel,
+    layers: Mapping[str, nn.Linear],
+    chosen: Mapping[str, Tensor] | None,
+    vectors: Mapping[str, Tensor],
+    observed: Observed[Histogram],
+    settings: Settings,
+) -> dict[str, AnyScales]:
+    """Returns the scales of every layer, with the weight scales of AWQ if `chosen` gives them."""
+    weights = chosen or {name: _weight_scale(name, _stored(model, name), vectors, settings) for name in layers}
+    shape = settings.bits, settings.group_size, settings.percentile
+    found = choose_scales(settings.scheme, weights, vectors, observed, *shape, settings.calibrator or "minmax")
+    return cast("dict[str, AnyScales]", found)
+
+
 def _weight_scale(name: str, stored: StoredLinear, vectors: Mapping[str, Tensor], settings: Settings) -> Tensor:
     found = [
         weight_scales(settings.scheme, {name: stored.part(start, stop)}, settings.bits, settings.group_size, vectors)[name]
@@ -275,7 +300,7 @@ def _write_learned(
     settings: Settings,
     written: Written,
 ) -> None:
-    """Rounds weights by output error, with inputs computed by float weights, and stores the grid weights in the layer."""
+    """Rounds weights by output error, with inputs computed by the float weights of this layer, and stores the grid weights in it."""
     units = [group.layers for group in groups(layers, [], observed)]
     widest = max(linear.in_features for linear in layers.values())
     grids: dict[str, Tensor] = {}

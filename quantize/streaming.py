@@ -4,9 +4,9 @@
     each decoder layer                `stored_layer`: observe, smooth, round, write, advance the hidden states
 
 Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`compress.models.streaming`), so a
-model may be larger than memory. The result has the same form as quantizing in memory. With rounding to nearest and no calibrated ranges the
-values are the same too; only the dtype of the weights is the stored one. Rounding to nearest without ranges or smoothing needs no rows, and
-then the figures have no largest inputs.
+model may be larger than memory. The result has the same form and values as quantizing in memory, up to the order of float sums; only the
+dtype of the weights is the stored one. Rounding to nearest without ranges or smoothing needs no rows, and then the figures have no largest
+inputs.
 
 Not supported, as they run the whole model many times: training, equalization, bias correction, int8 attention and residuals, sensitivity
 and mixed precision, calibration method auto, and range checks on selection rows.
@@ -102,6 +102,10 @@ def quantize_streamed(
             rows = context.data.calibration(stage.calibration.rows, context.seed).rows
             processor = context.preprocessor(source)
             batches, hidden_bytes = model.batches(processor, rows, context.scratch)
+        rounded = batches
+        if settings.keeps_float:
+            rounded, more = model.batches(processor, rows, context.scratch)
+            hidden_bytes += more
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
         tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
         written = Written(ShardWriter(out, stored), ShardWriter(out, tensors, Path(QUANTIZATION_TENSORS).stem, None))
@@ -110,7 +114,7 @@ def quantize_streamed(
         for index in context.progress.track(range(len(model)), f"{name}: decoder layers", len(model)):
             inside = [path for path in chosen if path.startswith(f"{model.layer_name(index)}.")]
             with model.layer(index) as layer:
-                quantize_layer(model, index, layer, inside, batches, settings, written)
+                quantize_layer(model, index, layer, inside, batches, rounded, settings, written)
         written.weights.close()
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from compress.measure import closeness
-from compress.measure.closeness import TRIAL_ROWS, distance, place, replaced, spread
+from compress.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced, spread
 from compress.schemes.scales import Scales
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]
@@ -22,8 +22,12 @@ def in_int8(model: nn.Module, layers: Mapping[str, nn.Linear], scales: Mapping[s
 
 @dataclass(frozen=True)
 class Trial(closeness.Trial):
-    """A float model's logits for the trial rows, as the reference for its quantized versions."""
+    """What a float model answers to the trial rows, as the reference for its quantized versions."""
+
+    def distances(self, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> Array:
+        """Returns the distance of each row to float, float64 [n], of the model with these layers quantized; it does not change."""
+        return self.distances_of({name: scales[name].module(name, layer) for name, layer in layers.items()})
 
     def distance(self, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> float:
-        """Returns the distance to float of the model with these layers quantized; the model itself does not change."""
-        return self.distance_of({name: scales[name].module(name, layer) for name, layer in layers.items()})
+        """Returns the mean of `distances`."""
+        return float(self.distances(layers, scales).mean())

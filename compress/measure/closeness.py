@@ -2,12 +2,21 @@
 
 Modules are replaced in memory for a trial and restored afterwards. The distance is
 
-    classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c),   p = softmax of the original logits, p' of the
-    compressed ones regression      mean over rows of (y - y')^2 generation      mean over tokens of that KL; on as many full-length blocks
-    as have logits that fit in `LOGIT_BYTES`, at least one
+    classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c), p = softmax of the original logits, p' of the
+                    compressed ones
+    regression      mean over rows of (y - y')^2
+    generation      mean over tokens of that KL, on blocks of full length
 
-The rows are spread evenly over the selection split; without a selection split they are calibration rows, never evaluation rows. If int8
-alone causes a distance D, an `auto` choice may add at most
+The rows are spread evenly over the selection split; without a selection split they are calibration rows, never evaluation rows. A language
+model takes as many blocks as have logits that fit in `LOGIT_BYTES`, and at least `LEAST_BLOCKS`. Its logits are never held for more than
+one batch: what its head read from the original model is held instead, float [n, L, D], and the head computes the original logits again
+beside those of the compressed model. This needs the head to stay as it is.
+
+The distance of each row gives a 95 % interval of the mean, mean +- t s / sqrt(n) with Student's t and the standard deviation s over rows (a
+row is a whole block for generation, as its tokens depend on each other). Two models are compared by the interval of the differences row by
+row, which is much narrower. An `auto` choice departs from its default only if that interval says so (`closer`, `interval`).
+
+If int8 alone causes a distance D, an `auto` choice may add at most
 
     bound = max(D / 4, floor),   floor = 1e-4 nats, or 1e-4 of the variance of the outputs for regression
 
@@ -18,13 +27,15 @@ Not used as a distance: the primary metric. It needs labels, and on a few hundre
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self, TypeVar, cast
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -43,8 +54,12 @@ ADDED_FLOOR = 1e-4
 """Distance that it may always add: nats, or for regression a share of the variance of the float outputs."""
 BATCH_SIZE = 32
 LOGIT_BYTES = 2**26
+LEAST_BLOCKS = 64
+"""Fewest blocks of a language model that a choice rests on, if the split has them."""
+CONFIDENCE = 0.95
 Array = NDArray[Any]
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @contextmanager
@@ -68,15 +83,17 @@ def place(model: nn.Module, name: str, layer: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Trial:
-    """The logits of the original model on the trial rows, as reference for its compressed forms."""
+    """The outputs of the original model on the trial rows, as reference for its compressed forms."""
 
     model: nn.Module
     prepared: Preprocessor
     """Preprocessor of the model."""
     rows: Sequence[Row]
     context: Context
-    logits: Array
-    """Logits of the original model, float32 [n, C], or [n, L, V] for generation."""
+    answers: Array
+    """Predictions of the original model (`compress.measure.answers.kept`): logits float32 [n, C], or [n, T, 2] for generation."""
+    read: Array | None = None
+    """For generation, what the head of the original model read, float32 [n, L, D]; else None."""
     labels: Array | None = None
     """Labels of the rows; None for calibration rows."""
 
@@ -91,53 +108,74 @@ class Trial:
             context.progress.log("  no selection split: choices are made on calibration rows")
             rows, labels = list(calibration), None
         chosen = list(range(len(rows)))
-        if TASKS[context.task].answer == "tokens":
+        generates = TASKS[context.task].answer == "tokens"
+        if generates:
             longest, config = max(len(row) for row in rows), cast("Any", model.config)
             chosen = [number for number, row in enumerate(rows) if len(row) == longest]
-            count = max(1, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
+            count = max(LEAST_BLOCKS, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
         chosen = spread(chosen, count)
         rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
         prepared = finely(context.preprocessor(checkpoint))
-        batches = sorted(_logits(model, prepared, rows), key=lambda batch: batch[0])
-        order = np.concatenate([indices for indices, _ in batches])
-        return cls(model, prepared, rows, context, np.concatenate([logits for _, logits in batches])[np.argsort(order)], labels)
+        listening: AbstractContextManager[list[Array]] = heard(model) if generates else nullcontext([])
+        with listening as read:
+            found = [
+                (numbers, kept(prepared, [rows[number] for number in numbers], logits))
+                for numbers, logits in _logits(model, prepared, rows)
+            ]
+        inputs = gathered(((numbers, given) for (numbers, _), given in zip(found, read, strict=True)), len(rows)) if generates else None
+        return cls(model, prepared, rows, context, gathered(found, len(rows)), inputs, labels)
 
     @property
     def measure(self) -> str:
         """The distance in use: kl or mse."""
         return "mse" if TASKS[self.context.task].answer == "value" else "kl"
 
-    def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
-        """Returns the distance of the model with some modules replaced, by path; the model itself is restored."""
+    def distances_of(self, forms: Mapping[str, nn.Module]) -> Array:
+        """Returns the distance of each row, float64 [n], of the model with some modules replaced, by path; the model is restored."""
         with replaced(self.model, forms):
-            return self.distance_now()
+            return self.distances_now()
+
+    def distances_now(self) -> Array:
+        """Returns the distance of each row, float64 [n], of the model in its current state from the original."""
+        apart = np.zeros(len(self.rows))
+        for numbers, expected, logits in self._pairs():
+            apart[numbers] = distances(self.context.task, expected, logits)
+        return apart
+
+    def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
+        """Returns the mean of `distances_of`."""
+        return float(self.distances_of(forms).mean())
 
     def distance_now(self) -> float:
-        """Returns the distance of the model in its current state from the original."""
-        return sum(self._apart(numbers, logits) for numbers, logits in _logits(self.model, self.prepared, self.rows))
+        """Returns the mean of `distances_now`."""
+        return float(self.distances_now().mean())
 
     def look(self) -> tuple[float, float | None]:
         """Returns the current distance and the primary metric on the trial rows; the metric is None for calibration rows."""
 
         if self.labels is None:
             return self.distance_now(), None
-        apart, answers = 0.0, []
-        for numbers, logits in _logits(self.model, self.prepared, self.rows):
-            apart += self._apart(numbers, logits)
-            answers.append((numbers, self._kept(numbers, logits)))
-        return apart, self._metric(gathered(answers, len(self.rows)))
+        apart, answers = np.zeros(len(self.rows)), []
+        for numbers, expected, logits in self._pairs():
+            apart[numbers] = distances(self.context.task, expected, logits)
+            answers.append((numbers, kept(self.prepared, [self.rows[number] for number in numbers], logits)))
+        return float(apart.mean()), self._metric(gathered(answers, len(self.rows)))
 
     def metric_before(self) -> float | None:
         """Returns the primary metric of the original model; None for calibration rows."""
-        return None if self.labels is None else self._metric(self._kept(range(len(self.rows)), self.logits))
+        return None if self.labels is None else self._metric(self.answers)
 
-    def _apart(self, numbers: Sequence[int], logits: Array) -> float:
-        """Returns the contribution of some rows to the distance."""
-        return len(numbers) * distance(self.context.task, self.logits[numbers], logits) / len(self.rows)
-
-    def _kept(self, numbers: Sequence[int], logits: Array) -> Array:
-
-        return kept(self.prepared, [self.rows[number] for number in numbers], logits)
+    def _pairs(self) -> Iterator[tuple[list[int], Array, Array]]:
+        """Yields for each batch the numbers of its rows, the original logits and the current ones."""
+        if self.read is None:
+            for numbers, logits in _logits(self.model, self.prepared, self.rows):
+                yield numbers, self.answers[numbers], logits
+            return
+        batches = [numbers for numbers, _ in self.prepared.batches(self.rows, BATCH_SIZE)]
+        for numbers in batches:
+            with beside(self.model, self.read[numbers]):
+                ((order, both),) = _logits(self.model, self.prepared, [self.rows[number] for number in numbers])
+            yield numbers, both[len(numbers) :], both[: len(numbers)][np.argsort(order)]
 
     def _metric(self, answers: Array) -> float:
 
@@ -147,8 +185,38 @@ class Trial:
     def fewer(self, count: int) -> Self:
         """Returns a trial on at most `count` of the rows, evenly spread."""
         chosen = spread(range(len(self.rows)), count)
-        labels = None if self.labels is None else self.labels[chosen]
-        return replace(self, rows=[self.rows[index] for index in chosen], logits=self.logits[chosen], labels=labels)
+        labels, read = (None if values is None else values[chosen] for values in (self.labels, self.read))
+        return replace(self, rows=[self.rows[index] for index in chosen], answers=self.answers[chosen], read=read, labels=labels)
+
+
+@contextmanager
+def heard(model: nn.Module) -> Iterator[list[Array]]:
+    """Yields a list that each forward pass of a language model appends the inputs of its head to, float32 [b, L, D]."""
+    inputs: list[Array] = []
+    handle = head_of(model).register_forward_pre_hook(lambda head, args: inputs.append(args[0].float().cpu().numpy()))
+    try:
+        yield inputs
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def beside(model: nn.Module, read: Array) -> Iterator[None]:
+    """Lets the head of a language model read other inputs [b, L, D] too: the logits then have these rows behind their own."""
+    given = torch.from_numpy(np.ascontiguousarray(read))
+    handle = head_of(model).register_forward_pre_hook(lambda head, args: (torch.cat([args[0], given.to(args[0])]), *args[1:]))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def head_of(model: nn.Module) -> nn.Module:
+    """Returns the head of a language model; raises InputError if it has none."""
+    head: nn.Module | None = cast("Any", model).get_output_embeddings()
+    if head is None:
+        raise InputError(f"model: {type(model).__name__} has no language model head; a causal language model with one is needed")
+    return head
 
 
 def distance(task: Task, reference: Array, logits: Array) -> float:
@@ -159,10 +227,50 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
         reference: Logits `[n, C]`, or `[n, L, V]` for generation (mean over tokens).
         logits: Logits to compare, of the same shape.
     """
+    return float(np.mean(distances(task, reference, logits)))
+
+
+def distances(task: Task, reference: Array, logits: Array) -> Array:
+    """Returns the distance of each row, float64 [n]; the arguments are those of `distance`."""
     if TASKS[task].answer == "value":
-        return float(np.mean((reference.astype(np.float64) - logits) ** 2))
-    expected, found = _log_softmax(reference), _log_softmax(logits)
-    return float(np.mean(np.sum(np.exp(expected) * (expected - found), axis=-1)))
+        squares: Array = (reference.astype(np.float64) - logits) ** 2
+        return np.asarray(squares.reshape(len(squares), -1).mean(axis=1))
+    flat, found = (values.reshape(-1, values.shape[-1]) for values in (reference, logits))
+    step = max(1, LOGIT_BYTES // (8 * max(1, flat.shape[1])))  # the logits of a block in float64 would take gigabytes
+    parts = [_divergence(flat[start : start + step], found[start : start + step]) for start in range(0, len(flat), step)]
+    divergence: Array = np.concatenate(parts) if parts else np.zeros(0)
+    return np.asarray(divergence.reshape(len(reference), -1).mean(axis=1)) if len(reference) else divergence
+
+
+def interval(values: Array) -> tuple[float, float]:
+    """Returns the 95 % interval of the mean of `values` [n]; of a single value it is unbounded."""
+    from scipy.stats import t as student_t  # takes a second to import
+
+    mean, count = float(np.mean(values)), len(values)
+    if count < 2:
+        return -math.inf, math.inf
+    half = float(student_t.ppf((1 + CONFIDENCE) / 2, count - 1) * np.std(values, ddof=1)) / math.sqrt(count)
+    return mean - half, mean + half
+
+
+def closer(apart: Mapping[K, Array], default: K) -> K:
+    """Returns which candidate to take, by its distances [n] on the same rows: the nearest that is nearer than the default.
+
+    A candidate counts as nearer if the whole 95 % interval of the difference, row by row, says so; if none does, the default stays.
+    """
+    nearer = [name for name in apart if name != default and interval(apart[name] - apart[default])[1] < 0]
+    return min(nearer, key=lambda name: float(apart[name].mean()), default=default)
+
+
+def bounds(values: Array) -> list[float] | None:
+    """Returns the 95 % interval of the mean as JSON; None for a single value."""
+    return list(interval(values)) if len(values) > 1 else None
+
+
+def in_words(values: Array) -> str:
+    """Returns the mean of distances [n] with its 95 % interval, for the log."""
+    low, high = interval(values)
+    return f"{float(np.mean(values)):.2g} (95 % {low:.2g} to {high:.2g})"
 
 
 def floor_of(task: Task, reference: Array) -> float:
@@ -180,6 +288,13 @@ def spread(rows: Sequence[T], count: int) -> list[T]:
     return [rows[index * len(rows) // count] for index in range(count)] if len(rows) > count else list(rows)
 
 
+def _divergence(reference: Array, logits: Array) -> Array:
+    """Returns the KL divergence of each row of [n, C], float64 [n]."""
+    expected, found = _log_softmax(reference), _log_softmax(logits)
+    divergence: Array = np.sum(np.exp(expected) * (expected - found), axis=-1)
+    return divergence
+
+
 def _log_softmax(logits: Array) -> Array:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     normalized: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
@@ -191,5 +306,5 @@ def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> It
     for indices, logits in logits_of(model, prepared, rows, BATCH_SIZE):
         bad = not_finite(logits)
         if len(bad):
-            raise InputError(f"model: the logits of {len(bad)} of {len(indices)} rows are NaN or infinite; check its weights")
+            raise InputError(f"model: the logits of {len(bad)} of {len(logits)} rows are NaN or infinite; check its weights")
         yield indices, logits

@@ -1,11 +1,13 @@
-"""Latency budget: find the pruned shape whose measured latency meets the target.
+"""Latency budget: find the largest pruned shape whose measured latency is at most the target.
 
     1. choose a shape for a budget of milliseconds, as predicted by the latency table
     2. measure that shape on the engine
-    3. set the budget to target * predicted / measured, and choose again
+    3. set the budget to (1 - TOLERANCE / 2) * target * predicted / measured, and choose again
 
-The search ends when the measured latency is within `TOLERANCE` of the target, or after `MAX_ROUNDS`; the closest shape wins. If the recipe
-asks for a share of the blocks instead of a latency, the chosen shape is only measured.
+The target is an upper bound: a shape fits if measured <= target. The search ends when a shape fits and takes at least 1 - `TOLERANCE` of
+the target, or after `MAX_ROUNDS`. Of the shapes that fit the slowest wins, as it keeps the most units. If none fits, the fastest wins and
+the stage warns. Step 3 aims at the middle of the tolerance, so that measurement noise does not push the next shape over the target. If the
+recipe asks for a share of the blocks instead of a latency, the chosen shape is only measured.
 
 Limitations: the latency of embeddings and head counts as fixed.
 """
@@ -41,7 +43,7 @@ class LatencyBudget:
     incoming_ms: float
     """Measured latency of the incoming model."""
     target_ms: float | None
-    """Latency that the pruned model should reach; None if the recipe asks for a share of the blocks."""
+    """Latency that the pruned model may take at most; None if the recipe asks for a share of the blocks."""
     relative: bool
     """Whether the target is a speedup. The incoming model is then timed in the same session as each pruned shape."""
     figures: dict[str, Any]
@@ -55,8 +57,8 @@ class LatencyBudget:
             timing: Measures models on the engine.
             sizes: Sizes of the incoming model.
             step: FFN neurons are kept in multiples of this.
-            target: Latency that the pruned model should reach.
-            speedup: Ratio of the incoming latency to the pruned latency.
+            target: Latency that the pruned model may take at most.
+            speedup: Smallest ratio of the incoming latency to the pruned latency.
             key: Key path of the stage, for messages.
         """
         table, figures = timing.table(sizes, step, key)
@@ -120,7 +122,7 @@ class LatencyBudget:
         incoming_ms: float,
         key: str,
     ) -> tuple[KeptUnits, float]:
-        """Chooses the units to keep so that the measured latency meets the target, if there is one.
+        """Chooses the units to keep so that the measured latency is at most the target, if there is one; warns if no shape tried fits.
 
         Args:
             choose: Chooses the units for a budget of the blocks in milliseconds.
@@ -148,23 +150,28 @@ class LatencyBudget:
         else:
             kept, number = search_budget(lambda ms: choose(max(ms - rest, least_ms)), predict, measure, self.target_ms, budget_ms + rest)
         self.figures["after"] = self.figures["rounds"][number]
+        if self.target_ms is not None and self.figures["after"]["measured_ms"] > self.target_ms:
+            found = f"{self.figures['after']['measured_ms']:.4g} ms measured, {self.target_ms:.4g} ms asked for"
+            self.timing.context.progress.warn(
+                f"{key}: none of the {len(self.figures['rounds'])} shapes that were measured is fast enough; the fastest is kept ({found})"
+            )
         return kept, (predict(kept) - rest) / incoming_ms
 
 
 def search_budget(
     choose: Callable[[float], T], predict: Callable[[T], float], measure: Callable[[T], float], target_ms: float, budget_ms: float
 ) -> tuple[T, int]:
-    """Searches for the budget whose choice is measured at the target latency.
+    """Searches for the largest shape that is measured at no more than the target latency.
 
     Args:
         choose: Chooses a shape whose predicted latency fits a budget in milliseconds.
         predict: Predicted latency of a shape.
         measure: Measured latency of a shape.
-        target_ms: Latency to reach.
+        target_ms: Largest latency allowed.
         budget_ms: Budget of the first round.
 
     Returns:
-        The shape closest to the target, and the round that found it, from 0.
+        Of the shapes within the target the slowest, or the fastest of all if none is; and the round that found it, from 0.
     """
     tried: list[tuple[float, int, T]] = []
     for number in range(MAX_ROUNDS):
@@ -172,9 +179,10 @@ def search_budget(
         if any(kept == earlier for *_, earlier in tried):
             break  # the remaining gap is smaller than one step of heads or neurons
         measured = measure(kept)
-        tried.append((abs(measured / target_ms - 1), number, kept))
-        if tried[-1][0] <= TOLERANCE:
+        tried.append((measured, number, kept))
+        if (1 - TOLERANCE) * target_ms <= measured <= target_ms:
             break
-        budget_ms = target_ms * predict(kept) / measured
-    _, number, kept = min(tried, key=lambda entry: entry[:2])
+        budget_ms = (1 - TOLERANCE / 2) * target_ms * predict(kept) / measured
+    fitting = [entry for entry in tried if entry[0] <= target_ms]
+    _, number, kept = max(fitting, key=lambda entry: entry[0]) if fitting else min(tried, key=lambda entry: entry[0])
     return kept, number

@@ -1,4 +1,4 @@
-"""Bias correction against means taken layer by layer, and what it leaves as it was."""
+"""Bias correction against the means of the float network, layer after layer, and what it leaves as it was."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -70,26 +72,32 @@ def correct(net: nn.Module, rows: list[dict[str, Tensor]], passes: list[int] | N
     return correct_biases(net, layers_of(net), coarse(net), GROUP, start, send)
 
 
+def outputs(net: nn.Module, forms: Mapping[str, nn.Module], x: Tensor) -> dict[str, list[Tensor]]:
+    """Everything that each layer gives, in the order of its runs, written out for the net with some layers replaced."""
+    layer = {**layers_of(net), **forms}
+    a, b = layer["a"](x), layer["b"](x)
+    c = layer["c"](torch.relu(a + b))
+    d = layer["d"](c)
+    return {"a": [a], "b": [b], "c": [c], "d": [d, layer["d"](d)]}
+
+
+def mean(found: list[Tensor]) -> Tensor:
+    return torch.cat([y.reshape(-1, y.shape[-1]) for y in found]).double().mean(0)
+
+
 def naive(rows: list[dict[str, Tensor]], positions: int) -> dict[str, Tensor]:
-    """Corrects one layer after the other, all rows at once, in float64."""
+    """Corrects one group after the other, all rows at once: b + E[y in the float network] - E[y with all layers so far in int8]."""
     net, scales = Net(), coarse(Net())
-    a, b, c, d = (layers_of(net)[name] for name in "abcd")
-    integer: dict[str, nn.Module] = {}
-
-    def fix(name: str, layer: nn.Linear, *inputs: Tensor) -> None:
-        before = int8_linear(name, layer, scales[name])
-        if layer.bias is not None:
-            shifts = torch.cat([(layer(x) - before(x)).reshape(-1, layer.out_features) for x in inputs])
-            layer.bias.data += shifts.double().mean(0).float()
-        integer[name] = int8_linear(name, layer, scales[name])
-
     x = torch.cat([features["x"][:, :positions] for features in rows])
-    fix("a", a, x)
-    fix("b", b, x)
-    hidden = torch.relu(integer["a"](x) + integer["b"](x))
-    fix("c", c, hidden)
-    y = integer["c"](hidden)
-    fix("d", d, y, d(y))  # what the second run gets from the first is float: both are corrected together
+    in_float = outputs(Net(), {}, x)
+    done: list[str] = []
+    for names in (["a", "b"], ["c"], ["d"]):
+        done += names
+        found = outputs(net, {name: int8_linear(name, layers_of(net)[name], scales[name]) for name in done}, x)
+        for name in names:
+            layer = layers_of(net)[name]
+            if layer.bias is not None:
+                layer.bias.data += (mean(in_float[name]) - mean(found[name])).float()
     return {name: layer.bias.detach() for name, layer in layers_of(net).items() if layer.bias is not None}
 
 
@@ -105,16 +113,58 @@ def test_biases_are_those_of_the_naive_correction(masked: bool) -> None:
         assert not torch.allclose(bias, layers_of(Net())[name].bias, atol=1e-2)
 
 
-def test_the_mean_output_of_every_layer_is_that_of_float() -> None:
-    net, rows = Net(), batches()
-    scales, x = coarse(net), torch.cat([features["x"] for features in rows]).reshape(-1, 6)
+class Stack(nn.Module):
+    """Linear layers with ReLU between them; each may have a bias."""
+
+    def __init__(self, seed: int, biases: list[bool]) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            for number, bias in enumerate(biases):
+                self.add_module(f"l{number}", nn.Linear(5, 5, bias))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.children():
+            x = layer(torch.relu(x))
+        return x
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 2**31), st.lists(st.booleans(), min_size=1, max_size=4))
+def test_the_mean_output_of_every_layer_is_that_of_the_float_network(seed: int, biases: list[bool]) -> None:
+    """With all layers in int8; a layer without a bias keeps its error, and the next one makes up for it."""
+    net, before = Stack(seed, biases), Stack(seed, biases)
+    rows = [{"x": torch.randn(n, 3, 5, generator=torch.Generator().manual_seed(n))} for n in (4, 7)]
+    scales = coarse(net)
+    correct_biases(net, layers_of(net), scales, {name: name for name in layers_of(net)}, lambda: rows, send)
+    x = torch.cat([features["x"] for features in rows]).reshape(-1, 5)
     with torch.inference_mode():
-        float_mean = net.a(x).double().mean(0)
-        wrong = int8_linear("a", net.a, scales["a"])(x).double().mean(0)
-    correct(net, rows)
+        ours = theirs = x
+        for (name, layer), original in zip(layers_of(net).items(), layers_of(before).values(), strict=True):
+            ours, theirs = int8_linear(name, layer, scales[name])(torch.relu(ours)), original(torch.relu(theirs))
+            if layer.bias is not None:
+                assert (ours.double().mean(0) - theirs.double().mean(0)).abs().max() < 1e-5, name
+
+
+def test_a_layer_that_the_first_batch_does_not_reach_is_corrected_by_the_others() -> None:
+    """Rows above 0 go through b as well; the first batch has none."""
+
+    def routed(model: nn.Module, features: Mapping[str, Tensor]) -> object:
+        y = model.l0(features["x"])  # type: ignore[operator]
+        return model.l1(features["x"]) if bool((features["x"] > 0).any()) else y  # type: ignore[operator]
+
+    net = Stack(0, [True, True])
+    rows = [{"x": -torch.ones(2, 5)}, {"x": torch.ones(2, 5)}]
+    original, scales = layers_of(Stack(0, [True, True])), coarse(net)
+    moved = correct_biases(net, layers_of(net), scales, {"l0": "l0", "l1": "l0"}, lambda: rows, routed)
+    assert set(moved) == {"l0", "l1"}
     with torch.inference_mode():
-        corrected = int8_linear("a", net.a, scales["a"])(x).double().mean(0)
-    assert (corrected - float_mean).abs().max() < 1e-6 < 0.01 < (wrong - float_mean).abs().max()
+        for name, x in {"l0": torch.cat([features["x"] for features in rows]), "l1": rows[1]["x"]}.items():
+            found = int8_linear(name, layers_of(net)[name], scales[name])(x)
+            assert (mean([found]) - mean([original[name](x)])).abs().max() < 1e-5, name
+    net = Stack(0, [True, True])
+    assert set(correct_biases(net, layers_of(net), scales, {"l0": "l0", "l1": "l0"}, lambda: rows[:1], routed)) == {"l0"}
+    assert torch.equal(layers_of(net)["l1"].bias, original["l1"].bias)
 
 
 def test_weights_layers_and_hooks_are_left_as_they_were() -> None:
@@ -146,21 +196,21 @@ def test_a_failure_leaves_the_float_layers_in_place() -> None:
 def test_there_is_one_pass_for_the_layers_of_one_tensor() -> None:
     passes: list[int] = []
     correct(Net(), batches(), passes)
-    assert len(passes) == 3
+    assert len(passes) == 1 + 3  # the float network, then a with b, c, d
 
 
 def test_a_pass_ends_with_the_layers_of_interest() -> None:
     net, ran = Net(), []
     net.d.register_forward_hook(lambda *_: ran.append(1))
     correct(net, batches())
-    assert len(ran) == 2 * (1 + 1 + 3)  # the first batch of each pass goes through, of the last pass every batch
+    assert len(ran) == 2 * (3 + 1 + 1)  # every batch of the float network, the first one of the passes up to a and b, and up to c
 
 
 def test_the_stage_keeps_only_what_brings_it_closer(bert: Artifact, context: Context, told: Any, tmp_path: Path, monkeypatch) -> None:
     def figures(name: str) -> dict[str, Any]:
         (tmp_path / name).mkdir()
-        settings = {"smoothquant": False, "bias_correction": True, "weight_bits": 7}
-        return Quantize(id="quantize", **settings).run(bert, context, tmp_path / name)["bias_correction"]
+        keys = {"smoothquant": False, "bias_correction": True, "weight_bits": 7}
+        return Quantize(id="quantize", **keys).run(bert, context, tmp_path / name)["bias_correction"]
 
     kept = figures("kept")
     assert kept["kept"] == (kept["after"] <= kept["before"])

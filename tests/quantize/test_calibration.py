@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -267,6 +268,36 @@ def test_equal_tensors_that_are_not_the_same_have_histograms_of_their_own() -> N
     block = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
     observed = collect(block, layers_of(block), [{"x": torch.ones(1, 4)}], lambda m, f: (m["a"](f["x"].clone()), m["b"](f["x"])), Histogram)
     assert observed.group == {"a": "a", "b": "b"}
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=8), st.integers(1, 3))
+def test_layers_share_a_histogram_exactly_if_they_read_the_same_tensor(reads: list[int], count: int) -> None:
+    """In any order, against the numbers of the tensors; one is freed and made anew between any two reads."""
+    layers = {f"l{number}": nn.Linear(2, 2) for number in range(len(reads))}
+    batches = [{"x": torch.full((1, 2), float(number + 1))} for number in range(count)]
+
+    def read(model: nn.Module, features: Mapping[str, Tensor]) -> None:
+        tensors = [features["x"] * (number + 1) for number in range(4)]
+        for layer, number in zip(layers.values(), reads, strict=True):
+            layer(tensors[number])
+            torch.relu(tensors[number] + 1)
+
+    observed = collect(nn.ModuleDict(layers), layers, batches, read, Histogram)
+    first = {number: f"l{reads.index(number)}" for number in reads}
+    assert observed.group == {name: first[number] for name, number in zip(layers, reads, strict=True)}
+    assert all(observed.of(f"l{place}").total == 2 * count for place in range(len(reads)))
+
+
+def test_a_later_tensor_at_the_address_of_a_freed_one_is_another() -> None:
+    layers = {f"l{number}": nn.Linear(2, 2) for number in range(20)}
+
+    def read(model: nn.Module, features: Mapping[str, Tensor]) -> None:
+        for layer in layers.values():
+            layer(features["x"] * 1)
+
+    with torch.inference_mode():
+        observed = collect(nn.ModuleDict(layers), layers, [{"x": torch.ones(1, 2)}], read, Histogram)
+    assert observed.group == {name: name for name in layers}
 
 
 def test_inputs_are_divided_by_what_smooths_them() -> None:

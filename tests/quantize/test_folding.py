@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Mapping
+from types import CodeType
 
 import pytest
 import torch
@@ -105,8 +106,13 @@ def test_tracing_leaves_the_model_as_it_was(family: str) -> None:
     assert not any(module._forward_hooks for module in model.modules())
 
 
+def names_in(code: CodeType) -> set[str]:
+    """Returns the attributes that a function uses, those of the functions in it included."""
+    return set(code.co_names).union(*(names_in(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
+
+
 class Net(nn.Module):
-    """A norm and three linear layers of four channels, put together by a function."""
+    """A norm and up to three linear layers of four channels, those that a function puts together."""
 
     def __init__(self, together: Callable[[Net, Tensor], Tensor], norm: nn.Module | None = None) -> None:
         super().__init__()
@@ -116,6 +122,8 @@ class Net(nn.Module):
             self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
             for parameter in self.parameters():
                 parameter.data += torch.randn_like(parameter)
+        for name in {"norm", "a", "b", "c"} - names_in(together.__code__):
+            delattr(self, name)
         self.dropout, self.together = nn.Dropout(), together
         self.eval()
 
@@ -249,3 +257,79 @@ def test_a_weight_of_two_modules_is_left_alone() -> None:
     net = Net(lambda net, x: net.b(net.a(x)) + net.c(x))
     net.c.weight = net.b.weight
     assert folds_of(net) == {}
+
+
+class Experts(nn.Module):
+    """Each token goes to the expert of its largest router output; an expert without tokens does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = nn.Linear(4, 3)
+        self.up, self.down = (nn.ModuleList(nn.Linear(4, 4) for _ in range(3)) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x_NI = x.reshape(-1, 4)
+        chosen_N, y_NI = self.router(x_NI).argmax(-1), torch.zeros(x_NI.shape)
+        for number, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            if bool((chosen_N == number).any()):
+                y_NI[chosen_N == number] = down(torch.relu(up(x_NI[chosen_N == number])))
+        return y_NI.view(x.shape)
+
+
+class Block(nn.Module):
+    """A norm read by one linear layer in a module of its own, and a norm read by a router and its experts."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.first, self.second = nn.LayerNorm(4), nn.LayerNorm(4)
+            self.mixer, self.experts = nn.Sequential(nn.Linear(4, 4)), Experts()
+            for parameter in self.parameters():
+                parameter.data += torch.randn_like(parameter)
+        self.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.first(x))
+        y: Tensor = x + self.experts(self.second(x))
+        return y
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 4))
+def test_folds_hold_on_rows_that_the_trace_did_not_see(seed: int, traced: int) -> None:
+    net, generator = Block(seed), torch.Generator().manual_seed(seed)
+    rows = 3 * torch.randn(40, 2, 4, generator=generator)
+    folds = {fold.producer: fold for fold in find_folds(net, {"x": rows[:traced]}, send)}
+    with torch.inference_mode():
+        before = net(rows)
+        for fold in folds.values():
+            if fold.blocked is None:
+                rescale(net, fold, torch.exp(torch.randn(4, generator=generator)))
+        assert torch.allclose(net(rows), before, rtol=1e-3, atol=1e-4 * float(before.abs().max()))
+    assert folds["first"] == Fold("first", ("mixer.0",), None)
+
+
+def test_an_expert_that_did_not_run_blocks_the_norm_that_it_may_read() -> None:
+    net = Block(0)
+    net.experts.router.bias.data = torch.tensor([0.0, 0.0, -1e6])
+    rows = torch.randn(40, 2, 4, generator=torch.Generator().manual_seed(0))
+    folds = {fold.producer: fold for fold in find_folds(net, {"x": rows}, send)}
+    assert folds["second"].blocked == "experts.up.2 did not run and may read it"
+    assert folds["experts.up.0"].blocked == "experts.up.2 did not run and may read it"
+    assert folds["first"].blocked is None
+    net.experts.router.bias.data = torch.zeros(3)
+    folds = {fold.producer: fold for fold in find_folds(net, {"x": rows}, send)}
+    assert folds["second"].consumers == ("experts.router", *(f"experts.up.{number}" for number in range(3)))
+    assert folds["second"].blocked is None
+
+
+def test_a_layer_that_is_run_by_its_weight_alone_is_reached() -> None:
+    net = Net(lambda net, x: net.b(net.norm(x)) + nn.functional.linear(net.norm(x), net.a.weight, net.a.bias))
+    assert folds_of(net)["norm"] == Fold("norm", ("b", "a"), None)
+
+
+def test_no_hook_is_left_behind() -> None:
+    net = Block(0)
+    find_folds(net, {"x": torch.randn(2, 2, 4)}, send)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())

@@ -52,24 +52,51 @@ def test_the_blocks_become_int8_and_the_tied_head_stays_float(kind: str, context
     assert 0 < abs(perplexities[1] / perplexities[0] - 1) < 0.01
 
 
-def test_a_trial_holds_few_logits_and_is_the_mean_divergence_of_a_token(gpt: Artifact, context: Context, monkeypatch) -> None:
-    monkeypatch.setattr(trials, "LOGIT_BYTES", 5 * 4 * tiny_gpt.LENGTH * tiny_gpt.VOCABULARY)
+def test_a_trial_holds_no_logits_and_is_the_mean_divergence_of_a_token(gpt: Artifact, context: Context, monkeypatch) -> None:
+    """Against all logits at once, of both models."""
+    monkeypatch.setattr(trials, "LOGIT_BYTES", 3 * 8 * tiny_gpt.VOCABULARY)  # three positions at a time
+    monkeypatch.setattr(trials, "LEAST_BLOCKS", 5)
     model = load(gpt.path)
     trial = Trial.prepare(model, gpt.path, [], context)
     assert len(trial.rows) == 5
-    assert trial.logits.shape == (5, tiny_gpt.LENGTH, tiny_gpt.VOCABULARY)
-    assert (trial.measure, trial.distance_of({})) == ("kl", 0)
+    assert trial.read is not None
+    assert trial.read.shape == (5, tiny_gpt.LENGTH, 32)
+    assert trial.answers.shape == (5, tiny_gpt.LENGTH - 1, 2)
+    assert trial.measure == "kl"
+    assert trial.distance_of({}) == pytest.approx(0, abs=1e-9)
     ids = torch.from_numpy(np.stack(trial.rows).astype(np.int64))  # type: ignore[arg-type]
+    name, changed = "transformer.h.1.mlp.c_fc", torch.nn.Linear(32, 128)
     with torch.inference_mode():
-        np.testing.assert_allclose(trial.logits, forward(model, {"input_ids": ids}), atol=1e-5)
-        name = "transformer.h.1.mlp.c_fc"
-        changed = torch.nn.Linear(32, 128)
+        before = forward(model, {"input_ids": ids}).double().numpy()
         with trials.replaced(model, {name: changed}):
-            logits = forward(model, {"input_ids": ids}).double().numpy()
-    p, q = (scipy.special.log_softmax(values, axis=-1) for values in (trial.logits.astype(np.float64), logits))
-    expected = float(np.mean([np.sum(np.exp(a) * (a - b)) for a, b in zip(p.reshape(-1, 300), q.reshape(-1, 300), strict=True)]))
-    assert trial.distance_of({name: changed}) == pytest.approx(expected, rel=1e-4)
-    assert trial.fewer(2).distance_of({name: changed}) != pytest.approx(expected, rel=1e-4)
+            after = forward(model, {"input_ids": ids}).double().numpy()
+    p, q = (scipy.special.log_softmax(values, axis=-1) for values in (before, after))
+    expected = np.mean(np.sum(np.exp(p) * (p - q), axis=-1), axis=-1)
+    np.testing.assert_allclose(trial.distances_of({name: changed}), expected, rtol=1e-4)
+    assert trial.distance_of({name: changed}) == pytest.approx(expected.mean(), rel=1e-4)
+    np.testing.assert_allclose(trial.fewer(2).distances_of({name: changed}), expected[[0, 2]], rtol=1e-4)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_a_choice_rests_on_many_blocks_however_large_the_vocabulary(gpt: Artifact, context: Context, monkeypatch) -> None:
+    monkeypatch.setattr(trials, "LOGIT_BYTES", 1)
+    rows = [np.full(tiny_gpt.LENGTH, number, np.int32) for number in range(70)]
+    split = Split(rows, labels_of(rows, tiny_gpt.LENGTH - 1))  # type: ignore[arg-type]
+    trial = Trial.prepare(load(gpt.path), gpt.path, [], replace(context, data=replace(context.data, selection=split)))
+    assert len(trial.rows) == 64
+
+
+def test_a_look_at_a_language_model_tells_its_perplexity_too(gpt: Artifact, context: Context) -> None:
+    model = load(gpt.path)
+    trial = Trial.prepare(model, gpt.path, [], context)
+    before = trial.metric_before()
+    assert trial.look() == (pytest.approx(0, abs=1e-9), pytest.approx(before))
+    with torch.no_grad():
+        model.get_submodule("transformer.h.1.mlp.c_fc").weight.mul_(3)  # type: ignore[operator,union-attr]
+    apart, metric = trial.look()
+    expected = metrics("text-generation", predict(model, tiny_gpt.prepared(), trial.rows, 64), trial.labels)["perplexity"]  # type: ignore[arg-type]
+    assert metric == pytest.approx(expected, rel=1e-4)
+    assert 0 < apart == pytest.approx(trial.distance_now())
 
 
 def test_a_trial_leaves_shorter_blocks_out(gpt: Artifact, context: Context) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.schemes.int8 import SMALLEST_SCALE, Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
 from compress.training.train import parameter_groups
+from quantize.calibration import Histogram, collect
 from quantize.qat import Qat, QatLinear, Scale, codes_and_slope, extract, insert
 
 
@@ -29,7 +30,7 @@ def scales_of(linear: nn.Linear, input_scale: float = 0.02, bits: int = 8) -> La
 
 def inserted(linear: nn.Linear, scales: LayerScales, **settings: Any) -> tuple[nn.Sequential, QatLinear]:
     model = nn.Sequential(linear)
-    insert(model, {"0": scales}, **settings)
+    insert(model, {"0": scales}, {"0": "0"}, **settings)
     layer = model[0]
     assert isinstance(layer, QatLinear)
     return model, layer
@@ -51,6 +52,33 @@ def test_evaluation_and_training_give_the_bits_of_int8_linear(bits: int, bias: b
         assert layer(x).dtype == x.dtype
     assert torch.equal(layer.scales().weight_scale, scales.weight_scale)
     assert torch.equal(layer.scales().input_scale, scales.input_scale)
+
+
+class TwoTensors(nn.Module):
+    """Query, value and, in another module, gate read the input; out, beside query, reads another tensor of the same width."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.out, self.value, self.inner = a_linear(4, 4), a_linear(4, 4), a_linear(4, 4), nn.Sequential(a_linear(4, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.out(self.query(x)) + self.value(x) + self.inner(x)
+        return y
+
+
+def test_input_scales_are_tied_by_the_tensor_that_is_read_and_not_by_their_value() -> None:
+    net = TwoTensors()
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
+    observed = collect(net, layers, [{"x": torch.randn(3, 4)}], lambda model, features: model(features["x"]), Histogram)
+    insert(net, {name: scales_of(layer) for name, layer in layers.items()}, observed.group)  # all start at the same value
+    scales = {name: layer.input_scale for name, layer in net.named_modules() if isinstance(layer, QatLinear)}
+    assert scales["query"] is scales["value"] is scales["inner.0"]
+    assert scales["out"] is not scales["query"]
+    net.train()(5 * torch.randn(8, 4)).square().sum().backward()
+    gradients = [scale.change.grad for scale in (scales["query"], scales["out"])]
+    assert gradients[0] is not None
+    assert gradients[1] is not None
+    assert gradients[0] != gradients[1]
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -29,7 +29,7 @@ from distill.injected import Injected
 from quantize.in_memory import quantize_in_memory
 from quantize.qat import Qat, QatLinear, insert, learn, setting_keys
 from quantize.quantize import Quantize
-from tests.quantize.test_qat_training import features, start_of
+from tests.quantize.test_qat_training import features, group_of, start_of
 
 pytestmark = pytest.mark.whole
 
@@ -47,7 +47,7 @@ def run(context: Context, bert: Artifact) -> Context:
 def test_every_preset_trains_in_int8(loss: Any, bert: Artifact, run: Context) -> None:
     model, scales = start_of(bert.path, run)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    learned, history = learn(model, scales, Qat(**QUICK, loss=loss), run, bert.path, "quantize")
+    learned, history = learn(model, scales, group_of(scales), Qat(**QUICK, loss=loss), run, bert.path, "quantize")
     assert list(learned) == list(scales)
     assert any(not torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert {"attention_relation", "cosine", "soft_target", "mixed_answers", "distance", "hidden", "embedding", "key_relation"} & set(
@@ -75,7 +75,7 @@ def test_what_int8_changes_inside_is_seen(bert: Artifact, run: Context) -> None:
     model, scales = start_of(bert.path, run)
     teacher, inputs = load(bert.path), features(bert.path, run, 8)
     prepared = preprocessor(bert.path, run.task, run.max_length, run.target)
-    insert(model, scales)
+    insert(model, scales, group_of(scales))
     settings = Qat(losses=({"name": "hidden"},))
     distillation = Distillation(settings, setting_keys("quantize"), model, bert.path, prepared, teacher, prepared, Origin.whole(2, 32))
     objective: Any = distillation_objective(distillation, run)
@@ -133,7 +133,9 @@ def test_another_teacher_is_learned_from(bert: Artifact, run: Context, tmp_path:
     def apart(teacher: Any) -> float:
         model, scales = start_of(bert.path, run)
         settings = Qat(epochs=4, batch_size=8, learning_rate=1e-3)
-        learn(model, scales, settings, replace(run, scratch=tmp_path / str(teacher is None)), bert.path, "quantize", teacher)
+        learn(
+            model, scales, group_of(scales), settings, replace(run, scratch=tmp_path / str(teacher is None)), bert.path, "quantize", teacher
+        )
         return float((forward(model, inputs) - target).detach().square().mean())
 
     assert apart(tmp_path / "other") < 0.5 * apart(None)
@@ -145,7 +147,7 @@ def test_the_stage_hands_its_teacher_over(bert: Artifact, run: Context, tmp_path
     seen, kept = [], module.learn
 
     def told(*args: Any) -> Any:
-        seen.append(args[6])
+        seen.append(args[7])
         return kept(*args)
 
     monkeypatch.setattr(module, "learn", told)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,11 @@ def start_of(folder: Path, context: Context, bits: int = 8) -> tuple[nn.Module, 
     }
 
 
+def group_of(scales: Mapping[str, LayerScales]) -> dict[str, str]:
+    """Query, key and value of a block of BERT read one tensor."""
+    return {name: re.sub(r"self\.(key|value)$", "self.query", name) for name in scales}
+
+
 def features(folder: Path, context: Context, num: int) -> dict[str, Tensor]:
     prepared = preprocessor(folder, context.task, context.max_length, context.target)
     return {name: torch.from_numpy(value) for name, value in prepared.encode(context.data.train.rows[:num], 24).items()}
@@ -54,7 +61,7 @@ def features(folder: Path, context: Context, num: int) -> dict[str, Tensor]:
 def test_extracted_layers_are_a_quantized_checkpoint(bert: Artifact, context: Context, tmp_path: Path, bits: int) -> None:
     model, scales = start_of(bert.path, context, bits)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    insert(model, scales, rate=10)
+    insert(model, scales, group_of(scales), rate=10)
     generator = torch.Generator().manual_seed(0)
     for layer in model.modules():
         if isinstance(layer, Scale):  # as if they had learned
@@ -81,7 +88,7 @@ def test_extracted_layers_are_a_quantized_checkpoint(bert: Artifact, context: Co
 
 def test_layers_that_read_one_tensor_share_what_they_learn(bert: Artifact, context: Context) -> None:
     model, scales = start_of(bert.path, context)
-    insert(model, scales)
+    insert(model, scales, group_of(scales))
     for block in range(2):
         shared = {
             id(layer.input_scale)
@@ -100,7 +107,7 @@ def test_training_lowers_the_loss(bert: Artifact, context: Context, learned: Any
     train_split = Split(context.data.train.rows, np.array(["good" in row.split() for row in context.data.train.rows], np.int64))
     learnable = replace(context, data=replace(context.data, train=train_split))
     settings = Qat(epochs=6, learning_rate=3e-3, scale_learning_rate=10, scales=learned, distill=distill, keep="last")
-    found, history = learn(model, narrow, settings, learnable, bert.path, "quantize")
+    found, history = learn(model, narrow, group_of(narrow), settings, learnable, bert.path, "quantize")
     part, factor = ("teacher", 0.5) if distill else ("cross_entropy", 0.9)
     assert history.losses[-1][part] < factor * history.losses[0][part]
     assert set(history.losses[0]) == {"epoch", "cross_entropy", "loss"} | ({"teacher"} if distill else set())
@@ -118,7 +125,7 @@ def test_training_lowers_the_loss(bert: Artifact, context: Context, learned: Any
 def test_weights_before_the_training_are_kept_where_they_are_nearest(bert: Artifact, context: Context) -> None:
     """A learning rate that ruins the model: what is left is what calibration gave."""
     model, scales = start_of(bert.path, context)
-    found, history = learn(model, scales, Qat(epochs=1, learning_rate=0.5), context, bert.path, "quantize")
+    found, history = learn(model, scales, group_of(scales), Qat(epochs=1, learning_rate=0.5), context, bert.path, "quantize")
     assert history.best_step == 0
     assert history.selection[0]["value"] < history.selection[-1]["value"]
     assert all(torch.equal(found[name].input_scale, start.input_scale) for name, start in scales.items())
@@ -128,7 +135,9 @@ def test_weights_before_the_training_are_kept_where_they_are_nearest(bert: Artif
 def test_weights_are_chosen_by_distance_from_the_teacher_or_by_labels(bert: Artifact, context: Context, distill: bool) -> None:
     model, scales = start_of(bert.path, context)
     floating = copy.deepcopy(model)
-    _, history = learn(model, scales, Qat(epochs=1, distill=distill, learning_rate=1e-4, keep="last"), context, bert.path, "quantize")
+    _, history = learn(
+        model, scales, group_of(scales), Qat(epochs=1, distill=distill, learning_rate=1e-4, keep="last"), context, bert.path, "quantize"
+    )
     prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
     rows, labels = context.data.selection.rows, context.data.selection.labels
     before, after = (predict(one, prepared, rows, 8) for one in (floating, model))
@@ -155,7 +164,7 @@ def test_dropout_is_on_where_it_is_asked_for(bert: Artifact, context: Context, d
 
     watched, scales = start_of(bert.path, context)
     monkeypatch.setattr(QatLinear, "forward", watching)
-    learn(watched, scales, Qat(epochs=0.1, dropout=dropout), context, bert.path, "quantize")
+    learn(watched, scales, group_of(scales), Qat(epochs=0.1, dropout=dropout), context, bert.path, "quantize")
     assert (QatLinear, True) in seen
     assert (QatLinear, False) not in seen
     assert ((torch.nn.Dropout, True) in seen) == dropout
@@ -176,7 +185,7 @@ def test_a_killed_training_continues_to_equal_bits(bert: Artifact, context: Cont
     def run(kind: type[Distilled], scratch: str) -> tuple[nn.Module, Distilled]:
         model, scales = start_of(bert.path, context)
         objective = kind(load(bert.path), context.task, 48, 2, 2.0, 0.9)
-        insert(model, scales, rate=10)
+        insert(model, scales, group_of(scales), rate=10)
         split = Split(context.data.train.rows[:48], context.data.train.labels[:48])
         prepared = preprocessor(bert.path, context.task, context.max_length, context.target)
         config = TrainConfig(epochs=2, learning_rate=1e-3, batch_size=8, checkpoint_seconds=0, keep="last")

@@ -211,12 +211,17 @@ def test_wrong_settings_are_refused(settings: dict[str, Any]) -> None:
         Quantize(id="quantize", **settings)
 
 
-def test_auto_keeps_the_closest_calibrator(bert: Artifact, context: Context, told, tmp_path: Path) -> None:
+def test_auto_keeps_the_default_unless_another_calibrator_is_closer_beyond_chance(
+    bert: Artifact, context: Context, told, tmp_path: Path
+) -> None:
     figures = figures_of(bert, context, tmp_path / "out", calibration={"method": "auto"})
     tried = figures["calibrators"]
     assert list(tried["distances"]) == list(METHODS)
     assert (tried["measure"], tried["rows"]) == ("kl", 40)
-    assert figures["calibrator"] == min(METHODS, key=tried["distances"].__getitem__)
+    nearer = [method for method, limits in tried["more_than_default"].items() if limits[1] < 0]
+    assert tried["default"] == "minmax"
+    assert figures["calibrator"] == min(nearer, key=tried["distances"].__getitem__, default="minmax")
+    assert all(low <= tried["distances"][method] <= high for method, (low, high) in tried["intervals"].items())
     for method, measured in tried["distances"].items():
         again = figures_of(bert, context, tmp_path / method, calibration={"method": method})
         assert "calibrators" not in again

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
-from quantize.rounding import IntegerScales, round_layers, round_weight, with_weight
+from quantize.adaround import adaround
+from quantize.gptq import gptq
+from quantize.rounding import IntegerScales, Method, blocks, round_layers, round_weight, with_weight
 
 pytestmark = pytest.mark.whole
 
@@ -65,9 +70,10 @@ def rounded(scheme: str, method: str, smooth: bool = False) -> tuple[Net, dict[s
     return net, scales, found, figures
 
 
-def error(net: Net, layer: nn.Linear, name: str) -> float:
+def error(net: Net, layer: nn.Linear, name: str, before: Mapping[str, nn.Linear]) -> float:
+    """The error over what the layers before it give with their rounded weights."""
     with torch.no_grad():
-        x = rows() if name != "c" else torch.relu(net.a(rows()) + net.b(rows()))
+        x = rows() if name != "c" else torch.relu(before["a"](rows()) + before["b"](rows()))
         exact = nn.functional.linear(x.double(), layers_of(net)[name].weight.double())
         return float((nn.functional.linear(x.double(), layer.weight.double()) - exact).square().sum() / exact.square().sum())
 
@@ -85,10 +91,81 @@ def test_outputs_err_less_than_by_rounding_to_nearest(scheme: str, method: str, 
         on_grid = scales[name].on_grid(found[name].weight.detach())
         torch.testing.assert_close(on_grid, found[name].weight.detach(), rtol=1e-6, atol=0)  # the codes are those that were chosen
         nearest = with_weight(net.a, scales[name].on_grid(layers_of(net)[name].weight.detach()))
-        assert figure["error"] == pytest.approx(error(net, found[name], name), rel=1e-3)
-        assert figure["error_nearest"] == pytest.approx(error(net, nearest, name), rel=1e-3)
+        assert figure["error"] == pytest.approx(error(net, found[name], name, found), rel=1e-3)
+        assert figure["error_nearest"] == pytest.approx(error(net, nearest, name, found), rel=1e-3)
         assert figure["error"] <= figure["error_nearest"]
     assert figures[0]["error"] < 0.8 * figures[0]["error_nearest"]
+
+
+class Blocks(nn.Module):
+    """Blocks of two layers with a sum around them, in a list, and a layer behind the list."""
+
+    def __init__(self, seed: int, depth: int) -> None:
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            self.body = nn.ModuleList(nn.ModuleDict({"up": nn.Linear(8, 12), "down": nn.Linear(12, 8)}) for _ in range(depth))
+            self.head = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.body:
+            x = x + block["down"](torch.relu(block["up"](x)))  # type: ignore[index]
+        y: Tensor = self.head(x)
+        return y
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**31), st.integers(1, 3), st.sampled_from(["gptq", "adaround"]))
+def test_every_block_is_rounded_for_what_the_rounded_blocks_before_it_give(seed: int, depth: int, method: Method) -> None:
+    """Against the same written out: all inputs of a block by its float weights, then its rounded weights for the next one."""
+    net, x = Blocks(seed, depth).requires_grad_(False), torch.randn(40, 8, generator=torch.Generator().manual_seed(seed))
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
+    scales = {name: scales_of("w4a16", layer.weight.detach()) for name, layer in layers.items()}
+    kwargs = {"steps": 10} if method == "adaround" else {}
+    with patch("quantize.adaround.adaround.__kwdefaults__", {"steps": 10}):
+        found, _ = round_layers(net, layers, scales, method, [[name] for name in layers], lambda: [{"x": x}], send)
+
+        def by_hand(name: str, read: Tensor) -> nn.Linear:
+            weight_OI, scale_OI = layers[name].weight.detach(), scales[name].expanded(read.shape[1])  # type: ignore[union-attr]
+            hessian_II = read.T @ read / len(read)
+            method_of = {"gptq": gptq, "adaround": adaround}[method]
+            codes_OI = method_of(weight_OI, hessian_II, scale_OI, LOW, HIGH, **kwargs).float()  # type: ignore[operator]
+            nearest_OI = (weight_OI / scale_OI).round().clamp(LOW, HIGH)
+            errors = [((weight_OI - codes * scale_OI).double() @ read.double().T).square().sum(1) for codes in (nearest_OI, codes_OI)]
+            return with_weight(layers[name], torch.where((errors[1] < errors[0])[:, None], codes_OI, nearest_OI) * scale_OI)
+
+        y = x
+        for number in range(depth):
+            up, down = (f"body.{number}.{name}" for name in ("up", "down"))
+            rounded = {up: by_hand(up, y), down: by_hand(down, torch.relu(layers[up](y)))}
+            for name, layer in rounded.items():
+                assert torch.equal(found[name].weight, layer.weight), name
+            y = y + rounded[down](torch.relu(rounded[up](y)))
+        assert torch.equal(found["head"].weight, by_hand("head", y).weight)
+    assert {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)} == layers
+
+
+def test_a_failure_leaves_the_float_layers_in_place() -> None:
+    net, passes = Blocks(0, 2), 0
+    layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
+    scales = {name: scales_of("w4a16", layer.weight.detach()) for name, layer in layers.items()}
+
+    def broken(model: nn.Module, features: Mapping[str, Tensor]) -> object:
+        nonlocal passes
+        passes += 1
+        if passes > 1:
+            raise RuntimeError("no power")
+        return send(model, features)
+
+    with pytest.raises(RuntimeError, match="no power"):
+        round_layers(net, layers, scales, "gptq", [[name] for name in layers], lambda: [{"x": torch.randn(9, 8)}], broken)
+    assert {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)} == layers
+
+
+def test_a_block_is_an_entry_of_an_outermost_list() -> None:
+    net = nn.ModuleDict({"body": nn.ModuleList(nn.ModuleDict({"experts": nn.ModuleList([nn.Linear(2, 2)])}) for _ in range(11))})
+    units = [["body.0.experts.0", "body.1.q"], ["body.0.o"], ["body.10.experts.0"], ["body.1.o"], ["head"]]
+    assert blocks(net, units) == [[units[0], units[1]], [units[2]], [units[3]], [units[4]]]
 
 
 def test_the_float_model_stays_and_biases_are_shared() -> None:

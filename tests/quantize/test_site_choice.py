@@ -4,23 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 
 from compress.measure.closeness import ADDED_SHARE
 from quantize.site_choice import passes, sensitivities, switch_on
 
 
 class Costs:
-    """A distance that is the sum of the costs of the sites, and counts how often it is asked for."""
+    """A distance, the same for all rows, that is the sum of the costs of the sites, and counts how often it is asked for."""
 
     def __init__(self, layers: float, **sites: float) -> None:
         self.layers, self.sites, self.asked = layers, sites, 0
 
-    def __call__(self, names: Collection[str]) -> float:
+    def __call__(self, names: Collection[str]) -> np.ndarray:
         self.asked += 1
-        return self.layers + sum(self.sites[name] for name in names)
+        return np.full(4, self.layers + sum(self.sites[name] for name in names))
 
 
 def test_a_site_that_costs_too_much_is_off_and_the_others_are_on() -> None:
@@ -53,10 +55,25 @@ def test_next_to_no_distance_there_is_a_floor() -> None:
 
 
 def test_costs_that_only_show_together_are_seen() -> None:
-    def distance(names: Collection[str]) -> float:
-        return 0.4 + (1.0 if {"a", "b"} <= set(names) else 0.0)
+    def distances(names: Collection[str]) -> np.ndarray:
+        return np.full(3, 0.4 + (1.0 if {"a", "b"} <= set(names) else 0.0))
 
-    assert switch_on(["a", "b"], [], distance, floor=0.0).on == ("a",)
+    assert switch_on(["a", "b"], [], distances, floor=0.0).on == ("a",)
+
+
+@given(st.integers(0, 2**31), st.floats(0, 0.2), st.floats(0.01, 0.5), st.integers(2, 30))
+def test_a_site_is_on_only_if_the_rows_can_tell_that_it_stays_within_the_bound(seed: int, cost: float, noise: float, rows: int) -> None:
+    """Against the t interval of the differences row by row."""
+    random = np.random.default_rng(seed)
+    layers_n, added_n = random.random(rows), cost + noise * random.standard_normal(rows)
+    choice = switch_on(["a"], [], lambda names: layers_n + (added_n if names else 0), floor=0.0)
+    low, high = stats.t.interval(0.95, rows - 1, loc=added_n.mean(), scale=added_n.std(ddof=1) / np.sqrt(rows))
+    assert choice.on == (("a",) if high <= layers_n.mean() / 4 else ())
+    assert choice.interval == (pytest.approx((low, high)) if choice.on else (0, 0))
+
+
+def test_one_row_tells_nothing() -> None:
+    assert switch_on(["a"], [], lambda names: np.full(1, 0.4), floor=1.0).on == ()
 
 
 @given(
@@ -71,7 +88,7 @@ def test_the_sites_of_auto_never_add_more_than_the_bound(
     costs, always = Costs(layers, **sites), [name for name in sites if name in forced]
     choice = switch_on(list(sites), always, costs, floor)
     assert set(always) <= set(choice.on) <= set(sites)
-    assert choice.after == pytest.approx(costs(choice.on))
+    assert choice.after == pytest.approx(costs(choice.on)[0])
     assert choice.after - choice.before <= choice.bound + 1e-9
     assert choice.bound == max(ADDED_SHARE * layers, floor)
     assert costs.asked - 1 <= passes(list(sites), always)

@@ -33,9 +33,7 @@ from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from compress.stage.context import Context
-from quantize.gptq import gptq
 from quantize.quantize import Quantize
-from quantize.rounding import grid_of
 from quantize.stored_layer import grid_dtype
 from tests import tiny_language_models as tiny
 
@@ -150,44 +148,56 @@ def test_shifted_as_in_memory(kind: str, shape: dict[str, Any], settings: dict[s
     torch.testing.assert_close(logits(streamed), logits(whole), rtol=0, atol=0.02 * float(logits(folder).abs().max()))
 
 
-@pytest.mark.parametrize(("scheme", "method"), [("w4a16", "gptq"), ("w8a8", "gptq"), ("w4a16", "adaround")])
-def test_the_first_layer_is_rounded_as_in_memory_and_the_next_reads_what_it_gives(
-    scheme: str, method: str, tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
+LEARNED = [
+    ("llama", torch.float32, {"scheme": "w4a16", "rounding": "gptq"}),
+    ("llama", torch.bfloat16, {"scheme": "w4a16", "rounding": "adaround"}),
+    ("gpt2", torch.float32, {"scheme": "w8a8", "rounding": "gptq", "smoothquant": False}),
+    ("gpt2", torch.float32, {"scheme": "w8a8-dynamic", "rounding": "gptq", "smoothquant": False}),
+]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "settings"), LEARNED, ids=lambda value: str(value))
+def test_rounded_by_outputs_everything_is_equal(
+    kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("quantize.adaround.adaround.__kwdefaults__", {"steps": 20})
-    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
-    settings = {"scheme": scheme, "rounding": method, "group_size": 16, "smoothquant": False}
-    (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
+    (whole, expected), (streamed, found) = both(tiny.write(tmp_path / "model", kind, dtype), blocks_context, group_size=16, **settings)
     ours, theirs = codes(streamed), codes(whole)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours if ".layers.0." in name)
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
+    assert all(torch.equal(scales[0][name], scale) for name, scale in scales[1].items())
+    assert len({layer["name"].split("h.")[-1].split("layers.")[-1][0] for layer in found["rounding"]["layers"]}) == 3
     for layer, other in zip(found["rounding"]["layers"], expected["rounding"]["layers"], strict=True):
         assert layer["name"] == other["name"]
+        assert [layer[key] for key in ("error_nearest", "error")] == pytest.approx(
+            [other[key] for key in ("error_nearest", "error")], rel=1e-4
+        )
         assert layer["error"] <= layer["error_nearest"]
-        if ".layers.0." in layer["name"]:
-            assert layer == pytest.approx(other)
-    if method != "gptq":
-        return
 
-    # the second layer by hand: the first with its rounded weights, then H of what the norm gives
-    model, (scales, _) = load(folder), load_quantization(streamed)
-    for name in [name for name in scales if ".layers.0." in name]:
-        linear = model.get_submodule(name)
-        linear.weight.data = scales[name].on_grid(tensors(streamed)[f"{name}.weight"].float())
-    name, seen = "model.layers.1.self_attn.q_proj", []
-    model.get_submodule(name).register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].flatten(0, 1)))
-    with torch.inference_mode():
-        forward(model, {"input_ids": torch.from_numpy(np.stack(blocks_context.data.calibration(512, 0).rows)).long()})
-    weight_OI, x_NI = model.get_submodule(name).weight.detach(), seen[0]
-    smooth_I, scale_OI, low, high = grid_of(weight_OI, scales[name])  # type: ignore[arg-type]
-    by_hand_OI = gptq(weight_OI, x_NI.T @ x_NI / len(x_NI), scale_OI, low, high).float()
-    grid_OI = scales[name].on_grid(tensors(streamed)[f"{name}.weight"].float())
-    better = (grid_OI / scale_OI).round()
-    # an output that nearest rounds better keeps the nearest; the others are those of GPTQ
-    nearest_OI = (weight_OI / scale_OI).round().clamp(low, high)
-    as_expected = (better == by_hand_OI).all(dim=1) | (better == nearest_OI).all(dim=1)
-    assert float(as_expected.float().mean()) > 0.9
-    assert not torch.equal(better, nearest_OI)
-    assert smooth_I.numel() == 1
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"scheme": "w8a8", "rounding": "gptq"},
+        {"scheme": "w8a8-dynamic", "rounding": "gptq", "smoothquant": {"alpha": 0.5}},
+        {"scheme": "w4a16", "group_size": 16, "awq": True, "rounding": "gptq"},
+    ],
+)
+def test_ranges_and_factors_are_those_of_the_float_model_also_where_weights_are_rounded_by_outputs(
+    settings: dict[str, Any], tmp_path: Path, blocks_context: Context
+) -> None:
+    """Sums differ in the last bits after a shift, and GPTQ passes a code that flips on to the next inputs."""
+    folder = tiny.write(tmp_path / "model", "llama", num_key_value_heads=4)
+    (whole, expected), (streamed, found) = both(folder, blocks_context, **settings)
+    scales = [load_file(out / "quantization.safetensors") for out in (whole, streamed)]
+    assert scales[0].keys() == scales[1].keys()
+    for name, scale in scales[0].items():
+        torch.testing.assert_close(scales[1][name], scale, rtol=1e-4, atol=0)
+    ours, theirs = codes(streamed), codes(whole)
+    assert sum(int((ours[name] != theirs[name]).sum()) for name in ours) <= 0.01 * sum(tensor.numel() for tensor in ours.values())
+    for layer, other in zip(found["rounding"]["layers"], expected["rounding"]["layers"], strict=True):
+        assert layer["error"] == pytest.approx(other["error"], rel=0.02)
 
 
 def test_rounding_by_outputs_beats_the_nearest(tmp_path: Path, blocks_context: Context) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from compress.artifacts.artifact import Artifact
 from compress.core.target import Target
 from compress.data.splits import Split
-from compress.measure.closeness import TRIAL_ROWS, distance, spread
+from compress.measure.closeness import TRIAL_ROWS, bounds, closer, distance, interval, spread
 from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
@@ -40,6 +40,38 @@ def test_the_distance_of_classes_is_the_mean_divergence(rows: int, classes: int,
 def test_the_distance_of_values_is_the_mean_squared_error() -> None:
     reference, values = np.float32([[1.0], [2.0], [5.0]]), np.float32([[1.5], [2.0], [3.0]])
     assert distance("text-regression", reference, values) == pytest.approx((0.25 + 4) / 3)
+
+
+@given(st.integers(2, 40), st.floats(-3, 3), st.floats(0.01, 5), st.integers(0, 2**31))
+def test_the_interval_is_that_of_student(count: int, mean: float, spread_of: float, seed: int) -> None:
+    values = mean + spread_of * np.random.default_rng(seed).standard_normal(count)
+    expected = scipy.stats.t.interval(0.95, count - 1, loc=values.mean(), scale=scipy.stats.sem(values))
+    assert interval(values) == pytest.approx(expected)
+    assert interval(values[:1]) == (-np.inf, np.inf)
+    assert bounds(values[:1]) is None
+
+
+@given(st.dictionaries(st.sampled_from("abcde"), st.tuples(st.floats(0, 1), st.floats(0.01, 1)), min_size=1), st.integers(0, 2**31))
+def test_a_candidate_is_taken_only_if_it_is_nearer_than_the_default_beyond_chance(
+    candidates: dict[str, tuple[float, float]], seed: int
+) -> None:
+    """Against paired t tests, with rows that differ far more from each other than the candidates do."""
+    random = np.random.default_rng(seed)
+    rows = 10 * random.random(12)
+    apart = {name: rows + mean + noise * random.standard_normal(12) for name, (mean, noise) in candidates.items()}
+    default = next(iter(apart))
+    below = {
+        name: values
+        for name, values in apart.items()
+        if name != default and scipy.stats.ttest_rel(values, apart[default]).confidence_interval(0.95).high < 0
+    }
+    assert closer(apart, default) == min(below, key=lambda name: below[name].mean(), default=default)
+
+
+def test_what_is_nearer_by_chance_does_not_replace_the_default() -> None:
+    apart = {"default": np.array([1.0, 1.0, 1.0, 1.0]), "lucky": np.array([0.0, 1.2, 1.2, 1.2]), "better": np.full(4, 0.95)}
+    assert closer({name: apart[name] for name in ("default", "lucky")}, "default") == "default"
+    assert closer(apart, "default") == "better"
 
 
 @given(st.integers(1, 2000), st.integers(1, 600))

@@ -78,7 +78,7 @@ def test_what_is_asked_for_is_measured_in_the_end(
     told = figures["latency"]
     made = engine.time(sizes_of(read_config(tmp_path / "out", "test"), "test"))
     assert told["after"]["measured_ms"] == pytest.approx(made)
-    assert made == pytest.approx(asked, rel=0.1)
+    assert 0.9 * asked <= made <= asked
     assert told["asked_ms"] == pytest.approx(asked)
     assert told["before"] == {"predicted_ms": pytest.approx(WHOLE), "measured_ms": pytest.approx(WHOLE)}
     assert len(told["rounds"]) == 1 or caches or abs(told["rounds"][0]["measured_ms"] / asked - 1) > TOLERANCE
@@ -194,11 +194,11 @@ def test_other_layers_in_another_round_are_scanned_when_they_are_asked_for(
 ) -> None:
     engine = Engine(0.15)
     context = replace(make_context(), measure_latency=engine)
-    stage = Prune(**{**QUICK, "allocation": "sensitivity", "granularity": [*outside, "heads", "ffn"]}, speedup=1.6)
+    stage = Prune(**{**QUICK, "allocation": "sensitivity", "granularity": [*outside, "heads", "ffn"]}, speedup=1.5)
     figures = pruned(stage, checkpoint("bert"), context, tmp_path / "out")[1]
     told = [(entry["name"], entry["what"]) for entry in figures["sensitivity"]["layers"]]
     assert len(set(told)) == len(told) == 6
-    assert figures["latency"]["after"]["measured_ms"] == pytest.approx(WHOLE / 1.6, rel=0.1)
+    assert 0.9 * WHOLE / 1.5 <= figures["latency"]["after"]["measured_ms"] <= WHOLE / 1.5
 
 
 def test_the_least_time_with_layers_is_said(checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path) -> None:

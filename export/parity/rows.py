@@ -1,0 +1,18 @@
+"""The rows that the parity gate looks at.
+
+A mode that does not agree with torch is left out, which is a choice; so it is made on selection rows. Evaluation rows are for reported
+results only (`compress.data.splits`): no engine answers them before it has passed.
+"""
+
+from __future__ import annotations
+
+from compress.data.splits import Data, Split
+from compress.measure.closeness import spread
+
+GATE_ROWS = 1000
+
+
+def gate_rows(data: Data) -> Split:
+    """Returns up to `GATE_ROWS` rows, evenly spread over the selection split; over the train split if that is empty."""
+    split = data.selection if len(data.selection) else data.train
+    return split.take(spread(range(len(split)), GATE_ROWS))
