@@ -88,8 +88,8 @@ class QuantizeSettings(ModelStage):
     equalization: bool = False
     """Whether to equalize the weight ranges of two linear layers that only attention or a ReLU separates (cross-layer equalization)."""
     bias_correction: bool = False
-    """Whether to subtract the mean error of a layer's outputs against the float model from its bias, layer after layer; reverted if it moves
-    the model further from float on selection rows."""
+    """Whether to subtract the mean error of a layer's outputs against the float model from its bias, layer after layer; reverted if that
+    moves the model further from float on selection rows."""
     sensitivity: bool = False
     """Whether to measure how sensitive each layer is to quantization, for the report."""
     mixed_precision: MixedPrecision | None = None
