@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.engines import ENGINES, EngineName
+from compress.core.engines import ENGINES, REFERENCE, EngineName
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
@@ -311,11 +311,12 @@ class _Exporter:
 
         A mode whose predictions do not pass is not runnable: it is neither timed nor served, and its entry says why.
         """
+        from compress.measure.agreement import compare_predictions, shortfall
         from compress.measure.answers import save_predictions
         from compress.measure.engine_process import EngineProcess
         from compress.measure.metrics import metrics
         from export.engines.spec import spec_of
-        from export.parity.parity import as_rows, check_layers, compare_predictions, shortfall
+        from export.parity.parity import as_rows, check_layers
 
         split, task = self.context.data.evaluation, self.context.task
         layers, exact = [], entry["float_precision"] == "fp32"
@@ -333,7 +334,8 @@ class _Exporter:
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
         compared = compare_predictions(task, reference, logits, split.labels)
-        reason = shortfall(name, compared) if exact else None
+        short = shortfall(compared, REFERENCE) if exact else None
+        reason = None if short is None else f"parity: {name}: {short}"
         half = "-bf16" if entry["float_precision"] != self.build.float_precision else ""
         predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
         save_predictions(predictions, logits, split.labels)
