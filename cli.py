@@ -5,9 +5,11 @@ Exit status: 0 finished; 3 finished with a missed goal (everything is written); 
 
 import errno
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -24,6 +26,7 @@ STATUSES = {
     2: "the input or the machine is wrong, one line for each problem; `verify`: something differs",
     3: "finished and everything is written, but a goal was missed",
     130: "stopped with Ctrl-C; finished stages are kept",
+    143: "stopped with SIGTERM; finished stages are kept",
 }
 """What each exit status means."""
 
@@ -130,10 +133,10 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
 
 @app.command()
 def serve(folder: RunFolder, verbose: Verbose = False) -> None:
-    """Start Triton on the model repository of a run in the foreground; stop it with Ctrl-C."""
+    """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
 
     def work() -> None:
-        from compress.commands.verify import serve as serve_run
+        from compress.commands.serve import serve as serve_run
 
         serve_run(folder, typer.echo)
 
@@ -144,17 +147,36 @@ def serve(folder: RunFolder, verbose: Verbose = False) -> None:
 def verify(
     folder: RunFolder,
     live: Annotated[bool, typer.Option("--live", help="Also start Triton and check the served models.")] = False,
+    kept: Annotated[
+        Path | None, typer.Option("--report", metavar="FILE", help="A report.json of this run, kept elsewhere: any change since is found.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Check the hashes of all artifacts, reload the engines and compare their logits on the golden rows."""
+    """Check hashes, manifests, links and report, reload the engines and compare their logits on the golden rows."""
 
     def work() -> int:
         from compress.commands.verify import verify as verify_run
 
-        problems = verify_run(folder, live=live, log=typer.echo)
+        problems = verify_run(folder, live=live, report=kept, log=typer.echo)
         for problem in problems:
             typer.echo(problem, err=True)
         return 2 if problems else 0
+
+    _finish(work, verbose)
+
+
+@app.command()
+def deploy(
+    folder: RunFolder,
+    out: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, outside of the run.")],
+    verbose: Verbose = False,
+) -> None:
+    """Copy the model repository of a run to a folder of its own, every byte checked; the run is never written to."""
+
+    def work() -> None:
+        from compress.commands.serve import deploy as deploy_run
+
+        deploy_run(folder, out, typer.echo)
 
     _finish(work, verbose)
 
@@ -164,7 +186,7 @@ def clean(folder: RunFolder, verbose: Verbose = False) -> None:
     """Remove stages that the last recipe no longer uses."""
 
     def work() -> None:
-        from compress.commands.verify import clean as clean_run
+        from compress.commands.clean import clean as clean_run
 
         for removed in clean_run(folder):
             typer.echo(f"removed {removed}")
@@ -222,11 +244,14 @@ def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
 def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
     """Runs a verb and turns its result or exception into an exit status."""
     try:
-        status = work() or 0
+        with _terminable():
+            status = work() or 0
     except InputError as error:
         status = _say(2, verbose, *error.problems)
     except FailedElsewhere:
         status = _say(1, verbose)
+    except Terminated:
+        status = _say(143, False, "stopped with SIGTERM; finished stages are kept, run the same command to continue")
     except KeyboardInterrupt:
         status = _say(130, False, "stopped; finished stages are kept, run the same command to continue")
     except Exception as error:  # last frame of the program: neither the input nor the machine, so an internal error
@@ -235,6 +260,25 @@ def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
     if is_launched():
         leave(status)
     raise typer.Exit(status)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: whoever cleans up after Ctrl-C cleans up after it too."""
+
+
+@contextmanager
+def _terminable() -> Iterator[None]:
+    """Within the block SIGTERM raises `Terminated`, so that half-written folders are removed; a second one does not disturb that."""
+
+    def stop(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 _REMEDIES = {
@@ -251,14 +295,24 @@ _REMEDIES = {
 _MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
 
 
-def _machine_error(error: Exception) -> OSError | None:
+_UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors that are the cause, whatever followed from them."""
+
+
+def _machine_error(error: BaseException) -> OSError | None:
     """Returns the error if the machine caused it (full disk, read-only folder); some libraries tell it only in their message."""
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        return error
+    above = error.__cause__ or error.__context__
+    underlying = _machine_error(above) if above is not None else None
+    if underlying is not None and underlying.errno in _UNDERLYING:
+        return underlying
     if isinstance(error, OSError):
-        return error if error.errno in _REMEDIES else None
+        return None
     text = str(error)
     if isinstance(error, MemoryError) or any(words in text for words in _MEMORY):
         return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "this process")
-    found = next((number for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) if os.strerror(number) in text), None)
+    found = next((number for number in _UNDERLYING if os.strerror(number) in text), None)
     return OSError(found, os.strerror(found)) if found is not None else None
 
 

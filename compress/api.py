@@ -22,7 +22,7 @@ from compress.report.document import Accuracy, Goal, Latency, Report, Variant
 if TYPE_CHECKING:
     from compress.core.progress import Volume
     from compress.recipe import Recipe
-    from triton_repo.server import TritonServer
+    from triton_repo.service import Service
 
 __all__ = [
     "Accuracy",
@@ -35,6 +35,7 @@ __all__ = [
     "bench",
     "catalogue",
     "clean",
+    "deploy",
     "load_recipe",
     "plan",
     "run",
@@ -120,12 +121,13 @@ def bench(folder: str | Path, *, volume: Volume = "normal") -> Report:
     return Report(outcome.report, outcome.folder)
 
 
-def verify(folder: str | Path, *, live: bool = False) -> list[str]:
+def verify(folder: str | Path, *, live: bool = False, report: str | Path | None = None) -> list[str]:
     """Hashes every artifact of a run again, reloads the engines and compares their answers on the golden rows.
 
     Args:
-        folder: A run folder.
+        folder: A run folder, or a folder that `deploy` wrote.
         live: Also start Triton and ask the served models.
+        report: A `report.json` of the run that was kept elsewhere: any change since is found.
 
     Returns:
         One line for each problem; empty where all is well.
@@ -135,19 +137,34 @@ def verify(folder: str | Path, *, live: bool = False) -> list[str]:
     """
     from compress.commands.verify import verify as verify_run
 
-    return verify_run(Path(folder), live=live, log=lambda line: None)
+    return verify_run(Path(folder), live=live, report=_path(report), log=lambda line: None)
 
 
-def serve(folder: str | Path) -> TritonServer:
+def deploy(folder: str | Path, out: str | Path) -> Path:
+    """Copies the model repository of a run to a folder of its own, with a manifest and a README; returns that folder.
+
+    Args:
+        folder: A run folder with a model repository; it is never written to.
+        out: A new folder outside of it.
+
+    Raises:
+        InputError: The run has no repository or is damaged, or the folder holds something that would be lost.
+    """
+    from compress.commands.serve import deploy as deploy_run
+
+    return deploy_run(Path(folder), Path(out), lambda line: None)
+
+
+def serve(folder: str | Path) -> Service:
     """Returns the Triton server of a run; it runs for as long as it is entered: `with serve(folder) as server: server.http_address`.
 
     Args:
-        folder: A run folder with a model repository; the server's output goes to its `triton.log`.
+        folder: A run folder with a model repository, or a folder that `deploy` wrote; the server's output goes to its `triton.log`.
 
     Raises:
         InputError: The run has no model repository that can be served here, or there is no server environment.
     """
-    from compress.commands.verify import repository
+    from compress.commands.serve import repository
     from triton_repo.triton_repo import server_of
 
     return server_of(repository(Path(folder)), Path(folder) / "triton.log")
@@ -159,7 +176,7 @@ def clean(folder: str | Path) -> list[Path]:
     Raises:
         InputError: The folder holds no finished run, or another process writes to it.
     """
-    from compress.commands.verify import clean as clean_run
+    from compress.commands.clean import clean as clean_run
 
     return clean_run(Path(folder))
 

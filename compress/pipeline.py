@@ -16,7 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import Artifact
-from compress.artifacts.run_folder import LOCK_FILE, Run, link_repository, locked, open_run, sweep, write_lock
+from compress.artifacts.chain import write_chain
+from compress.artifacts.run_folder import (
+    LOCK_FILE,
+    Run,
+    end_list,
+    link_repository,
+    locked,
+    open_run,
+    start_list,
+    sweep,
+    write_lock,
+)
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
@@ -89,6 +100,7 @@ def run(
     with locked(folder) if team.is_first else nullcontext():
         if team.is_first:
             sweep(folder)
+            start_list(folder)
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
         context = prepare(recipe, folder, progress, team)
@@ -100,12 +112,11 @@ def run(
             made, cached, seconds = advance(step, state, context, folder, force or step.id == again)
             results[str(step.id)] = (made, cached, seconds)
             state = state.after(step, made, variant=is_variant(step, steps))
-            if made.kind == "model_repository" and team.is_first:
-                link_repository(folder, made)
         contents: dict[str, Any] = {}
         if team.is_first:
             write_lock(folder, dump(recipe), environment.fingerprint(), results)
             contents = finish(folder, context.data, progress.warnings)
+            end_list(folder)
         return Outcome(folder, team.broadcast(contents))
 
 
@@ -136,10 +147,12 @@ def measure_again(folder: Path, progress: ConsoleProgress | None = None) -> Outc
 
 
 def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
-    """Writes flips, golden rows and report from the artifacts; returns the contents of `report.json`."""
+    """Writes the repository link, flips, golden rows, chain and report from the artifacts; returns the contents of `report.json`."""
     finished = open_run(folder)
+    link_repository(folder, finished.of_kind("model_repository"))
     evaluations.write_flips(finished, data)
     evaluations.write_golden(finished, data)
+    write_chain(finished)
     return report.write(folder, warnings)
 
 

@@ -29,7 +29,7 @@ from typing import Any, ClassVar, Literal
 from numpy.typing import NDArray
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.engines import ENGINES, EngineName
+from compress.core.engines import ENGINES, REFERENCE, EngineName
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
@@ -347,7 +347,8 @@ class _Exporter:
         Raises:
             ParityError: The integers of a layer are wrong.
         """
-        from export.parity.parity import as_rows, check_layers, compare_predictions, shortfall
+        from compress.measure.agreement import compare_predictions, shortfall
+        from export.parity.parity import as_rows, check_layers
 
         split, expected = self._gate
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
@@ -358,7 +359,8 @@ class _Exporter:
             f"    {entry['engine']} {entry['mode']}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
             f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
         )
-        reason = shortfall(name, compared) if entry["float_precision"] == "fp32" else None
+        short = shortfall(compared, REFERENCE) if entry["float_precision"] == "fp32" else None
+        reason = None if short is None else f"parity: {name}: {short}"
         return {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared, "reason": reason}
 
     def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: NDArray[Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """The command line as its user meets it: exit statuses, one line a problem, quick help."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +153,7 @@ def test_a_library_that_tells_of_a_full_disk_in_words_is_understood(monkeypatch:
     assert err.startswith("the run folder: No space left on device; free some space")
 
 
-@pytest.mark.parametrize("number", [13, 28, 30])
+@pytest.mark.parametrize("number", [5, 13, 27, 28, 30])
 def test_full_disk_and_read_only_folder_are_one_line(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def fail(what: str) -> str:
         raise OSError(number, os.strerror(number), "runs/x")
@@ -162,3 +164,37 @@ def test_full_disk_and_read_only_folder_are_one_line(monkeypatch: pytest.MonkeyP
     assert err.startswith("runs/x: ")
     assert "--out" in err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_limit_of_file_sizes_that_a_library_hit_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(what: str) -> str:
+        try:
+            raise OSError(27, os.strerror(27), "runs/x/model.safetensors")
+        except OSError as error:
+            raise RuntimeError("cannot serialize") from error
+
+    monkeypatch.setattr("compress.commands.list.catalogue", fail)
+    status, _, err = compress("list")
+    assert status == 2
+    assert err == (
+        "runs/x/model.safetensors: File too large; raise the limit of the file size (ulimit -f) or give another --out DIR; "
+        "finished stages are kept\n"
+    )
+
+
+def test_sigterm_cleans_up_like_ctrl_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from compress.artifacts import artifact
+
+    def work(what: str) -> str:
+        with artifact.writing(tmp_path / "a") as temporary:
+            (temporary / "half").touch()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        raise AssertionError("not stopped")
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr("compress.commands.list.catalogue", work)
+    status, _, err = compress("list")
+    assert (status, err.splitlines()) == (143, ["stopped with SIGTERM; finished stages are kept, run the same command to continue"])
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -10,8 +10,9 @@ import pytest
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import locked, open_run
+from compress.commands.clean import clean
 from compress.commands.plan import describe, steps_of
-from compress.commands.verify import clean, verify
+from compress.commands.verify import verify
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, plan_steps, run

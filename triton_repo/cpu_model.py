@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
 

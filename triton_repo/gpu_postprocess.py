@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import numpy as np

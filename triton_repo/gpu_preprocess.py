@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]

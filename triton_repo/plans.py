@@ -2,7 +2,7 @@
 
     out/
       README.md                        the commands, and what has never been run
-      build_plans.py  tensorrt_plan.py  cuda_driver.py
+      build_plans.py  tensorrt_plan.py  cuda_driver.py  tolerance.py
       model.onnx  golden.npz           the graph; 64 preprocessed rows and their logits
       gpu.json  plan.pbtxt             settings of build_plans.py; configuration of the plan without its file names
       models/                          the repository that Triton serves
@@ -34,15 +34,13 @@ from onnx import TensorProto
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.core.errors import InputError
-from compress.standalone import cuda_driver, preprocess, tensorrt_plan
+from compress.standalone import cuda_driver, preprocess, tensorrt_plan, tolerance
 from compress.standalone.preprocess import Preprocessor, Row
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, from_text, to_text
 
 ONNX, GOLDEN, SPEC, BASE_CONFIG, MODELS = "model.onnx", "golden.npz", "gpu.json", "plan.pbtxt", "models"
 OUTPUT = "logits"
 """Output name of the graph; clients see LOGITS, as in the CPU repository."""
-MEDIAN_LIMIT = 0.02
-"""Largest median |logit - golden logit|, the same limit as for every other engine."""
 PREPROCESS_INSTANCES = 2
 """Preprocessing processes; a single one would be the bottleneck of a fast GPU."""
 _TYPES = {TensorProto.INT64: pb.TYPE_INT64, TensorProto.FLOAT: pb.TYPE_FP32}
@@ -76,6 +74,7 @@ def write_gpu_repository(
     *,
     name: str,
     max_batch_size: int,
+    unit: float = 1.0,
 ) -> dict[str, Any]:
     """Writes the repository.
 
@@ -87,6 +86,7 @@ def write_gpu_repository(
         logits: Their logits from another engine, float32 [n, C].
         name: Name of the ensemble, which clients call.
         max_batch_size: Maximum batch size of all models and of the optimization profiles.
+        unit: Unit of differences from the golden logits (`compress.measure.agreement.unit`).
 
     Returns:
         Figures for the manifest: `layout`, `models`, `ready` (always false here) and its `reason`.
@@ -109,8 +109,8 @@ def write_gpu_repository(
     _copy_graph(onnx_file, out)
     arrays: dict[str, Any] = dict(golden_arrays(preprocessor, rows, logits))
     np.savez(out / GOLDEN, **arrays)
-    (out / SPEC).write_text(json.dumps(_spec(out, names, preprocessor, inputs, max_batch_size), indent=1) + "\n", encoding="utf-8")
-    for source in (cuda_driver.__file__, tensorrt_plan.__file__, Path(__file__).with_name("build_plans.py")):
+    (out / SPEC).write_text(json.dumps(_spec(out, names, preprocessor, inputs, max_batch_size, unit), indent=1) + "\n", encoding="utf-8")
+    for source in (cuda_driver.__file__, tensorrt_plan.__file__, tolerance.__file__, Path(__file__).with_name("build_plans.py")):
         shutil.copyfile(source, out / Path(source).name)
     (out / "README.md").write_text(readme(names.ensemble), encoding="utf-8")
     return {
@@ -267,7 +267,7 @@ def _copy_graph(onnx_file: Path, out: Path) -> None:
 
 
 def _spec(
-    out: Path, names: _Names, preprocessor: Preprocessor, inputs: dict[str, tuple[int, list[int]]], max_batch_size: int
+    out: Path, names: _Names, preprocessor: Preprocessor, inputs: dict[str, tuple[int, list[int]]], max_batch_size: int, unit: float
 ) -> dict[str, Any]:
     return {
         "schema": 1,
@@ -279,7 +279,7 @@ def _spec(
         "buckets": list(preprocessor.buckets),
         "max_batch_size": max_batch_size,
         "int8_gemms": quantized_nodes(out / ONNX),
-        "median_limit": MEDIAN_LIMIT,
+        "unit": unit,
     }
 
 

@@ -1,26 +1,30 @@
-"""Starts the Triton server on loopback and free ports, and makes sure that it is stopped.
+"""Starts the Triton server and makes sure that it is stopped.
 
     with TritonServer(repository, environment.check(), log) as server:
         server.grpc_address
 
 The server and the processes of its models form one process group under a watcher (`compress.machine.process.spawn`). The watcher kills the
-group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files.
+group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All paths that it is given are safe
+(`triton_repo.safe_folder`).
 
-Another process may take a free port before the server binds it. The server then exits at once and is started again on other ports.
+It speaks gRPC alone, without the protocols that can harm it: shared memory, loading of models, logging, traces. It listens on a free port
+of loopback for the stage that measures it, or, `private`, on a Unix socket that only its owner reaches: `triton_repo.service` puts the
+front before that one. Another process may take a free port before the server binds it. The server then exits at once and is started again
+on another port.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
+import signal
 import socket
 import subprocess
-import tempfile
 import time
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -28,6 +32,7 @@ from typing import Self
 from compress.machine.process import spawn
 from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
+from triton_repo.safe_folder import linked, safe_folder
 
 ADDRESS = "127.0.0.1"
 READY_SECONDS = 600.0
@@ -35,9 +40,14 @@ STOP_SECONDS = 60.0
 EXIT_SECONDS = 10
 """Time that a stopping server waits for requests in flight."""
 ATTEMPTS = 3
+CLOSED = "shared-memory,model-config,model-repository,statistics,trace,logging"
+"""Protocols that need a key, which nobody is told."""
+SOCKET_PORT = 1
+"""gRPC calls the port of a Unix socket 1; Triton adds it to the name of the socket."""
 _PORT_TAKEN = re.compile(r"address already in use|socket .* already in use|failed to (start|bind).*port", re.I)
 _LOG_PREFIX = re.compile(r"^[EWI]\d{4} [\d:.]+ \d+ [\w.]+:\d+\] ")
 _ERROR = re.compile(r"^E\d{4} |^error: |Error|UNAVAILABLE|failed to ")
+_SIGNAL = re.compile(r"^Signal \((\d+)\) received", re.M)
 
 
 class ServerError(RuntimeError):
@@ -53,6 +63,7 @@ class TritonServer:
         log: File for its output.
         models: Models to load; None loads the whole repository.
         seconds: Time limit for becoming ready.
+        private: Listen on Unix sockets instead of a port, and offer metrics there.
     """
 
     def __init__(
@@ -63,27 +74,30 @@ class TritonServer:
         *,
         models: Sequence[str] | None = None,
         seconds: float = READY_SECONDS,
+        private: bool = False,
     ) -> None:
         self._repository, self._environment, self._log = repository.resolve(), environment, log
-        self._models, self._seconds = models, seconds
-        self._ports: tuple[int, int, int] = (0, 0, 0)
+        self._models, self._seconds, self._private = models, seconds, private
+        self._folder, self._port = Path(), 0
+        self._log_start = 0
+        """Where the log of the present start begins; from the moment that it is ready, where the log of its life begins."""
         self._process: subprocess.Popen[bytes] | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
 
     @property
     def grpc_address(self) -> str:
-        """host:port of gRPC."""
-        return f"{ADDRESS}:{self._ports[0]}"
+        """Target of gRPC: host:port, or unix:path."""
+        return f"unix:{self.grpc_socket}" if self._private else f"{ADDRESS}:{self._port}"
 
     @property
-    def http_address(self) -> str:
-        """host:port of HTTP."""
-        return f"{ADDRESS}:{self._ports[1]}"
+    def grpc_socket(self) -> Path:
+        """Socket of gRPC of a private server."""
+        return self._folder / f"grpc:{SOCKET_PORT}"
 
     @property
-    def metrics_address(self) -> str:
-        """host:port of the Prometheus metrics."""
-        return f"{ADDRESS}:{self._ports[2]}"
+    def metrics_socket(self) -> Path:
+        """Socket of the Prometheus metrics of a private server."""
+        return self._folder / "metrics"
 
     def __enter__(self) -> Self:
         """Starts the server and waits until every model is ready.
@@ -107,15 +121,16 @@ class TritonServer:
         """Stops the server."""
         self.stop()
 
-    def check_alive(self) -> None:
-        """Raises `ServerError` if the server has exited."""
-        if self._process is None or self._process.poll() is not None:
-            raise ServerError(f"Triton exited: {last_error(self._tail())}; log: {self._log}")
+    @property
+    def is_alive(self) -> bool:
+        """Whether the server runs."""
+        return self._process is not None and self._process.poll() is None
 
-    def wait(self) -> None:
-        """Blocks until the server exits."""
-        assert self._process is not None, "started"
-        self._process.wait()
+    def check_alive(self) -> None:
+        """Raises `ServerError` if the server has exited; it says how, and quotes only what this server logged."""
+        if not self.is_alive:
+            status = None if self._process is None else self._process.returncode
+            raise ServerError(f"Triton exited: {cause(status, self._tail())}; log: {self._log}")
 
     def stop(self) -> None:
         """Stops the server and its models; does nothing if it is not running."""
@@ -132,16 +147,25 @@ class TritonServer:
             reaper.wait()
 
     def _start(self) -> None:
-        self._ports = free_ports()
+        self._port = free_port()
         prefix = f"compress-triton-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
-        backends = Path(tempfile.mkdtemp(prefix="compress-triton-"))
-        write_backend(backends / "python", self._environment)
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        with self._log.open("wb") as output:
-            command = command_line(self._repository, self._environment, backends, self._ports, prefix, self._models)
-            variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-            self._process = spawn(command, env=variables, group=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-        self._reaper = leftovers.reap(prefix, backends, self._process.pid)
+        self._folder = folder = safe_folder()
+        try:
+            repository, environment = linked(folder, self._repository, self._environment)
+            write_backend(folder / "backends" / "python", self._environment)
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as output:
+                self._log_start = output.tell()
+                address = (f"unix:{folder / 'grpc'}", SOCKET_PORT) if self._private else (ADDRESS, self._port)
+                command = command_line(repository, environment, folder / "backends", address, prefix, self._models)
+                command += metrics_options(self.metrics_socket if self._private else None)
+                self._process = spawn(
+                    command, env=_variables(), group=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder
+                )
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        self._reaper = leftovers.reap(prefix, folder, self._process.pid)
 
     def _wait(self) -> None:
         """Waits until the server reports itself and its models ready."""
@@ -154,6 +178,7 @@ class TritonServer:
                 self.check_alive()
                 try:
                     if client.is_server_ready(client_timeout=5):
+                        self._log_start = self._log.stat().st_size
                         return
                 except InferenceServerException:  # not listening yet
                     pass
@@ -162,28 +187,25 @@ class TritonServer:
                 time.sleep(0.1)
 
     def _tail(self) -> str:
-        """Returns the end of the log."""
+        """Returns the end of what the server logged since it was started or, later, since it was ready."""
         try:
             with self._log.open("rb") as stream:
-                stream.seek(max(0, self._log.stat().st_size - 65536))
+                stream.seek(max(self._log_start, self._log.stat().st_size - 65536))
                 return stream.read().decode("utf-8", "replace")
         except FileNotFoundError:
             return ""
 
 
-def free_ports() -> tuple[int, int, int]:
-    """Returns three free ports on loopback, for gRPC, HTTP and metrics."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(3)]
-        for one in sockets:
-            one.bind((ADDRESS, 0))
-        first, second, third = (one.getsockname()[1] for one in sockets)
-        return first, second, third
+def free_port() -> int:
+    """Returns a free port on loopback."""
+    with socket.socket() as one:
+        one.bind((ADDRESS, 0))
+        return int(one.getsockname()[1])
 
 
 def write_backend(folder: Path, environment: ServerEnvironment) -> None:
     """Writes the folder of the Python backend with the stub of the environment's Python; copies, because the server resolves links."""
-    folder.mkdir()
+    folder.mkdir(parents=True)
     for file in environment.backend_files:
         shutil.copy(file, folder)
 
@@ -192,14 +214,15 @@ def command_line(
     repository: Path,
     environment: ServerEnvironment,
     backends: Path,
-    ports: tuple[int, int, int],
+    address: tuple[str, int],
     prefix: str,
     models: Sequence[str] | None = None,
 ) -> list[str]:
-    """Returns the command that starts the server.
+    """Returns the command that starts the server; all paths in it are safe.
 
     `env` sets the variables for the server only: the Python that watches it must not load the server's libraries.
     """
+    key = secrets.token_hex(32)
     chosen = [] if models is None else ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
     return [
         "env",
@@ -210,15 +233,44 @@ def command_line(
         f"--backend-config=python,shm-region-prefix-name={prefix}",
         "--disable-auto-complete-config",
         *chosen,
-        f"--grpc-address={ADDRESS}",
-        f"--grpc-port={ports[0]}",
-        f"--http-address={ADDRESS}",
-        f"--http-port={ports[1]}",
-        f"--metrics-address={ADDRESS}",
-        f"--metrics-port={ports[2]}",
-        "--allow-gpu-metrics=false",
+        "--allow-http=false",
+        "--allow-sagemaker=false",
+        "--allow-vertex-ai=false",
+        f"--grpc-address={address[0]}",
+        f"--grpc-port={address[1]}",
+        f"--grpc-restricted-protocol={CLOSED}:triton-key={key}",
         f"--exit-timeout-secs={EXIT_SECONDS}",
     ]
+
+
+def metrics_options(address: Path | None) -> list[str]:
+    """Returns the options for metrics on a Unix socket, or for none."""
+    if address is None:
+        return ["--allow-metrics=false"]
+    return [f"--metrics-address=unix:{address}", f"--metrics-port={SOCKET_PORT}", "--allow-gpu-metrics=false"]
+
+
+def cause(status: int | None, log: str) -> str:
+    """Returns why the server exited.
+
+    Args:
+        status: Exit status; 128 + n stands for signal n. None: it does not run.
+        log: What it logged.
+    """
+    if status is None:
+        return "it is not running"
+    known = {one.value for one in signal.Signals}
+    logged = _SIGNAL.search(log)
+    number = int(logged[1]) if logged else -status if status < 0 else status - 128
+    if number in known:
+        return f"killed by {signal.Signals(number).name}"
+    return last_error(log) if log.strip() else f"status {status}, the log is empty"
+
+
+def _variables() -> dict[str, str]:
+    """Returns the environment variables of the server: ours, without those that lead Python elsewhere; models write no byte code."""
+    taken = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+    return {**taken, "PYTHONDONTWRITEBYTECODE": "1"}
 
 
 def last_error(log: str) -> str:

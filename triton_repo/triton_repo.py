@@ -3,9 +3,8 @@
     exported engines -> model_repository/ -> real server -> every evaluation row over gRPC -> metrics, agreement with the engine, latency
 
 Only one model is loaded at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
-engine: at most max(1, 0.1 %) of the rows may get another label, and the median |dlogit| may be at most 0.02; otherwise the stage fails.
-(In static mode the logits are bit-identical; a larger difference means that the server does not run the evaluated model.) All figures are
-in triton.json, with the logits next to it.
+engine within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the
+logits are bit-identical.) All figures are in triton.json, with the logits next to it.
 
 For a GPU target `triton_repo.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
 """
@@ -29,13 +28,12 @@ from compress.stage.context import Context
 from compress.stage.stage import Stage
 
 if TYPE_CHECKING:
-    from triton_repo.server import TritonServer
+    from triton_repo.service import Service
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
 GPU_SPEC = "gpu.json"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
-MEDIAN_LIMIT = 0.02
 GOLDEN_ROWS = 64
 
 
@@ -120,6 +118,7 @@ class TritonRepo(Stage):
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
         """Writes the GPU repository of the last variant (int8 if it was quantized); returns its entry of triton.json and its layout."""
+        from compress.measure.agreement import unit
         from compress.measure.answers import load_predictions
         from compress.standalone.preprocess import Preprocessor
         from triton_repo.config import MIN_BATCH
@@ -143,6 +142,7 @@ class TritonRepo(Stage):
             logits[chosen],
             name=name,
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
+            unit=unit(context.task, context.data.evaluation.labels),
         )
         entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
@@ -190,6 +190,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     Raises:
         ServedWrong: A difference exceeds its limit.
     """
+    from compress.measure.agreement import compare_predictions, shortfall
     from compress.measure.answers import load_predictions
     from compress.standalone.preprocess import Preprocessor
 
@@ -201,22 +202,16 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     if model.predictions is None:
         return {"disagreements": None, "median_abs": None, "max_abs": None}
     expected, _ = load_predictions(model.predictions)
-    difference = np.abs(answers.logits.astype(np.float64) - expected)
-    if TASKS[task].answer == "value":
-        difference /= float(np.std(labels.astype(np.float64))) or 1.0
-    other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
-    median, limit = float(np.median(difference)), max(1, len(expected) // 1000)
-    if len(other) > limit or median > MEDIAN_LIMIT:
-        first = f", first row {other[0]}" if len(other) else ""
-        raise ServedWrong(
-            f"model {model.name}: the server and the evaluated engine differ in {len(other)} of {len(expected)} labels{first} "
-            f"(at most {limit}), median |dlogit| {median:.4f} (at most {MEDIAN_LIMIT})"
-        )
-    return {"disagreements": len(other), "median_abs": median, "max_abs": float(difference.max())}
+    compared = compare_predictions(task, expected, answers.logits, labels)
+    reason = shortfall(compared, "the evaluated engine")
+    if reason is not None:
+        other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
+        raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
+    return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
 
 
-def server_of(repository: Path, log: Path) -> TritonServer:
-    """Returns the server of a repository, a context manager that starts and stops it.
+def server_of(repository: Path, log: Path) -> Service:
+    """Returns the service of a repository, a context manager that starts and stops it.
 
     Args:
         repository: The folder `model_repository`.
@@ -226,13 +221,13 @@ def server_of(repository: Path, log: Path) -> TritonServer:
         InputError: The repository cannot be served here, or the server environment is missing.
     """
     from triton_repo import environment
-    from triton_repo.server import TritonServer
+    from triton_repo.service import Service
 
     if (repository / GPU_SPEC).exists():
         raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    return TritonServer(repository, environment.check(), log)
+    return Service(repository, environment.check(), log)
 
 
 def model_names(repository: Path) -> list[str]:
@@ -250,7 +245,7 @@ def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
 
     Raises:
         InputError: The repository cannot be served here, or the server environment is missing.
-        ServerError: The server did not start, or exited.
+        ServerError: The server did not start, or died too often.
     """
     server = server_of(repository, log)
     say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")

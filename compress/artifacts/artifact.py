@@ -1,8 +1,9 @@
 """Artifacts: output folders of stages, written atomically and described by a manifest.
 
 An artifact is a folder with a `manifest.json` that holds its kind, the sha256 of every file, its cache key, the digests of its parents,
-the resolved config, seed, versions, hardware, metrics, wall time and peak memory. It is written to a temporary folder next to its
-destination, fsynced and renamed, so a reader sees either the finished artifact or none. Artifacts contain no pickles.
+the resolved config, seed, versions, hardware, metrics, wall time and peak memory, and the digest of all these. It is written to a
+temporary folder next to its destination, fsynced and renamed, so a reader sees either the finished artifact or none. Artifacts contain no
+pickles, and only files and folders: a link could lead to contents that nobody has hashed.
 """
 
 from __future__ import annotations
@@ -97,10 +98,23 @@ def file_digest(path: Path) -> str:
 
 
 def files_below(folder: Path) -> dict[str, Path]:
-    """Returns all files below `folder` except the manifest, keyed and sorted by relative POSIX path."""
-    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    """Returns all files below `folder` except the manifest, keyed and sorted by relative POSIX path; links are not followed."""
+    files = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if not p.is_symlink() and p.is_file()}
     files.pop(MANIFEST, None)
     return dict(sorted(files.items()))
+
+
+def strangers_below(folder: Path) -> list[str]:
+    """Returns one line for each thing below `folder` (and for `folder`) that is neither a file nor a folder with contents."""
+    lines = [f"{folder}: is a link, not a folder"] if folder.is_symlink() else []
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            lines.append(f"{path}: is a link to {os.readlink(path)}; only files and folders belong there")
+        elif path.is_dir():
+            lines += [] if any(path.iterdir()) else [f"{path}: an empty folder, not in the manifest"]
+        elif not path.is_file():
+            lines.append(f"{path}: is neither a file nor a folder")
+    return lines
 
 
 @contextmanager
@@ -158,7 +172,13 @@ def seal(folder: Path, *, id: str, kind: Kind, key: str, parents: list[str], fie
         key: Cache key.
         parents: Digests of the artifacts that the stage read.
         fields: Further manifest entries: `config`, `seed`, `versions`, `hardware`, `metrics`, `seconds`, `peak_memory_bytes`, ...
+
+    Raises:
+        ValueError: The folder holds something that cannot be hashed: a link, a socket, an empty folder.
     """
+    strangers = strangers_below(folder)
+    if strangers:
+        raise ValueError(strangers[0])
     files = {name: {"sha256": file_digest(path), "size": path.stat().st_size} for name, path in files_below(folder).items()}
     manifest = {"schema": SCHEMA, "id": id, "kind": kind, "key": key, "parents": parents, "digest": digest(files), "files": files, **fields}
     write_json(folder / MANIFEST, {**manifest, SEAL: _sealed(manifest)})
@@ -224,9 +244,10 @@ def verify(artifact: Artifact) -> list[str]:
     """Hashes every file of the artifact again and compares with the manifest.
 
     Returns:
-        One line for each file that is missing, added or changed; empty if the artifact is intact.
+        One line for each file that is missing, added or changed, and for each link, socket or empty folder; empty if the artifact is
+        intact.
     """
-    problems, present = [], files_below(artifact.path)
+    problems, present = strangers_below(artifact.path), files_below(artifact.path)
     for name, entry in artifact.manifest["files"].items():
         if name not in present:
             problems.append(f"{artifact.path / name}: missing")

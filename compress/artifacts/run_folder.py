@@ -29,6 +29,7 @@ LOCK_FILE = "recipe.lock.yaml"
 MOST_BYTES = 10_000_000
 """Bytes of that file."""
 REPOSITORY = "model_repository"
+UNFINISHED = ".unfinished"
 
 
 @dataclass(frozen=True)
@@ -157,12 +158,43 @@ def write_lock(
     artifact.write_text(folder / LOCK_FILE, yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=140))
 
 
-def link_repository(folder: Path, made: Artifact) -> None:
-    """Atomically points the run's `model_repository` link at the repository inside an artifact."""
+def link_repository(folder: Path, made: Artifact | None) -> None:
+    """Atomically points the run's `model_repository` link at the repository inside an artifact; None removes the link of an earlier recipe.
+
+    Raises:
+        InputError: There is something else than a link.
+    """
     link, temporary = folder / REPOSITORY, folder / f".{REPOSITORY}.tmp"
+    if os.path.lexists(link) and not link.is_symlink():
+        raise InputError(f"{link}: is not a link, so it is not of this run; move it away and run again; finished stages are kept")
+    if made is None:
+        link.unlink(missing_ok=True)
+        return
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(Path("stages") / made.path.name / REPOSITORY)
     temporary.replace(link)
+
+
+def start_list(folder: Path) -> None:
+    """Starts the list of the artifacts that the present run uses; it stays until the run has finished, so that `clean` spares them."""
+    (folder / UNFINISHED).write_text("", encoding="utf-8")
+
+
+def list_artifact(folder: Path, name: str) -> None:
+    """Adds an artifact folder to that list, before it is looked up or made."""
+    with (folder / UNFINISHED).open("a", encoding="utf-8") as stream:
+        stream.write(f"{name}\n")
+
+
+def end_list(folder: Path) -> None:
+    """Removes the list: the lock file of the run has taken its place."""
+    (folder / UNFINISHED).unlink(missing_ok=True)
+
+
+def unfinished(folder: Path) -> set[str]:
+    """Returns the artifact folders of a run that was stopped; empty if the last run has finished."""
+    path = folder / UNFINISHED
+    return set(path.read_text(encoding="utf-8").split("\n")) - {""} if path.exists() else set()
 
 
 @contextmanager

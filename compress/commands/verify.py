@@ -1,50 +1,63 @@
-"""`compress verify`, `serve` and `clean`: what to do with a finished run.
+"""`compress verify`: is a finished run what it was when it finished?
 
-`verify` hashes every file of every artifact, reloads every engine and runs the golden rows through it, and with `live` through the server
-too. The logits must match the recorded ones within the limits of the parity check of `export`.
+It hashes every file of every artifact, compares manifests, recipe and links with the chain of the run (`compress.artifacts.chain`) and the
+report with the figures of the artifacts, reloads every engine and runs the golden rows through it, and with `live` through the server too.
+The logits must match the recorded ones within the limits of `compress.standalone.tolerance`. With a report that was kept elsewhere it also
+finds a run that was changed as a whole, chain and report included.
 """
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from compress.artifacts import artifact
-from compress.artifacts.run_folder import REPOSITORY, Run, blaming_damage, locked, open_run
+from compress.artifacts.chain import GOLDEN, changes, checked, damage, read_chain
+from compress.artifacts.run_folder import Run, blaming_damage, locked
 from compress.core.errors import InputError
 from compress.core.target import Target
-from compress.core.tasks import TASKS
-from compress.measure.metrics import differences
+from compress.measure.agreement import compare_predictions, shortfall
+from compress.measure.answers import load_predictions
 from compress.pipeline import opened
-from compress.report import evaluations, report
+from compress.report import evaluations
+from compress.report.document import Report
+from compress.report.report import UNCHECKED, forgeries, write
 
 Log = Callable[[str], None]
-MEDIAN_ABS = 0.02
 
 
-def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
-    """Checks a run.
+def verify(folder: Path, *, live: bool = False, report: Path | None = None, log: Log = print) -> list[str]:
+    """Checks a run, or the hashes of a folder that `compress deploy` wrote.
 
     Args:
         folder: A finished run.
         live: Also start Triton on the model repository and check the served models.
+        report: A `report.json` of this run that was kept elsewhere.
         log: Prints one line for each check.
 
     Returns:
         One line for each problem; empty if there is none.
 
     Raises:
-        InputError: The folder holds no finished run, or there is no server environment.
+        InputError: The folder holds no finished run, there is no server environment, or the report has no anchor.
     """
+    from triton_repo import deployment
+
+    if deployment.is_deployment(folder):
+        if live or report is not None:
+            raise InputError(f"{folder}: a deployment has no golden rows and no report; give the run folder for --live and --report")
+        return deployment.problems(folder, log)
     run = opened(folder)
-    problems = list(_files(run, log))
+    kept = None if report is None else _kept(report)
+    problems = list(damage(run, log))
+    problems += _recorded(run, log) if kept is None else changes(checked(kept["integrity"]), run, str(report))
     if problems:  # engines of damaged files are not worth checking
         return problems
-    rows, recorded = evaluations.read_golden(folder / "golden.safetensors")
+    problems += forgeries(run)
+    problems += [] if kept is None else _told_otherwise(run, kept, str(report))
+    rows, recorded = evaluations.read_golden(folder / GOLDEN)
     problems += _engines(run, rows, recorded, log)
     if live:
         problems += _served(run, rows, recorded, log)
@@ -52,69 +65,46 @@ def verify(folder: Path, *, live: bool = False, log: Log = print) -> list[str]:
 
 
 def rebuild(folder: Path) -> dict[str, Any]:
-    """Writes the report of a run again; returns the contents of `report.json`.
+    """Writes the report of a run again, while nothing else writes to the run; returns the contents of `report.json`.
 
     Raises:
-        InputError: The folder holds no finished run, or it is damaged.
+        InputError: The folder holds no finished run, it is damaged, or another process writes to it.
     """
-    opened(folder)
-    with blaming_damage(folder):
-        return report.write(folder)
+    opened(folder)  # a folder that is no run is not locked, and so not created
+    with locked(folder), blaming_damage(folder):
+        return write(folder)
 
 
-def repository(folder: Path) -> Path:
-    """Returns the model repository of a run.
-
-    Raises:
-        InputError: The folder holds no finished run, or the run has no model repository, or a damaged one.
-    """
-    made = opened(folder).of_kind("model_repository")
-    if made is None:
-        raise InputError(
-            f"{folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
-        )
-    problems = artifact.verify(made)
-    if (folder / REPOSITORY).resolve() != (made.path / REPOSITORY).resolve():
-        problems.append(f"{folder / REPOSITORY}: does not lead to {made.path / REPOSITORY}")
-    if problems:
-        raise InputError(*(f"{problem}; `compress run` creates it again" for problem in problems))
-    return folder / REPOSITORY
+def _kept(file: Path) -> dict[str, Any]:
+    """Returns the contents of a report that was kept elsewhere."""
+    data = dict(Report.load(file).data)
+    try:
+        checked(data["integrity"])
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{file}: has no anchor, so it was written by an earlier version; give a report.json of a later run") from error
+    except ValueError as error:
+        raise InputError(f"{file}: damaged ({error}); give the report.json as it was kept") from error
+    return data
 
 
-def serve(folder: Path, log: Log = print) -> None:
-    """Runs Triton on the model repository of a run in the foreground until interrupted.
-
-    Raises:
-        InputError: The run has no model repository, or there is no server environment.
-    """
-    from triton_repo.triton_repo import serve as serve_repository
-
-    serve_repository(repository(folder), folder / "triton.log", log)
-
-
-def clean(folder: Path) -> list[Path]:
-    """Removes all stages that the last recipe does not use; returns the removed folders."""
-    open_run(folder)  # before a lock file is written into a folder that is none
-    with locked(folder):
-        run = open_run(folder)
-        used = {found.path.resolve() for found in run.artifacts.values()}
-        unused = [path for path in sorted((folder / "stages").iterdir()) if path.resolve() not in used]
-        for path in unused:
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
-    return unused
+def _recorded(run: Run, log: Log) -> list[str]:
+    """Compares the run with its own chain."""
+    try:
+        chain = read_chain(run.folder)
+    except InputError as error:
+        return list(error.problems)
+    log(f"anchor: {chain['anchor']}")
+    return changes(chain, run, "the run finished")
 
 
-def _files(run: Run, log: Log) -> Iterator[str]:
-    for name, found in run.artifacts.items():
-        problems = artifact.verify(found)
-        log(f"{name}: {len(found.manifest['files'])} files, {'damaged' if problems else 'intact'}")
-        yield from problems
-        recorded = next(stage["digest"] for stage in run.stages if stage["id"] == name)
-        if not problems and recorded != found.digest:
-            yield f"{found.path}: digest {found.digest[:12]}, but the run recorded {recorded[:12]}"
+def _told_otherwise(run: Run, kept: dict[str, Any], source: str) -> Iterator[str]:
+    """Yields a line if the report of the run does not say what the kept one says."""
+    own = Report.load(run.folder).data
+    keys = [key for key in kept if key not in (*UNCHECKED, "integrity") and kept[key] != own.get(key)]
+    if kept.get("warnings") != own.get("warnings"):
+        keys.append("warnings")
+    if keys:
+        yield f"{run.folder / 'report.json'}: {', '.join(keys)}: not what {source} says"
 
 
 def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
@@ -141,9 +131,10 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
 def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from triton_repo import environment
     from triton_repo.client import evaluate
-    from triton_repo.server import TritonServer
+    from triton_repo.deployment import repository_of
+    from triton_repo.service import Service
 
-    with TritonServer(repository(run.folder), environment.check(), run.folder / "triton.log") as server:
+    with Service(repository_of(run.folder), environment.check(), run.folder / "triton.log") as server:
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
@@ -154,9 +145,12 @@ def _compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: 
     if recorded.shape != logits.shape:
         yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"
         return
-    changed, distance = differences(run.recipe["model"]["task"], recorded, logits)
-    flips, median, allowed = int(changed.sum()), float(np.median(distance)), max(1, len(changed) // 1000)
-    median_text = f"median |d{'nll' if TASKS[run.recipe['model']['task']].answer == 'tokens' else 'logit'}| {median:.4f}"
-    log(f"{key}: {len(recorded)} golden rows, {flips} flips, {median_text}")
-    if flips > allowed or median > MEDIAN_ABS:
-        yield f"{key}: {flips} of {len(changed)} golden predictions differ (at most {allowed}), {median_text} (at most {MEDIAN_ABS})"
+    _, labels = load_predictions(run.predictions(next(iter(run.variants))))
+    compared = compare_predictions(run.recipe["model"]["task"], recorded, logits, labels)
+    log(
+        f"{key}: {len(recorded)} golden rows, {compared['disagreements']} flips, "
+        f"median |d{compared['differs']}| {compared['median_abs']:.4f}"
+    )
+    reason = shortfall(compared, "those recorded in the run")
+    if reason is not None:
+        yield f"{key}: {reason}"

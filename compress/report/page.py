@@ -65,6 +65,7 @@ def render(report: Report) -> str:
         environment=_environment_rows(whole),
         recipe=whole.get("recipe"),
         commands=whole["commands"],
+        anchor=(whole.get("integrity") or {}).get("anchor"),
     )
 
 

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +15,11 @@ from typing import Any
 import yaml
 
 from compress.artifacts import artifact
-from compress.artifacts.run_folder import Run, open_run
+from compress.artifacts.chain import chain_of, changes, damage, read_chain
+from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
 from compress.core.engines import REFERENCE
+from compress.core.errors import InputError
+from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import primary
@@ -21,10 +27,15 @@ from compress.report import evaluations, goals, intervals, page
 from compress.report.evaluations import Evaluation
 
 SCHEMA = 1
+FILE, PAGE = "report.json", "report.html"
+UNCHECKED = ("commands", "warnings")
+"""Keys that do not follow from the artifacts: a moved run has other commands."""
 
 
 def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]:
     """Writes `report.json` and `report.html`.
+
+    Everything that the report is made of is hashed first.
 
     Args:
         folder: A finished run.
@@ -32,11 +43,41 @@ def write(folder: Path, warnings: Sequence[str] | None = None) -> dict[str, Any]
 
     Returns:
         The contents of `report.json`.
+
+    Raises:
+        InputError: A file, manifest or link of the run is not what the run wrote.
     """
-    report = collect(open_run(folder), _kept_warnings(folder) if warnings is None else list(warnings))
-    artifact.write_json(folder / "report.json", report)
-    artifact.write_text(folder / "report.html", page.render(report))
+    run = open_run(folder)
+    chain = read_chain(folder)
+    problems = [*damage(run), *changes(chain, run, "the run finished")]
+    if problems:
+        raise InputError(*problems, f"{folder}: no report is written from damaged files; `compress run` makes what is damaged again")
+    report = collect(run, _kept_warnings(folder) if warnings is None else list(warnings))
+    html = page.render(report)
+    report["integrity"]["page_sha256"] = hashlib.sha256(html.encode("utf-8")).hexdigest()
+    artifact.write_json(folder / FILE, report)
+    artifact.write_text(folder / PAGE, html)
     return report
+
+
+def forgeries(run: Run) -> list[str]:
+    """Returns one line for each part of `report.json` and `report.html` that does not follow from the files of the run."""
+    cure = f"`compress report {shlex.quote(str(run.folder))}` writes it again"
+    try:
+        found = artifact.read_json(run.folder / FILE)
+        told = {key: value for key, value in found.items() if key not in UNCHECKED}
+        warnings, digest = list(found.get("warnings", [])), (found.get("integrity") or {}).get("page_sha256")
+    except artifact.DamagedArtifact as error:
+        return [f"{error}; {cure}"]
+    except (AttributeError, TypeError) as error:
+        return [f"{run.folder / FILE}: damaged ({reason(error)}); {cure}"]
+    true = json.loads(json.dumps(collect(run, warnings)))
+    told["integrity"] = {key: value for key, value in (told.get("integrity") or {}).items() if key != "page_sha256"}
+    wrong = [key for key in true if key not in UNCHECKED and told.get(key) != true[key]]
+    lines = [f"{run.folder / FILE}: {', '.join(wrong)}: not what the files of the run say; {cure}"] if wrong else []
+    if not (run.folder / PAGE).is_file() or artifact.file_digest(run.folder / PAGE) != digest:
+        lines.append(f"{run.folder / PAGE}: not the page that was written with {FILE}; {cure}")
+    return lines
 
 
 def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
@@ -58,6 +99,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "triton": {"models": evaluations.served(run)},
         "flips": _count_lines(run.folder / "flips.jsonl"),
         "warnings": warnings,
+        "integrity": chain_of(run),
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
     }
@@ -140,9 +182,9 @@ def _stage(run: Run, stage: Any) -> dict[str, Any]:
 
 
 def _commands(run: Run) -> list[str]:
-    folder = run.folder
+    folder = shlex.quote(str(run.folder))  # commands are there to be pasted into a shell
     return [
-        f"compress run {folder}/recipe.lock.yaml --out {folder}",
+        f"compress run {shlex.quote(str(run.folder / LOCK_FILE))} --out {folder}",
         f"compress verify {folder} --live",
         f"compress bench {folder}",
         f"compress serve {folder}",

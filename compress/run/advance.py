@@ -9,8 +9,9 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from compress.artifacts import artifact
+from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
+from compress.artifacts.run_folder import list_artifact
 from compress.machine.parallel import ALONE, Team
 from compress.run import durations
 from compress.run.cache import cache_key, find
@@ -35,6 +36,8 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
     context, parent, team = state.context_for(step, context), state.parent, context.team
     key = team.broadcast(cache_key(step, parent, context) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"
+    if team.is_first:
+        list_artifact(folder, destination.name)
     found = None if force or not team.is_first else find(destination, key, context)
     if team.broadcast(found is not None):
         context.progress.log(f"{step.id}: cached in {destination}")
@@ -49,6 +52,7 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
         return _join_in(step, parent, context, destination, team), False, time.monotonic() - started
     if force:  # a checkpoint within the stage belongs to an earlier attempt
         shutil.rmtree(context.scratch, ignore_errors=True)
+    chain.forget(folder, f"stages/{destination.name}/{artifact.MANIFEST}")
     with artifact.writing(destination) as temporary:
         metrics = step.run(parent, context, temporary)  # type: ignore[arg-type]
         seconds = time.monotonic() - started

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts import artifact
+from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -43,10 +43,18 @@ def find(destination: Path, key: str, context: Context) -> Artifact | None:
         return None
     try:
         found = artifact.load(destination)
-        problems = artifact.verify(found)
+        problems = [*artifact.verify(found), *_forged(destination)]
     except artifact.DamagedArtifact as error:
         problems = [str(error)]
     if problems:
         context.progress.warn(f"{destination.name}: damaged, so the step runs again: {'; '.join(problems)}")
         return None
     return found if found.key == key else None
+
+
+def _forged(destination: Path) -> list[str]:
+    """Returns one line if the manifest is not the one that the last finished run recorded."""
+    file, folder = destination / artifact.MANIFEST, destination.parent.parent
+    expected = chain.recorded(folder, file.relative_to(folder).as_posix())
+    same = expected is None or expected == artifact.file_digest(file)
+    return [] if same else [f"{file}: was changed after the run had finished"]

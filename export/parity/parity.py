@@ -9,11 +9,10 @@ float input x, its integer codes q, its product y before the bias. Nothing of th
 A code may be off by one where x / s_x lies within 1e-3 of a rounding boundary: there, dividing by s and multiplying by 1/s may differ. A
 sum may never be off: kernels that saturate at 16 bits (int8 without VNNI, weights of 8 bits) are found here.
 
-End to end, on selection rows (`export.parity.rows`), never on evaluation rows, as what fails is left out: predictions that differ from
-torch are no more than chance makes of a rate of 0.1 % (`disagreements_allowed`), median |logit - logit of torch| <= 0.02 (for regression in
-standard deviations of the labels; for generation of the nll of the tokens, which are what is predicted there). The maximum is reported, not
-gated: one rounding that falls the other way is a visible step. How often that happens differs between modes of one engine: OpenVINO's
-dynamic mode rounds x / s + 128, which is 1.5e-5 coarse, and flips 15 codes in a row of 128 tokens where its static mode flips none.
+End to end, the predictions on selection rows (`export.parity.rows`) are compared by `compress.measure.agreement`, within the limits that
+`verify` and the server have too; never those on evaluation rows, as what fails is left out. The largest difference is reported, not gated:
+one rounding that falls the other way is a visible step. How often that happens differs between modes of one engine: OpenVINO's dynamic mode
+rounds x / s + 128, which is 1.5e-5 coarse, and flips 15 codes in a row of 128 tokens where its static mode flips none.
 
 The products of attention and the residuals that are int8 are compared in the same way (`export.parity.products`).
 
@@ -32,16 +31,11 @@ import onnx
 import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
-from scipy.stats import poisson
 
-from compress.core.tasks import TASKS, Task
-from compress.measure.metrics import differences
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
 from export.graph.onnx import module_of
 
 BOUNDARY = 1e-3
-DISAGREEMENT_RATE = 1e-3
-MEDIAN_LIMIT = 0.02
 Array = NDArray[Any]
 
 
@@ -145,46 +139,6 @@ def compare_layers(gemms: Sequence[QuantizedGemm], tensors: Mapping[str, Array])
     return [compare_layer(gemm, *(tensors[name] for name in gemm.tensors)) for gemm in gemms]
 
 
-def compare_predictions(task: Task, reference: Array, logits: Array, labels: Array) -> dict[str, Any]:
-    """Compares predictions end to end.
-
-    Args:
-        task: Regression has no classes that could disagree; its differences are in standard deviations of the labels.
-        reference: Logits of torch, float32 [n, C], or for generation answers [n, T, 2]: its predictions are tokens, its differences of nll.
-        logits: Logits of the engine.
-        labels: Labels [n].
-
-    Returns:
-        `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit` or `nll`.
-    """
-    changed, difference = differences(task, reference, logits)
-    if TASKS[task].answer == "value":
-        spread = float(np.std(labels.astype(np.float64)))
-        difference /= spread if spread > 0 else 1.0
-    disagreements = int(changed.sum())
-    limit, median = disagreements_allowed(len(changed)), float(np.median(difference))
-    return {
-        "disagreements": disagreements,
-        "limit": limit,
-        "median_abs": median,
-        "median_limit": MEDIAN_LIMIT,
-        "max_abs": float(difference.max()),
-        "n": len(changed),
-        "passed": disagreements <= limit and median <= MEDIAN_LIMIT,
-        "differs": "nll" if TASKS[task].answer == "tokens" else "logit",
-    }
-
-
-def disagreements_allowed(n: int) -> int:
-    """Returns how many of n predictions of a correct engine may differ from torch.
-
-    An activation on a rounding boundary that falls to the other side is a visible step in a logit, so that correct engines differ in about
-    one row of a thousand; so do OpenVINO's static and dynamic mode. The count that chance makes of this rate has a Poisson distribution:
-    allowed is its 99.9 % quantile, at least 1.
-    """
-    return max(1, int(poisson.ppf(0.999, DISAGREEMENT_RATE * n)))
-
-
 def check_layers(name: str, layers: Sequence[LayerParity]) -> None:
     """Raises where the integers of an engine are wrong.
 
@@ -198,21 +152,6 @@ def check_layers(name: str, layers: Sequence[LayerParity]) -> None:
     first = next((layer for layer in layers if not layer.passed), None)
     if first is not None:
         raise ParityError(f"parity: {name}: {first.layer} is the first layer to diverge from torch: {_what(first)}")
-
-
-def shortfall(name: str, predictions: Mapping[str, Any]) -> str | None:
-    """Returns in one line why the predictions of an engine do not pass, None where they do.
-
-    Args:
-        name: Of build, engine and mode.
-        predictions: What `compare_predictions` gave.
-    """
-    if predictions["passed"]:
-        return None
-    return (
-        f"parity: {name}: {predictions['disagreements']} of {predictions['n']} predictions differ from torch "
-        f"(at most {predictions['limit']}), median |d{predictions['differs']}| {predictions['median_abs']:.4f} (at most {MEDIAN_LIMIT})"
-    )
 
 
 def as_rows(layers: Sequence[LayerParity]) -> list[dict[str, Any]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from compress.measure.agreement import compare_predictions, shortfall
 from compress.measure.engine_process import EngineProcess
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
@@ -21,7 +22,6 @@ from export.engines.spec import EngineSpec, torch_spec
 from export.engines.worker import synthetic
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float, module_of
-from export.parity.parity import compare_predictions, shortfall
 from tests.compress import tiny_gpt
 
 pytestmark = pytest.mark.whole
@@ -144,5 +144,5 @@ def test_the_gate_counts_tokens() -> None:
     assert [entry["disagreements"] for entry in found] == [5, 50, 0]
     assert [entry["passed"] for entry in found] == [True, False, False]
     assert {entry["n"] for entry in found} == {5000}
-    assert "50 of 5000 predictions differ from torch" in str(shortfall("x", found[1]))
-    assert "median |dnll| 0.0300 (at most 0.02)" in str(shortfall("x", found[2]))
+    assert "50 of 5000 predictions differ from torch" in str(shortfall(found[1], "torch"))
+    assert "median |dnll| 0.0300 (at most 0.02)" in str(shortfall(found[2], "torch"))

@@ -9,7 +9,8 @@ import numpy as np
 
 from compress.artifacts import artifact
 from compress.artifacts.artifact import Artifact, Kind
-from compress.artifacts.run_folder import write_lock
+from compress.artifacts.chain import write_chain
+from compress.artifacts.run_folder import open_run, write_lock
 from compress.machine.environment import fingerprint
 from compress.measure.answers import save_predictions
 from compress.measure.engine_process import write_rows
@@ -47,5 +48,7 @@ def write_run(folder: Path) -> Path:
     }
     write_lock(folder, recipe(), fingerprint(), steps)
     write_rows(folder / "golden.safetensors", [f"row {index}" for index in range(4)], {"logits.finetune.torch": logits[:4]})
+    (folder / "flips.jsonl").write_text("")
     (folder / ".lock").touch()
+    write_chain(open_run(folder))
     return folder

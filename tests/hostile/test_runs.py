@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from cli import app
 from compress.artifacts import artifact
+from compress.artifacts.chain import CHAIN
 from compress.artifacts.run_folder import LOCK_FILE
 from tests.hostile.finished_runs import write_run
 
@@ -175,7 +176,7 @@ def test_a_damaged_manifest(damage: Callable[[Path], Any], run: Path) -> None:
         status, lines = compress(verb, str(run))
         assert status == 2
         assert "evaluate-finetune" in lines or verb != "verify", lines
-    compress("report", str(run))  # reads no digests unless something fails
+    assert compress("report", str(run))[0] == 2
 
 
 PREDICTIONS: list[tuple[str, Callable[[Path], Any]]] = [
@@ -200,8 +201,7 @@ def test_damaged_predictions(damage: Callable[[Path], Any], run: Path) -> None:
     status, lines = compress("verify", str(run))
     assert (status, str(file) in lines) == (2, True)
     status, lines = compress("report", str(run))
-    assert status in (0, 2, 3)
-    assert status != 2 or str(file) in lines
+    assert (status, str(file) in lines) == (2, True)
 
 
 GOLDEN: list[tuple[str, Callable[[Path], Any]]] = [
@@ -231,11 +231,25 @@ def test_damaged_golden_rows(damage: Callable[[Path], Any], run: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"7", b"[]", b'{"warnings": 7}', b"[" * 100_000, b'{"warnings": [{}]}'])
-def test_a_damaged_report_is_written_again(content: bytes, run: Path) -> None:
+def test_a_damaged_report_is_named_and_written_again(content: bytes, run: Path) -> None:
     (run / "report.json").write_bytes(content)
-    (run / "flips.jsonl").write_bytes(b"\xff\n" + content)
+    status, lines = compress("verify", str(run))
+    assert (status, "report.json: " in lines) == (2, True)
     assert compress("report", str(run))[0] in (0, 3)
     assert json.loads((run / "report.json").read_text())["name"] == "tiny"
+    (run / "flips.jsonl").write_bytes(b"\xff\n" + content)
+    status, lines = compress("report", str(run))
+    assert (status, "flips.jsonl: changed since the run finished" in lines) == (2, True)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff", b"7", b"[]", b"{}", b'{"files": 7}', b'{"files": [7]}', b"[" * 100_000])
+def test_a_damaged_chain(content: bytes | None, run: Path) -> None:
+    (run / CHAIN).unlink()
+    if content is not None:
+        (run / CHAIN).write_bytes(content)
+    for verb in ("report", "verify", "serve"):
+        status, lines = compress(verb, str(run))
+        assert (status, f"{CHAIN}: " in lines) == (2, True), lines
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"7", b"{", b'{"schema": 7}', b"[" * 100_000])

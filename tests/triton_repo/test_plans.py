@@ -16,12 +16,13 @@ from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2 as pb
 
+from compress.artifacts.artifact import digest, file_digest, files_below
 from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
-from triton_repo import plans
+from triton_repo import deployment, plans
 
 pytestmark = pytest.mark.whole
 
@@ -89,7 +90,8 @@ def test_layout_and_that_nothing_is_ready(written):
         for part in ("postprocess", "preprocess")
         for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/tokenizer.json", "config.pbtxt")
     ]
-    scripts = ["README.md", "build_plans.py", "cuda_driver.py", "golden.npz", "gpu.json", "model.onnx", "plan.pbtxt", "tensorrt_plan.py"]
+    scripts = ["README.md", "build_plans.py", "cuda_driver.py", "golden.npz", "gpu.json", "model.onnx", "plan.pbtxt"]
+    scripts += ["tensorrt_plan.py", "tolerance.py"]
     assert files == sorted([*python, *scripts, f"models/{NAME}/1/.keep", f"models/{NAME}/config.pbtxt"])
     assert figures["ready"] is False
 
@@ -194,10 +196,13 @@ def build_script(out: Path):
     """Loads the copied build_plans.py with the modules that lie beside it, and nothing of ours."""
     sys.path.insert(0, str(out))
     try:
-        return load(out / "build_plans.py", "build_plans_copy")
+        script = types.ModuleType("build_plans_copy")  # as python3 runs a script: it is itself never written as byte code
+        exec(compile((out / "build_plans.py").read_text(), str(out / "build_plans.py"), "exec"), script.__dict__)
+        return script
     finally:
+        sys.dont_write_bytecode = False
         sys.path.remove(str(out))
-        for name in ("cuda_driver", "tensorrt_plan"):
+        for name in ("cuda_driver", "tensorrt_plan", "tolerance"):
             sys.modules.pop(name, None)
 
 
@@ -208,8 +213,8 @@ def build(out: Path, *capabilities: str, spoil=lambda logits, batch: logits):
 
 def test_scripts_need_nothing_but_numpy_and_tensorrt(written):
     out, _, _ = written
-    allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", "tensorrt_plan", "cuda_driver"}
-    for file in ("build_plans.py", "tensorrt_plan.py", "cuda_driver.py"):
+    allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", "tensorrt_plan", "cuda_driver", "tolerance"}
+    for file in ("build_plans.py", "tensorrt_plan.py", "cuda_driver.py", "tolerance.py"):
         source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from compress.standalone.cuda_driver import Device", "")
         assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= allowed
 
@@ -277,6 +282,36 @@ def test_plans_of_other_machines_are_kept_while_they_fit(written):
     assert set(config(model / "config.pbtxt").cc_model_filenames) == {"8.9", "12.0"}
 
 
+def test_nothing_is_built_inside_a_run(written):
+    out, _, _ = written
+    (out.parent / "manifest.json").touch()
+    before = sorted(out.rglob("*"))
+    status, lines, _ = build(out, "90")
+    (out.parent / "manifest.json").unlink()
+    assert (status, len(lines)) == (1, 1)
+    assert "copy it out first: compress deploy RUN DIR" in lines[0]
+    assert sorted(out.rglob("*")) == before
+
+
+def test_what_is_built_belongs_to_a_deployment(written, tmp_path):
+    """Plans that the record lists by their sha256 are expected; a changed one, and any other file, is not."""
+    root = tmp_path / "deployed"
+    shutil.copytree(written[0], root / "model_repository", ignore=shutil.ignore_patterns("__pycache__"))
+    files = {name: {"sha256": file_digest(path)} for name, path in files_below(root).items()}
+    (root / "deployment.json").write_text(json.dumps({"schema": 1, "files": files, "digest": digest(files), "owner": {}}))
+    assert deployment.problems(root) == []
+    status, lines, _ = build(root / "model_repository", "90")
+    assert status == 0, lines
+    assert deployment.problems(root) == []
+    [plan] = root.rglob("sm90.plan")
+    plan.write_bytes(b"other")
+    (plan.parent / "sm80.plan").touch()
+    assert [line.removeprefix(f"{plan.parent}/") for line in deployment.problems(root)] == [
+        "sm90.plan: changed",
+        "sm80.plan: not in deployment.json",
+    ]
+
+
 def test_without_a_gpu_it_says_so(written):
     status, lines, _ = build(written[0])
     assert status == 1
@@ -293,11 +328,10 @@ def test_a_changed_graph_is_refused(written):
 
 
 def test_regressions_are_judged_in_standard_deviations(written):
-    judge = build_script(written[0]).judge
-    spec = {"task": "text-regression", "median_limit": 0.02}
+    compared = build_script(written[0]).compared
     expected = np.array([[0.0], [5.0], [1.0], [4.0]])
-    assert judge(expected, expected + 0.03, spec)["passed"]
-    assert not judge(expected, expected + 0.05, spec)["passed"]
+    assert compared(expected, expected + 0.03, 2.0)["passed"]
+    assert not compared(expected, expected + 0.05, 2.0)["passed"]
 
 
 def test_readme_names_the_models_and_what_was_not_run(written):

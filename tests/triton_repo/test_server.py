@@ -1,13 +1,17 @@
 """Starting and ending, with scripts in the place of the server."""
 
 import os
+import re
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from compress.core.errors import InputError
 from triton_repo import server
 from triton_repo.environment import ServerEnvironment
+from triton_repo.safe_folder import safe_folder
 
 pytestmark = pytest.mark.whole
 
@@ -54,7 +58,7 @@ def test_it_is_started_again_when_a_port_was_taken(tmp_path):
 
 def test_nothing_is_left_behind(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr(server.tempfile, "tempdir", None)
+    monkeypatch.setattr(tempfile, "tempdir", None)
     region = '/dev/shm/$(echo "$*" | grep -o "compress-triton-[0-9]*-[0-9a-f]*-")region'
     with pytest.raises(server.ServerError):
         server.TritonServer(tmp_path, fake(tmp_path / "env", f"echo > {region} && echo made; exit 1"), tmp_path / "log").__enter__()
@@ -70,29 +74,38 @@ def test_the_script_sees_the_variables_and_the_watcher_does_not(tmp_path):
     found = fake(tmp_path / "env", script)
     with pytest.raises(server.ServerError):
         server.TritonServer(tmp_path, found, tmp_path / "log").__enter__()
-    assert (tmp_path / "libraries").read_text().strip() == found.variables["LD_LIBRARY_PATH"]
-    assert (tmp_path / "path").read_text().startswith(f"{found.path}/bin:")
+    libraries = (tmp_path / "libraries").read_text().strip().split(":")
+    assert [Path(path).name for path in libraries] == ["nvidia_pytriton.libs", "libraries"]
+    assert re.match(r"\S+/compress-triton-\w+/environment/bin:", (tmp_path / "path").read_text())
     assert str(found.site).encode() not in (tmp_path / "watcher").read_bytes()
 
 
-def test_ports_are_free_and_different():
-    ports = server.free_ports()
-    assert len(set(ports)) == 3
-    for port in ports:
-        with socket.socket() as one:
-            one.bind((server.ADDRESS, port))
+def test_the_port_is_free():
+    with socket.socket() as one:
+        one.bind((server.ADDRESS, server.free_port()))
 
 
 def test_command_line_binds_to_loopback(tmp_path):
     found = fake(tmp_path, "")
-    command = server.command_line(Path("/repo"), found, Path("/backends"), (1, 2, 3), "mine-", ["a", "b"])
-    for name, port in (("grpc", 1), ("http", 2), ("metrics", 3)):
-        assert f"--{name}-address=127.0.0.1" in command
-        assert f"--{name}-port={port}" in command
+    command = server.command_line(Path("/repo"), found, Path("/backends"), (server.ADDRESS, 1), "mine-", ["a", "b"])
+    assert {"--grpc-address=127.0.0.1", "--grpc-port=1", "--allow-http=false"} <= set(command)
+    assert server.metrics_options(None) == ["--allow-metrics=false"]
     assert [part for part in command if "load-model" in part] == ["--load-model=a", "--load-model=b"]
     assert "--backend-config=python,shm-region-prefix-name=mine-" in command
     assert command.index(str(found.binary)) == 3
-    assert not any("explicit" in part for part in server.command_line(Path("/r"), found, Path("/b"), (1, 2, 3), "p"))
+    assert not any("explicit" in part for part in server.command_line(Path("/r"), found, Path("/b"), ("", 1), "p"))
+
+
+def test_no_client_knows_the_key_of_the_closed_protocols(tmp_path):
+    def key() -> str:
+        command = server.command_line(Path("/r"), fake(tmp_path, ""), Path("/b"), ("", 1), "p")
+        [option] = [part for part in command if part.startswith("--grpc-restricted-protocol=")]
+        protocols, _, found = option.partition("=")[2].partition(":")
+        assert {"shared-memory", "model-repository", "logging", "trace", "statistics"} <= set(protocols.split(","))
+        return found
+
+    assert key() != key()
+    assert len(key()) > 64
 
 
 @pytest.mark.parametrize(
@@ -111,5 +124,57 @@ def test_last_error(log, line):
 def test_stopping_twice_is_harmless(tmp_path):
     one = server.TritonServer(tmp_path, fake(tmp_path / "env", ""), tmp_path / "log")
     one.stop()
-    with pytest.raises(server.ServerError, match="Triton exited"):
+    with pytest.raises(server.ServerError, match="Triton exited: it is not running"):
         one.check_alive()
+
+
+@pytest.mark.parametrize("name", ["a b", "a;touch PWNED", "$(touch PWNED)", "`touch PWNED`", "a,b:c", "'q\"", "-n", "neu\u00e9", "a\nb"])
+def test_no_path_of_a_user_reaches_the_server(tmp_path, name):
+    """Whatever repository, environment and log are called, the command, its variables and its folder have safe characters only."""
+    root = tmp_path / name
+    (root / "repository").mkdir(parents=True)
+    script = f'{{ printf \'%s\\n\' "$0" "$@"; pwd; echo $LD_LIBRARY_PATH; }} > {tmp_path}/seen'
+    script += f"; ls -L $(pwd)/repository > {tmp_path}/there; exit 1"
+    found = fake(root / "env", script)
+    (root / "repository" / "mine").touch()
+    with pytest.raises(server.ServerError):
+        server.TritonServer(root / "repository", found, root / "log", private=True).__enter__()
+    seen = (tmp_path / "seen").read_text()
+    assert re.fullmatch(r"[A-Za-z0-9._/:=,\-\n]+", seen)
+    assert str(tmp_path) not in seen
+    assert (tmp_path / "there").read_text() == "mine\n"
+    assert not list(tmp_path.rglob("PWNED"))
+
+
+def test_a_temporary_folder_with_a_space_is_not_used(tmp_path, monkeypatch):
+    (tmp_path / "a b").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "a b"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    folder = safe_folder()
+    assert folder.parent != tmp_path / "a b"
+    assert folder.stat().st_mode & 0o777 == 0o700
+    folder.rmdir()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with pytest.raises(InputError, match=r"no folder for temporary files: .*; set TMPDIR to one"):
+        safe_folder()
+
+
+@pytest.mark.parametrize(
+    ("status", "log", "line"),
+    [
+        (139, 'E1121 10:21:53.7 42 a.cc:1] "an old error"', "killed by SIGSEGV"),
+        (134, "Signal (11) received.\n 0# 0x55 in tritonserver", "killed by SIGSEGV"),
+        (-9, "", "killed by SIGKILL"),
+        (1, 'E1121 10:21:53.7 42 a.cc:1] "the cause"', "the cause"),
+        (1, "", "status 1, the log is empty"),
+    ],
+)
+def test_the_cause_of_a_death(status, log, line):
+    assert server.cause(status, log) == line
+
+
+def test_a_death_after_it_was_ready_does_not_quote_what_was_logged_before(tmp_path):
+    one = server.TritonServer(tmp_path, fake(tmp_path / "env", "kill -SEGV $$"), tmp_path / "log")
+    (tmp_path / "log").write_text('E1121 10:21:53.7 42 a.cc:1] "an old error"\n')
+    with pytest.raises(server.ServerError, match="Triton exited: killed by SIGSEGV"):
+        one.__enter__()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,7 @@ from tritonclient.utils import InferenceServerException
 from compress.core.target import Target
 from compress.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
-from triton_repo import client, environment, layout, server
+from triton_repo import client, environment, layout, server, service
 from triton_repo.triton_repo import TritonRepo
 
 pytestmark = pytest.mark.slow
@@ -39,12 +40,15 @@ def write(root: Path, name: str, prepared, rows, **settings) -> None:
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    root = tmp_path_factory.mktemp("hostile")
+    root = tmp_path_factory.mktemp("hostile") / "a $(touch PWNED) b"
+    root.mkdir()
     write(root, "text", tiny.text_preprocessor(), tiny.TEXTS)
     write(root, "pair", tiny.text_preprocessor(), tiny.PAIRS)
     write(root, "image", tiny.image_preprocessor(), tiny.IMAGES)
-    with server.TritonServer(root / "repository", environment.check(), root / "log") as started:
+    with service.Service(root / "repository", environment.check(), root / "log") as started:
         yield started
+        assert started.deaths == 0
+    assert not list(root.parents[1].rglob("PWNED"))
 
 
 @pytest.fixture
@@ -178,23 +182,70 @@ def test_big_texts_at_once(running):
 
 
 def test_http_and_metrics(running):
+    wanted = tiny.expected(tiny.text_preprocessor(), ["dull"])
     with http.InferenceServerClient(running.http_address) as opened:
-        made = http.InferInput("TEXT", [1, 1], "BYTES")
-        made.set_data_from_numpy(np.array([[b"dull"]], dtype=np.object_))
-        np.testing.assert_array_equal(opened.infer(TEXT, [made]).as_numpy("LOGITS"), tiny.expected(tiny.text_preprocessor(), ["dull"]))
+        for binary in (True, False):
+            made = http.InferInput("TEXT", [1, 1], "BYTES")
+            made.set_data_from_numpy(np.array([[b"dull" if binary else "dull"]], dtype=np.object_), binary_data=binary)
+            outputs = [http.InferRequestedOutput(name, binary_data=binary) for name in ("LOGITS", "LABEL")]
+            answer = opened.infer(TEXT, [made], outputs=outputs)
+            np.testing.assert_allclose(answer.as_numpy("LOGITS"), wanted, rtol=1e-6)
+            assert answer.as_numpy("LABEL").shape == (1, 1)
+        np.testing.assert_array_equal(opened.infer(TEXT, [made]).as_numpy("LOGITS"), wanted)
+        assert opened.is_server_live()
+        assert opened.is_server_ready()
+        assert opened.is_model_ready(TEXT)
+        assert opened.get_server_metadata()["name"] == "triton"
+        assert opened.get_model_metadata(TEXT)["inputs"] == [{"name": "TEXT", "datatype": "BYTES", "shape": [-1, 1]}]
+    with urllib.request.urlopen(f"http://{running.metrics_address}/metrics") as answer:
+        assert b"nv_inference_request_success" in answer.read()
 
 
-def test_it_listens_on_loopback_only(running):
-    [listening] = [process for process in psutil.process_iter() if f"--grpc-port={running._ports[0]}" in _arguments(process)]
-    addresses = {one.laddr.ip.removeprefix("::ffff:") for one in listening.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
-    assert addresses == {"127.0.0.1"}
+def test_what_is_not_for_clients_is_refused(running, connection):
+    calls = [
+        lambda one: one.get_model_repository_index(),
+        lambda one: one.load_model(TEXT),
+        lambda one: one.unload_model(TEXT),
+        lambda one: one.register_system_shared_memory("r", "/r", 64),
+        lambda one: one.register_cuda_shared_memory("r", b"eHh4", 0, 64),
+        lambda one: one.unregister_system_shared_memory(),
+        lambda one: one.unregister_cuda_shared_memory(),
+        lambda one: one.get_system_shared_memory_status(),
+        lambda one: one.get_cuda_shared_memory_status(),
+        lambda one: one.update_log_settings(settings={"log_verbose_level": 9}),
+        lambda one: one.get_log_settings(),
+        lambda one: one.update_trace_settings(settings={"trace_level": "TENSORS", "trace_file": "/tmp/x"}),
+        lambda one: one.get_trace_settings(),
+        lambda one: one.get_inference_statistics(),
+        lambda one: one.get_model_config(TEXT),
+    ]
+    with http.InferenceServerClient(running.http_address) as opened:
+        for one in (connection, opened):
+            for call in calls:
+                with pytest.raises(InferenceServerException, match=r"not offered here|unknown model: .stats"):
+                    call(one)
+    # a client that gets past the front does not know the key
+    with grpc.InferenceServerClient(f"unix:{running._triton.grpc_socket}") as inside:
+        for call in calls:
+            with pytest.raises(InferenceServerException, match="triton-key"):
+                call(inside)
 
 
-def _arguments(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline() if "tritonserver" in process.name() else []
-    except psutil.Error:
-        return []
+def listening(process: subprocess.Popen) -> dict[tuple[str, int], str]:
+    """Where a process and those below it listen, with their names."""
+    found = {}
+    for one in psutil.Process(process.pid).children(recursive=True):
+        for socket in one.net_connections("tcp"):
+            if socket.status == psutil.CONN_LISTEN:
+                found[socket.laddr.ip.removeprefix("::ffff:"), socket.laddr.port] = one.name()
+    return found
+
+
+def test_only_the_front_listens_and_on_loopback_only(running):
+    assert listening(running._triton._process) == {}
+    ports = [int(address.rpartition(":")[2]) for address in (running.grpc_address, running.http_address, running.metrics_address)]
+    assert set(listening(running._front)) == {("127.0.0.1", port) for port in ports}
+    assert running._triton.grpc_socket.parent.stat().st_mode & 0o077 == 0
 
 
 def test_a_model_that_does_not_load_is_named(tmp_path):

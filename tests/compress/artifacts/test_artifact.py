@@ -1,4 +1,6 @@
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -96,6 +98,50 @@ def test_missing_added_and_forged_files_are_named(tmp_path: Path) -> None:
     del manifest[artifact.SEAL]  # as an earlier version wrote it
     (made.path / artifact.MANIFEST).write_text(json.dumps(manifest))
     assert any("digest does not match" in line for line in artifact.verify(artifact.load(made.path)))
+
+
+@pytest.mark.parametrize("change", [{"metrics": {"accuracy": 1.0}}, {"config": {}}, {"parents": ["x"]}, {"seconds": 0}])
+def test_a_forged_entry_of_a_manifest_is_damage(tmp_path: Path, change: dict[str, object]) -> None:
+    made = make(tmp_path / "a", {"x": b"1"})
+    manifest = json.loads((made.path / artifact.MANIFEST).read_text())
+    (made.path / artifact.MANIFEST).write_text(json.dumps({**manifest, **change}))
+    with pytest.raises(artifact.DamagedArtifact, match="differ from its own digest"):
+        artifact.load(made.path)
+
+
+def test_a_manifest_of_an_earlier_version_without_a_seal_is_read(tmp_path: Path) -> None:
+    made = make(tmp_path / "a", {"x": b"1"})
+    manifest = json.loads((made.path / artifact.MANIFEST).read_text())
+    del manifest[artifact.SEAL]
+    (made.path / artifact.MANIFEST).write_text(json.dumps(manifest))
+    assert artifact.verify(artifact.load(made.path)) == []
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to a folder", "empty folder", "socket", "pipe"])
+def test_what_cannot_be_hashed_is_named(tmp_path: Path, kind: str) -> None:
+    made, stranger = make(tmp_path / "a", {"x": b"1"}), tmp_path / "a" / "stranger"
+    place(stranger, kind)
+    [problem] = artifact.verify(made)
+    assert problem.startswith(f"{stranger}: ")
+    with pytest.raises(ValueError, match="stranger"):
+        artifact.seal(made.path, id="a", kind="checkpoint", key="k", parents=[], fields={})
+
+
+def test_a_link_to_the_artifact_is_named(tmp_path: Path) -> None:
+    make(tmp_path / "a", {"x": b"1"})
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    assert artifact.verify(artifact.load(tmp_path / "b")) == [f"{tmp_path / 'b'}: is a link, not a folder"]
+
+
+def place(path: Path, kind: str) -> None:
+    if kind == "empty folder":
+        path.mkdir()
+    elif kind == "socket":
+        os.mknod(path, stat.S_IFSOCK)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("x" if kind == "link to a file" else "/usr")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema": 99}'])

@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import numpy as np
@@ -10,16 +9,12 @@ from compress.standalone.preprocess import Preprocessor
 from export.engines.registry import open_engine
 from export.engines.spec import EngineSpec
 from export.parity.parity import (
-    MEDIAN_LIMIT,
     ParityError,
     QuantizedGemm,
     check_layers,
     compare_layer,
     compare_layers,
-    compare_predictions,
-    disagreements_allowed,
     quantized_gemms,
-    shortfall,
 )
 from tests.export import sentiment
 
@@ -126,43 +121,3 @@ def test_gemms_are_read_with_their_constants(int8_build: Path) -> None:
         np.testing.assert_array_equal(gemm.weight_OI, torch_layer.weight)
         np.testing.assert_array_equal(gemm.weight_scale, torch_layer.weight_scale)
         assert gemm.input_scale == torch_layer.input_scale
-
-
-def test_allowed_disagreements_are_what_chance_makes_of_one_in_a_thousand() -> None:
-    for n in (1, 64, 872, 2693, 10_000):
-        allowed = disagreements_allowed(n)
-        chances = [math.exp(-n / 1000) * (n / 1000) ** k / math.factorial(k) for k in range(allowed + 1)]
-        assert sum(chances) >= 0.999
-        assert allowed == 1 or sum(chances[:-1]) < 0.999
-    assert [disagreements_allowed(n) for n in (1, 872, 2693)] == [1, 5, 9]
-
-
-def test_predictions_may_flip_about_once_in_a_thousand_rows() -> None:
-    reference = np.tile(np.float32([[0.0, 0.001]]), (2500, 1))
-    for flips, passed in ((0, True), (9, True), (10, False)):
-        logits = reference.copy()
-        logits[:flips] = logits[:flips, ::-1]
-        found = compare_predictions("text-classification", reference, logits, np.zeros(2500, np.int64))
-        assert (found["disagreements"], found["limit"], found["n"], found["passed"]) == (flips, 9, 2500, passed)
-
-
-def test_the_median_is_gated_and_the_maximum_is_not() -> None:
-    reference, labels = np.float32([[0.0, 5.0]] * 9), np.zeros(9, np.int64)
-    one_off, all_off = reference.copy(), reference + np.float32(1.1 * MEDIAN_LIMIT)
-    one_off[4, 0] += 3
-    found = compare_predictions("text-classification", reference, one_off, labels)
-    assert (found["passed"], found["max_abs"], found["median_abs"]) == (True, 3.0, 0.0)
-    found = compare_predictions("text-classification", reference, all_off, labels)
-    assert not found["passed"]
-    wanted = "parity: x: 0 of 9 predictions differ from torch (at most 1), median |dlogit| 0.0220 (at most 0.02)"
-    assert shortfall("x", found) == wanted
-    assert shortfall("x", {**found, "passed": True}) is None
-
-
-def test_regression_is_measured_in_deviations_of_the_labels() -> None:
-    labels = np.float32([0, 50, 100, 150])
-    reference = np.float32([[1.0], [49.0], [99.0], [140.0]])
-    found = compare_predictions("text-regression", reference, reference + np.float32(0.5), labels)
-    assert found["median_abs"] == pytest.approx(0.5 / labels.std(), rel=1e-4)
-    assert found["passed"]
-    assert not compare_predictions("text-regression", reference, reference + 5, labels)["passed"]

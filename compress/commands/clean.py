@@ -1,0 +1,40 @@
+"""`compress clean`: removes the artifacts that the last recipe does not use."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from compress.artifacts.run_folder import locked, open_run, unfinished
+
+
+def clean(folder: Path) -> list[Path]:
+    """Removes all artifacts that neither the last finished run nor a stopped later one uses.
+
+    Of a stopped run the finished artifacts stay, and the training checkpoints of the stage that it was in.
+
+    Args:
+        folder: A finished run.
+
+    Returns:
+        The removed folders and files.
+
+    Raises:
+        InputError: The folder holds no finished run, or another process writes to it.
+    """
+    open_run(folder)  # a folder that is no run is not locked, and so not created
+    with locked(folder):
+        names = {found.path.name for found in open_run(folder).artifacts.values()} | unfinished(folder)
+        kept = (*names, *(f".{name}.scratch" for name in names))
+        unused = [path for path in sorted((folder / "stages").iterdir()) if not _is_of(path.name, kept)]
+        for path in unused:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    return unused
+
+
+def _is_of(name: str, kept: tuple[str, ...]) -> bool:
+    """Whether a name is kept; the scratch folders of other processes have their number as a suffix."""
+    return name in kept or name.rpartition(".")[0] in kept

@@ -1,0 +1,37 @@
+"""`compress serve` and `compress deploy`: the model repository of a run, in the foreground or in a folder of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from compress.pipeline import opened
+from triton_repo import deployment
+from triton_repo.triton_repo import serve as serve_repository
+
+
+def serve(folder: Path, log: Callable[[str], None] = print) -> None:
+    """Serves until interrupted; the server's output goes to `triton.log` in the folder.
+
+    Raises:
+        InputError: There is no model repository, it is damaged, or there is no server environment.
+        ServerError: The server did not start, or died too often.
+    """
+    serve_repository(repository(folder), folder / deployment.LOG, log)
+
+
+def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
+    """Copies the model repository of a run to a folder outside of it; see `triton_repo.deployment`."""
+    opened(folder)
+    return deployment.deploy(folder, out, log)
+
+
+def repository(folder: Path) -> Path:
+    """Returns the model repository of a run or of a deployment, after its files were hashed.
+
+    Raises:
+        InputError: There is none, or it is damaged.
+    """
+    if not deployment.is_deployment(folder):
+        opened(folder)
+    return deployment.repository_of(folder)

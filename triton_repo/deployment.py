@@ -1,0 +1,208 @@
+"""A deployment: the model repository of a run, copied out of it, with a manifest and a README of its own.
+
+    DIR/
+      README.md  deployment.json
+      model_repository/                 what Triton serves
+      model_repository_gpu/             where the run also wrote one for GPUs
+
+The artifacts of a run are never written to. A deployment may be: `build_plans.py` builds its plans there. `deployment.json` lists the
+sha256 of every copied file and says which run they are from: name, anchor (`compress.artifacts.chain`) and digest of the artifact. Every
+byte is hashed after it was copied.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts import artifact
+from compress.artifacts.artifact import Artifact
+from compress.artifacts.chain import changes, damage, read_chain
+from compress.artifacts.run_folder import REPOSITORY, Run, open_run
+from compress.core.errors import InputError
+from compress.core.shown import reason
+
+MANIFEST, SCHEMA, README, LOG = "deployment.json", 1, "README.md", "triton.log"
+RECORD, TIMING_CACHE = "plans.json", "timing-cache-"
+"""Files that `build_plans.py` adds, besides the plans that its record lists and their configuration."""
+
+
+def repository_of(folder: Path) -> Path:
+    """Returns the model repository of a run or of a deployment, after its files were hashed.
+
+    Raises:
+        InputError: There is none, or it is not what the run wrote.
+    """
+    if is_deployment(folder):
+        wrong = problems(folder)
+        if wrong:
+            raise InputError(*wrong, f"{folder}: damaged; deploy the run again")
+        return folder / REPOSITORY
+    run = open_run(folder)
+    return _intact(run).path / REPOSITORY
+
+
+def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
+    """Copies the model repository of a run to a folder outside of it.
+
+    Args:
+        folder: A finished run with a model repository.
+        out: New or empty folder, or an unchanged deployment, which is replaced.
+        log: Prints one line.
+
+    Returns:
+        `out`.
+
+    Raises:
+        InputError: The run has no repository or is damaged, or `out` cannot be written without losing something.
+    """
+    run = open_run(folder)
+    made = _intact(run)
+    _check_place(run, out)
+    with artifact.writing(out.absolute()) as temporary:
+        files = dict(_copied(made, temporary))
+        (temporary / README).write_text(_readme(run, temporary), encoding="utf-8")
+        files[README] = _entry(temporary / README)
+        owner = {"run": run.recipe["name"], "anchor": read_chain(run.folder)["anchor"], "artifact": made.id, "digest": made.digest}
+        document = {"schema": SCHEMA, "owner": owner, "files": files, "digest": artifact.digest(files)}
+        artifact.write_json(temporary / MANIFEST, document)
+    log(f"{out}: {len(files)} files of {run.recipe['name']}, anchor {owner['anchor'][:12]}; see {out / README}")
+    return out
+
+
+def is_deployment(folder: Path) -> bool:
+    """Whether a folder was written by `deploy`."""
+    return (folder / MANIFEST).is_file()
+
+
+def problems(folder: Path, log: Callable[[str], None] = lambda line: None) -> list[str]:
+    """Hashes the files of a deployment; returns one line for each that is missing, added or changed.
+
+    Plans that `build_plans.py` recorded, and what it writes with them, belong to it.
+    """
+    try:
+        document = artifact.read_json(folder / MANIFEST)
+        files = dict(document["files"])
+        damaged = document["schema"] != SCHEMA or artifact.digest(files) != document["digest"]
+        built = _built(folder)
+    except artifact.DamagedArtifact as error:
+        return [str(error)]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return [f"{folder / MANIFEST}: damaged ({reason(error)})"]
+    lines = [f"{folder / MANIFEST}: its digest is not that of its list of files"] if damaged else []
+    found = artifact.files_below(folder)
+    for name in (MANIFEST, LOG):
+        found.pop(name, None)
+    for name, expected in {**files, **built}.items():
+        if name not in found:
+            lines.append(f"{folder / name}: missing")
+        elif expected is not None and artifact.file_digest(found[name]) != expected["sha256"]:
+            lines.append(f"{folder / name}: changed")
+    lines += [f"{folder / name}: not in {MANIFEST}" for name in found if name not in files and name not in built]
+    lines += [line for line in artifact.strangers_below(folder) if "an empty folder" not in line]
+    log(f"{folder}: {len(files)} files, {len(built)} built here, {'damaged' if lines else 'intact'}")
+    return lines
+
+
+def _intact(run: Run) -> Artifact:
+    """Returns the repository artifact of a run after checking its bytes, and the manifests of the whole run."""
+    made = run.of_kind("model_repository")
+    end = f"{run.folder}: nothing damaged is served or copied; `compress run` makes what is damaged again"
+    wrong = changes(read_chain(run.folder), run, "the run finished")
+    if wrong:
+        raise InputError(*wrong, end)
+    if made is None:
+        raise InputError(
+            f"{run.folder}: this run has no model repository; add `- triton_repo: {{}}` to the stages of its recipe and run it again"
+        )
+    wrong = list(damage(run, only=made))
+    if wrong:
+        raise InputError(*wrong, end)
+    return made
+
+
+def _check_place(run: Run, out: Path) -> None:
+    place, home = out.resolve(), run.folder.resolve()
+    if place == home or home in place.parents or place in home.parents:
+        raise InputError(f"{out}: lies inside the run folder or holds it; give a folder outside of {run.folder}")
+    if out.is_symlink() or (out.exists() and not out.is_dir()):
+        raise InputError(f"{out}: is not a folder; give a new one")
+    if not out.exists() or not any(out.iterdir()):
+        return
+    if not is_deployment(out):
+        raise InputError(f"{out}: not empty, and not written by `compress deploy`; give a new folder")
+    kept = problems(out) or [f"{out / name}: built here" for name in _built(out)]
+    if kept:
+        raise InputError(
+            *kept, f"{out}: holds more than `compress deploy` wrote, and that would be lost; give a new folder, or empty this one"
+        )
+
+
+def _copied(made: Artifact, temporary: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Copies the repositories of an artifact; yields name and entry of each file.
+
+    Raises:
+        InputError: A copy does not have the hash of the artifact's manifest.
+    """
+    for name, entry in made.manifest["files"].items():
+        if not name.startswith(REPOSITORY):  # the repository for GPUs has this name with a suffix
+            continue
+        (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(made.path / name, temporary / name)
+        if _entry(temporary / name) != entry:
+            raise InputError(f"{made.path / name}: changed while it was copied; check the disk, and run `compress verify` on the run")
+        yield name, dict(entry)
+
+
+def _built(folder: Path) -> dict[str, dict[str, str] | None]:
+    """Returns what `build_plans.py` added, with the sha256 of each plan; None: a file without a recorded hash."""
+    added: dict[str, dict[str, str] | None] = {}
+    for spec in folder.glob(f"{REPOSITORY}*/gpu.json"):
+        root = spec.parent
+        model = f"{root.name}/models/{json.loads(spec.read_text(encoding='utf-8'))['model']}"
+        for cache in root.glob(f"{TIMING_CACHE}*"):
+            added[f"{root.name}/{cache.name}"] = None
+        if (root / RECORD).exists():
+            record = json.loads((root / RECORD).read_text(encoding="utf-8"))
+            added |= {f"{model}/1/{plan['file']}": {"sha256": plan["sha256"]} for plan in record.values()}
+            added |= {f"{root.name}/{RECORD}": None, f"{model}/config.pbtxt": None}
+    return added
+
+
+def _entry(path: Path) -> dict[str, Any]:
+    return {"sha256": artifact.file_digest(path), "size": path.stat().st_size}
+
+
+def _readme(run: Run, folder: Path) -> str:
+    names = sorted(path.parent.relative_to(folder).as_posix() for path in folder.glob(f"{REPOSITORY}*/{README}"))
+    parts = "\n".join(f"- `{name}/`: see [{name}/{README}]({name}/{README})" for name in names)
+    return _README.format(name=run.recipe["name"], anchor=read_chain(run.folder)["anchor"], parts=parts)
+
+
+_README = """\
+# {name}, ready to serve
+
+Copied from a finished run by `compress deploy`; nothing here is linked to the run, and this folder may be written to.
+
+{parts}
+
+Anchor of the run: `{anchor}`. `deployment.json` holds the sha256 of every file; check them with `compress verify` on this folder.
+
+## Serve
+
+With this project installed:
+
+    compress serve DIR
+
+starts Triton behind a front that answers inference, health and metadata only, limits the size of requests and starts Triton again if it
+dies. In a container of NVIDIA's nothing stands before Triton, so restrict its protocols there, and never publish its ports to a network
+that you do not trust:
+
+    KEY=$(head -c 32 /dev/urandom | base64 | tr -dc A-Za-z0-9)
+    CLOSED=shared-memory,model-repository,statistics,trace,logging
+    tritonserver --model-repository=/models --disable-auto-complete-config \\
+        --http-restricted-api=$CLOSED,admin-key=$KEY --grpc-restricted-protocol=$CLOSED,admin-key=$KEY
+"""

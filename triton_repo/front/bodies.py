@@ -1,0 +1,182 @@
+"""The JSON of the KServe protocol over HTTP, to `ModelInferRequest` and back.
+
+A body is JSON, or JSON and then the tensors as raw bytes; the header `Inference-Header-Content-Length` says where JSON ends:
+
+    {"id": ..., "inputs": [{"name", "shape", "datatype", "data" | "parameters": {"binary_data_size": n}}],
+     "outputs": [{"name", "parameters": {"binary_data": true}}], "parameters": {"binary_data_output": true}}
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2 as pb
+
+from triton_repo.front.limits import MAX_ELEMENTS, MAX_JSON_BYTES, MAX_JSON_DEPTH, Rejected
+from triton_repo.front.tensors import TYPES, check_request, check_tensor
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the answer is to be written."""
+
+    binary: bool
+    """Outputs that are not named go out as raw bytes."""
+    named: Mapping[str, bool]
+    """By name of a requested output: whether it goes out as raw bytes."""
+
+
+def read_body(model: str, version: str, body: bytes, json_size: int | None) -> tuple[Any, Wanted]:
+    """Returns the checked `ModelInferRequest` of a body, and how to answer it.
+
+    Args:
+        model: Name of the model, from the path.
+        version: Its version, or empty.
+        body: The body.
+        json_size: Bytes of its JSON part; None: all of it.
+
+    Raises:
+        Rejected: The body is not a request of the protocol.
+    """
+    size = len(body) if json_size is None else json_size
+    if not 0 < size <= len(body):
+        raise Rejected(f"Inference-Header-Content-Length: {size} given, the body has {len(body)} bytes")
+    document = _parsed(body[:size])
+    request, place = pb.ModelInferRequest(model_name=model, model_version=version, id=_text(document.get("id", ""), "id")), size
+    for entry in _list(document, "inputs"):
+        name, datatype = _text(entry.get("name"), "inputs.name"), _text(entry.get("datatype"), "inputs.datatype")
+        shape = entry.get("shape")
+        if not isinstance(shape, list) or any(type(axis) is not int for axis in shape):
+            raise Rejected(f"input {name[:64]!r}: shape must be a list of integers")
+        count = check_tensor(name, datatype, shape)
+        given = _parameters(entry, {"binary_data_size"}).get("binary_data_size")
+        request.inputs.add(name=name, datatype=datatype, shape=shape)
+        if given is None:
+            request.raw_input_contents.append(_raw(name, datatype, count, entry.get("data")))
+            continue
+        if type(given) is not int or not 0 <= given <= len(body) - place:
+            raise Rejected(f"input {name}: binary_data_size {str(given)[:32]} given, {len(body) - place} bytes are left")
+        request.raw_input_contents.append(body[place : place + given])
+        place += given
+    if place != len(body):
+        raise Rejected(f"{len(body) - place} bytes follow the last tensor")
+    named = {}
+    for entry in _list(document, "outputs") if "outputs" in document else []:
+        name = _text(entry.get("name"), "outputs.name")
+        named[name] = _parameters(entry, {"binary_data"}).get("binary_data", False) is True
+        request.outputs.add(name=name)
+    binary = _parameters(document, {"binary_data_output"}).get("binary_data_output", False) is True
+    check_request(request)
+    return request, Wanted(binary, named)
+
+
+def write_body(response: Any, wanted: Wanted) -> tuple[bytes, int | None]:
+    """Returns the body of an answer, and the bytes of its JSON part if raw bytes follow.
+
+    Raises:
+        ValueError: An output holds a value that JSON does not know, such as NaN.
+    """
+    outputs: list[dict[str, Any]] = []
+    tail: list[bytes] = []
+    for tensor, raw in zip(response.outputs, response.raw_output_contents, strict=True):
+        entry: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+        if wanted.named.get(tensor.name, wanted.binary):
+            entry["parameters"] = {"binary_data_size": len(raw)}
+            tail.append(raw)
+        else:
+            entry["data"] = list(_strings(raw)) if tensor.datatype == "BYTES" else np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
+        outputs.append(entry)
+    document = {"model_name": response.model_name, "model_version": response.model_version, "outputs": outputs}
+    head = json.dumps({**({"id": response.id} if response.id else {}), **document}, allow_nan=False).encode("utf-8")
+    return head + b"".join(tail), len(head) if tail else None
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    if len(text) > MAX_JSON_BYTES:
+        raise Rejected(f"JSON of {len(text)} bytes; at most {MAX_JSON_BYTES} are allowed: send tensors in the binary part", 413)
+    try:
+        document = json.loads(text)
+    except RecursionError as error:  # the parser counts its levels and stops far from the end of the stack
+        raise Rejected(f"JSON is nested too deep; at most {MAX_JSON_DEPTH} levels are allowed") from error
+    except ValueError as error:
+        raise Rejected(f"not JSON: {str(error)[:200]}") from error
+    if not isinstance(document, dict):
+        raise Rejected("a JSON object is expected")
+    return document
+
+
+def _list(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    entries = document.get(key)
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise Rejected(f"{key}: a list of objects is expected")
+    return entries
+
+
+def _text(value: Any, key: str) -> str:
+    if not isinstance(value, str):
+        raise Rejected(f"{key}: a string is expected")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise Rejected(f"{key}: holds half a surrogate pair") from error
+    return value
+
+
+def _parameters(entry: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
+    parameters = entry.get("parameters", {})
+    if not isinstance(parameters, dict) or set(parameters) - known:
+        raise Rejected(f"parameters: only {', '.join(known)} is offered here")
+    return parameters
+
+
+def _raw(name: str, datatype: str, count: int, data: Any) -> bytes:
+    """Returns nested lists of values as raw bytes."""
+    values = list(_flat(name, data))
+    if len(values) != count:
+        raise Rejected(f"input {name}: {len(values)} values given, {count} expected for its shape")
+    if datatype == "BYTES":
+        if not all(isinstance(value, str) for value in values):
+            raise Rejected(f"input {name}: BYTES are strings in JSON")
+        texts = [_text(value, f"input {name}").encode("utf-8") for value in values]
+        return b"".join(struct.pack("<I", len(text)) + text for text in texts)
+    whole = not datatype.startswith("FP")
+    allowed: tuple[type, ...] = (bool,) if datatype == "BOOL" else (int,) if whole else (int, float)
+    if any(type(value) not in allowed for value in values):
+        raise Rejected(f"input {name}: a value is not of the datatype {datatype}")
+    try:
+        with np.errstate(over="raise"):
+            return np.array(values, TYPES[datatype]).tobytes()
+    except (OverflowError, FloatingPointError) as error:
+        raise Rejected(f"input {name}: a value does not fit {datatype}") from error
+
+
+def _flat(name: str, data: Any) -> Iterator[Any]:
+    if not isinstance(data, list):
+        raise Rejected(f"input {name}: data must be a list")
+    stack, seen = [iter(data)], 0
+    while stack:
+        value = next(stack[-1], stack)  # the stack itself is never a value
+        seen += 1
+        if seen > 4 * MAX_ELEMENTS:
+            raise Rejected(f"input {name}: too many values", 413)
+        if value is stack:
+            stack.pop()
+        elif isinstance(value, list):
+            stack.append(iter(value))
+            if len(stack) > MAX_JSON_DEPTH:
+                raise Rejected(f"input {name}: data is nested too deep; at most {MAX_JSON_DEPTH} levels are allowed")
+        else:
+            yield value
+
+
+def _strings(raw: bytes) -> Iterator[str]:
+    place = 0
+    while place < len(raw):
+        size = struct.unpack_from("<I", raw, place)[0]
+        yield raw[place + 4 : place + 4 + size].decode("utf-8")
+        place += 4 + size

@@ -1,0 +1,120 @@
+"""gRPC of the front: inference, health and metadata of the KServe protocol; everything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
+
+from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, Load, Rejected
+from triton_repo.front.tensors import check_request
+
+SERVICE = "/inference.GRPCInferenceService/"
+INFER = f"{SERVICE}ModelInfer"
+OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
+"""The methods that clients may call."""
+RECONNECT_MS = 100
+_CODES = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.INVALID_ARGUMENT,
+    503: grpc.StatusCode.RESOURCE_EXHAUSTED,
+}
+_Handler = Callable[[bytes, Any], Awaitable[bytes]]
+
+
+def upstream(address: str) -> Any:
+    """Returns a channel to Triton that finds it again soon after a restart."""
+    options = [
+        ("grpc.max_receive_message_length", -1),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.initial_reconnect_backoff_ms", RECONNECT_MS),
+        ("grpc.min_reconnect_backoff_ms", RECONNECT_MS),
+        ("grpc.max_reconnect_backoff_ms", 10 * RECONNECT_MS),
+    ]
+    return grpc.aio.insecure_channel(address, options=options)
+
+
+def infer_of(channel: Any) -> Callable[[Any], Awaitable[Any]]:
+    """Returns the call that sends a checked `ModelInferRequest` to Triton."""
+    call = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
+
+    async def infer(request: Any) -> Any:
+        return await call(request, timeout=REQUEST_SECONDS)
+
+    return infer
+
+
+def serve_grpc(channel: Any, load: Load) -> Any:
+    """Returns a gRPC server, not started, that forwards to `channel`."""
+    options = [
+        ("grpc.so_reuseport", 0),  # no other process may listen on the same port
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.max_metadata_size", 8192),
+        ("grpc.max_concurrent_streams", 1024),
+    ]
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4096)
+    server.add_generic_rpc_handlers((_Methods(channel, load),))
+    return server
+
+
+class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a method."""
+
+    def __init__(self, channel: Any, load: Load) -> None:
+        self._open = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
+
+    def service(self, details: Any) -> Any:
+        """Returns the handler of a call; bytes go in and out as they are."""
+        method = str(details.method)
+        return grpc.unary_unary_rpc_method_handler(self._open.get(method) or _refusing(method))
+
+
+def _forwarding(channel: Any, method: str, load: Load) -> _Handler:
+    call = channel.unary_unary(method)
+
+    async def forward(body: bytes, context: Any) -> bytes:
+        try:
+            with load.hold(len(body)):
+                checked = _checked(body) if method == INFER else body
+                remaining = context.time_remaining()
+                answer: bytes = await call(checked, timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
+                return answer
+        except Rejected as error:
+            await context.abort(_CODES[error.status], str(error))
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), _told(error))
+        raise AssertionError("unreachable: abort raises")
+
+    return forward
+
+
+def _refusing(method: str) -> _Handler:
+    async def refuse(body: bytes, context: Any) -> bytes:
+        name = method.rpartition("/")[2][:64]
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not offered here; {', '.join(OPEN)} are")
+        raise AssertionError("unreachable: abort raises")
+
+    return refuse
+
+
+def _checked(body: bytes) -> bytes:
+    try:
+        request = pb.ModelInferRequest.FromString(body)
+    except DecodeError as error:
+        raise Rejected("not a ModelInferRequest") from error
+    request.DiscardUnknownFields()
+    check_request(request)
+    encoded: bytes = request.SerializeToString()
+    return encoded
+
+
+def _told(error: Any) -> str:
+    """Returns what to tell a client about a failed call."""
+    if error.code() == grpc.StatusCode.UNAVAILABLE:
+        return "the model server is not there; it is started again, try again in some seconds"
+    return str(error.details())

@@ -1,0 +1,172 @@
+"""HTTP of the front: the paths of the KServe protocol for inference, health and metadata; Prometheus metrics on a port of their own.
+
+Triton's own HTTP server is switched off: deep JSON, compressed bodies and chunked bodies in many pieces have crashed it. Bodies are read
+whole and within limits here, checked, and go on as gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import aiohttp
+import grpc
+from aiohttp import web
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+from triton_repo.front.bodies import read_body, write_body
+from triton_repo.front.grpc_side import infer_of
+from triton_repo.front.limits import BODY_SECONDS, MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_SECONDS, Load, Rejected
+from triton_repo.front.tensors import check_model
+
+JSON_SIZE = "Inference-Header-Content-Length"
+METRICS_SECONDS = 10.0
+_STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.UNAVAILABLE: 503,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 503,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+_Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Paths:
+    """The handlers of all paths.
+
+    Args:
+        channel: Channel to Triton.
+        load: The bytes under way.
+    """
+
+    def __init__(self, channel: Any, load: Load) -> None:
+        self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer_of(channel), load
+
+    def application(self) -> web.Application:
+        """Returns the application; every error is a JSON object with the key `error`."""
+        application = web.Application(middlewares=[_errors], client_max_size=MAX_REQUEST_BYTES)
+        application.router.add_get("/v2", self.server)
+        application.router.add_get("/v2/health/live", self.live)
+        application.router.add_get("/v2/health/ready", self.ready)
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            application.router.add_get(model, self.model)
+            application.router.add_get(f"{model}/ready", self.model_ready)
+            application.router.add_post(f"{model}/infer", self.infer)
+        return application
+
+    async def live(self, request: web.Request) -> web.StreamResponse:
+        """Whether Triton is alive."""
+        answer = await self._stub.ServerLive(pb.ServerLiveRequest(), timeout=REQUEST_SECONDS)
+        return web.Response(status=200 if answer.live else 503)
+
+    async def ready(self, request: web.Request) -> web.StreamResponse:
+        """Whether all models are ready."""
+        answer = await self._stub.ServerReady(pb.ServerReadyRequest(), timeout=REQUEST_SECONDS)
+        return web.Response(status=200 if answer.ready else 503)
+
+    async def model_ready(self, request: web.Request) -> web.StreamResponse:
+        """Whether a model is ready."""
+        name, version = _model(request)
+        answer = await self._stub.ModelReady(pb.ModelReadyRequest(name=name, version=version), timeout=REQUEST_SECONDS)
+        return web.Response(status=200 if answer.ready else 503)
+
+    async def server(self, request: web.Request) -> web.StreamResponse:
+        """Name and version of the server."""
+        answer = await self._stub.ServerMetadata(pb.ServerMetadataRequest(), timeout=REQUEST_SECONDS)
+        return web.json_response({"name": answer.name, "version": answer.version, "extensions": ["binary_tensor_data"]})
+
+    async def model(self, request: web.Request) -> web.StreamResponse:
+        """Inputs and outputs of a model."""
+        name, version = _model(request)
+        answer = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
+        document: dict[str, Any] = {"name": answer.name, "versions": list(answer.versions), "platform": answer.platform}
+        for key in ("inputs", "outputs"):
+            tensors = getattr(answer, key)
+            document[key] = [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in tensors]
+        return web.json_response(document)
+
+    async def infer(self, request: web.Request) -> web.StreamResponse:
+        """An inference."""
+        name, version = _model(request)
+        if request.headers.get("Content-Encoding", "identity") != "identity":
+            raise Rejected("compressed bodies are not accepted; send it without Content-Encoding", 415)
+        given = request.headers.get(JSON_SIZE)
+        if given is not None and not (given.isascii() and given.isdigit() and len(given) < 12):
+            raise Rejected(f"{JSON_SIZE}: a number of bytes is expected")
+        with self._load.hold(min(request.content_length or MAX_REQUEST_BYTES, MAX_REQUEST_BYTES)):
+            body = await asyncio.wait_for(request.read(), BODY_SECONDS)
+            wanted_request, wanted = read_body(name, version, body, None if given is None else int(given))
+            answered, size = write_body(await self._infer(wanted_request), wanted)
+        headers = {"Content-Type": "application/json"}
+        if size is not None:
+            headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(size)}
+        return web.Response(body=answered, headers=headers)
+
+
+def metrics_application(socket: str) -> web.Application:
+    """Returns the application of the metrics port: `/metrics`, read from Triton's socket."""
+
+    async def metrics(request: web.Request) -> web.StreamResponse:
+        timeout = aiohttp.ClientTimeout(total=METRICS_SECONDS)
+        session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket), timeout=timeout)
+        async with session, session.get("http://localhost/metrics") as answer:
+            return web.Response(body=await answer.read(), headers={"Content-Type": "text/plain; charset=utf-8"})
+
+    application = web.Application(middlewares=[_errors], client_max_size=0)
+    application.router.add_get("/metrics", metrics)
+    return application
+
+
+async def listen(application: web.Application, address: str, port: int) -> tuple[web.AppRunner, int]:
+    """Serves an application; more than `MAX_CONNECTIONS` connections are closed at once. Returns the runner, and the port."""
+    runner = web.AppRunner(application, access_log=None, keepalive_timeout=BODY_SECONDS, auto_decompress=False)
+    await runner.setup()
+    accepting = runner.server
+    assert accepting is not None, "set up"
+
+    def protocol() -> asyncio.BaseProtocol:
+        return accepting() if len(accepting.connections) < MAX_CONNECTIONS else _Closing()
+
+    listening = await asyncio.get_running_loop().create_server(protocol, address, port)
+    return runner, int(listening.sockets[0].getsockname()[1])
+
+
+class _Closing(asyncio.Protocol):
+    """Closes a connection as soon as it is made."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Closes it."""
+        transport.close()
+
+
+def _model(request: web.Request) -> tuple[str, str]:
+    name, version = request.match_info["model"], request.match_info.get("version", "")
+    check_model(name, version)
+    return name, version
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: _Answer) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except Rejected as error:
+        status, message = error.status, str(error)
+    except web.RequestPayloadError as error:
+        status, message = 400, f"the body did not arrive whole: {' '.join(str(error).split())[:200]}"
+    except web.HTTPRequestEntityTooLarge:
+        status, message = 413, f"at most {MAX_REQUEST_BYTES} bytes are accepted"
+    except web.HTTPException as error:
+        status, message = error.status, f"{request.method} of this path is not offered here; inference, health and metadata are"
+    except grpc.aio.AioRpcError as error:
+        status, message = _STATUS.get(error.code(), 500), str(error.details())
+        if status == 503:
+            message = "the model server is not there; it is started again, try again in some seconds"
+    except TimeoutError:
+        status, message = 408, "the request did not arrive in time"
+    except (aiohttp.ClientError, OSError):
+        status, message = 503, "the model server is not there; it is started again, try again in some seconds"
+    except ValueError as error:
+        status, message = 500, f"the answer cannot be written as JSON: {error}"
+    return web.json_response({"error": message}, status=status)

@@ -1,0 +1,58 @@
+"""What the front lets through: limits of one request and of all requests together, and the error that says what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+MAX_REQUEST_BYTES = 72 * 2**20
+"""Largest body of a request, HTTP or gRPC: an image of 64 MiB, the most that a model takes, and what surrounds it."""
+MAX_JSON_BYTES = 8 * 2**20
+"""Largest JSON part of a request; larger inputs belong in its binary part."""
+MAX_JSON_DEPTH = 16
+"""Deepest nesting of JSON; a request of the protocol needs about 8."""
+MAX_BYTES_UNDER_WAY = 512 * 2**20
+"""Bytes of all requests that are being answered."""
+MAX_CONNECTIONS = 1024
+"""Open HTTP connections."""
+MAX_TENSORS, MAX_AXES, MAX_ELEMENTS = 16, 8, 2**22
+BODY_SECONDS = 60.0
+"""Time for a client to send its request."""
+REQUEST_SECONDS = 120.0
+"""Time for Triton to answer."""
+
+
+class Rejected(Exception):
+    """A request that goes no further; a one-line message.
+
+    Args:
+        message: What is wrong.
+        status: HTTP status: 400 wrong, 404 unknown, 413 too large, 503 too busy.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class Load:
+    """The bytes of all requests that are being answered."""
+
+    held: int = 0
+
+    @contextmanager
+    def hold(self, size: int) -> Iterator[None]:
+        """Counts a request while it is answered.
+
+        Raises:
+            Rejected: There are too many.
+        """
+        if self.held + size > MAX_BYTES_UNDER_WAY:
+            raise Rejected("too many large requests are under way; try again later", 503)
+        self.held += size
+        try:
+            yield
+        finally:
+            self.held -= size

@@ -1,0 +1,62 @@
+"""The process of the front: `python -m triton_repo.front.process SETTINGS`, a JSON object. Prints its ports in one line once it listens.
+
+clients --> front (this process: HTTP, gRPC, metrics on loopback) --> Triton (gRPC on a Unix socket in a folder that only its owner enters)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from dataclasses import asdict, dataclass
+
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web import RequestPayloadError
+
+from triton_repo.front.grpc_side import serve_grpc, upstream
+from triton_repo.front.http_side import Paths, listen, metrics_application
+from triton_repo.front.limits import Load
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Where the front listens, and where Triton does."""
+
+    address: str
+    """Address to listen on."""
+    grpc_port: int
+    """0: a free port, as for the others."""
+    http_port: int
+    metrics_port: int
+    triton: str
+    """Unix socket of Triton's gRPC."""
+    metrics: str
+    """Unix socket of its metrics."""
+
+
+def not_of_a_client(record: logging.LogRecord) -> bool:
+    """Whether a log record is worth a line: bytes that are no HTTP are answered, and could otherwise fill the disk with tracebacks."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | RequestPayloadError))
+
+
+async def run(settings: Settings) -> None:
+    """Serves until the process is ended.
+
+    Raises:
+        OSError: A port is taken.
+    """
+    channel, load = upstream(f"unix:{settings.triton}"), Load()
+    server = serve_grpc(channel, load)
+    grpc_port = server.add_insecure_port(f"{settings.address}:{settings.grpc_port}")
+    await server.start()
+    _, http_port = await listen(Paths(channel, load).application(), settings.address, settings.http_port)
+    _, metrics_port = await listen(metrics_application(settings.metrics), settings.address, settings.metrics_port)
+    ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
+    print(json.dumps({**asdict(settings), **ports}), flush=True)
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    logging.getLogger("aiohttp.server").addFilter(not_of_a_client)
+    asyncio.run(run(Settings(**json.loads(sys.argv[1]))))

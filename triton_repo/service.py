@@ -1,0 +1,214 @@
+"""Serves a model repository to clients: Triton on private sockets, the front before it, and a supervisor that starts either again.
+
+    with Service(repository, environment.check(), log) as service:
+        service.grpc_address, service.http_address, service.metrics_address
+
+    clients --> front --> link to the socket of the present Triton
+
+If Triton or the front dies, it is started again, on the same ports. Each death is logged with its cause. More than `RESTARTS` deaths within
+`WINDOW_SECONDS` end the service: a server that dies with every request is not kept alive.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from compress.machine.process import environment as child_environment
+from compress.machine.process import spawn
+from triton_repo.environment import ServerEnvironment
+from triton_repo.front.process import Settings
+from triton_repo.safe_folder import safe_folder
+from triton_repo.server import ADDRESS, ServerError, TritonServer, cause
+
+RESTARTS, WINDOW_SECONDS = 20, 600.0
+FRONT_SECONDS = 60.0
+PERIOD_SECONDS = 0.1
+"""Time between two looks at the processes."""
+
+
+class Service:
+    """A served repository; a context manager.
+
+    Args:
+        repository: Model repository.
+        environment: The server environment.
+        log: File for the output of server and front, and for each restart.
+    """
+
+    def __init__(self, repository: Path, environment: ServerEnvironment, log: Path) -> None:
+        self._repository, self._environment, self._log = repository, environment, log
+        self._folder = Path()
+        self._settings = Settings(ADDRESS, 0, 0, 0, "", "")
+        self._triton: TritonServer | None = None
+        self._front: subprocess.Popen[bytes] | None = None
+        self._supervisor: threading.Thread | None = None
+        self._ending, self._over = threading.Event(), threading.Event()
+        self._failure: str | None = None
+        self._deaths: list[float] = []
+
+    @property
+    def grpc_address(self) -> str:
+        """host:port of gRPC."""
+        return f"{ADDRESS}:{self._settings.grpc_port}"
+
+    @property
+    def http_address(self) -> str:
+        """host:port of HTTP."""
+        return f"{ADDRESS}:{self._settings.http_port}"
+
+    @property
+    def metrics_address(self) -> str:
+        """host:port of the Prometheus metrics."""
+        return f"{ADDRESS}:{self._settings.metrics_port}"
+
+    @property
+    def deaths(self) -> int:
+        """How often Triton or the front died within the last `WINDOW_SECONDS`."""
+        return len(self._deaths)
+
+    def __enter__(self) -> Self:
+        """Starts Triton and the front; returns when every model is ready.
+
+        Raises:
+            ServerError: Triton or the front did not start.
+        """
+        self._ending.clear()
+        self._over.clear()
+        self._folder = safe_folder()
+        try:
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._log.write_bytes(b"")
+            self._settings = replace(self._settings, triton=str(self._folder / "grpc"), metrics=str(self._folder / "metrics"))
+            self._start_triton()
+            self._start_front()
+        except BaseException:
+            self.stop()
+            raise
+        self._supervisor = threading.Thread(target=self._supervise, name="triton supervisor", daemon=True)
+        self._supervisor.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        """Stops both."""
+        self.stop()
+
+    def check_alive(self) -> None:
+        """Raises `ServerError` if the service has ended, with the cause."""
+        if self._failure is not None:
+            raise ServerError(self._failure)
+
+    def wait(self) -> None:
+        """Blocks until the service ends because it died too often."""
+        self._over.wait()
+
+    def stop(self) -> None:
+        """Stops front and server; does nothing if they do not run."""
+        self._ending.set()
+        supervisor, self._supervisor = self._supervisor, None
+        if supervisor is not None:
+            supervisor.join()
+        front, self._front = self._front, None
+        if front is not None:
+            _end(front)
+        triton, self._triton = self._triton, None
+        if triton is not None:
+            triton.stop()
+        if self._folder != Path():
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start_triton(self) -> None:
+        self._triton = TritonServer(self._repository, self._environment, self._log, private=True).__enter__()
+        _point(Path(self._settings.triton), self._triton.grpc_socket)
+        _point(Path(self._settings.metrics), self._triton.metrics_socket)
+
+    def _start_front(self) -> None:
+        """Starts the front and takes the ports over that it listens on.
+
+        Raises:
+            ServerError: It did not start.
+        """
+        command = [sys.executable, "-m", "triton_repo.front.process", json.dumps(asdict(self._settings))]
+        with self._log.open("ab") as output:
+            variables = {**child_environment(), "GRPC_VERBOSITY": "NONE"}
+            self._front = spawn(command, env=variables, group=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output)
+        assert self._front.stdout is not None, "a pipe"
+        ready, _, _ = select.select([self._front.stdout], [], [], FRONT_SECONDS)
+        line = self._front.stdout.readline() if ready else b""
+        if not line.strip():
+            _end(self._front)
+            raise ServerError(f"the front of Triton did not start: {cause(self._front.returncode, self._end_of_log())}; log: {self._log}")
+        self._settings = Settings(**json.loads(line))
+
+    def _supervise(self) -> None:
+        while not self._ending.wait(PERIOD_SECONDS):
+            try:
+                if self._triton is not None and not self._triton.is_alive:
+                    self._count(self._death())
+                    self._triton.stop()
+                    self._start_triton()
+                if self._front is not None and self._front.poll() is not None:
+                    self._count(f"the front of Triton exited: {cause(self._front.returncode, '')}")
+                    self._start_front()
+            except (ServerError, OSError) as error:
+                self._failure = str(error)
+                self._note(f"the service ends: {error}")
+                self._over.set()
+                return
+
+    def _death(self) -> str:
+        """Returns why Triton died."""
+        assert self._triton is not None, "it ran"
+        try:
+            self._triton.check_alive()
+        except ServerError as error:
+            return str(error)
+        raise AssertionError("it is alive")
+
+    def _count(self, death: str) -> None:
+        """Notes a death.
+
+        Raises:
+            ServerError: There were too many.
+        """
+        now = time.monotonic()
+        self._deaths = [*(moment for moment in self._deaths if now - moment < WINDOW_SECONDS), now]
+        if len(self._deaths) > RESTARTS:
+            raise ServerError(f"{death}; it died {len(self._deaths)} times within {WINDOW_SECONDS:.0f} s and is not started again")
+        self._note(f"{death}; it is started again ({len(self._deaths)} of {RESTARTS} times within {WINDOW_SECONDS:.0f} s)")
+
+    def _note(self, line: str) -> None:
+        with self._log.open("a", encoding="utf-8") as stream:
+            stream.write(f"compress: {time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
+
+    def _end_of_log(self) -> str:
+        return self._log.read_text(encoding="utf-8", errors="replace")[-4096:]
+
+
+def _point(link: Path, target: Path) -> None:
+    """Atomically makes `link` lead to `target`."""
+    temporary = link.with_name(f".{link.name}")
+    temporary.unlink(missing_ok=True)
+    os.symlink(target, temporary)
+    temporary.replace(link)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
