@@ -243,42 +243,53 @@ def _conclude(folder: Path, contents: Mapping[str, Any]) -> int:
 
 def _finish(work: Callable[[], int | None], verbose: bool = False) -> NoReturn:
     """Runs a verb and turns its result or exception into an exit status."""
+    received: list[int] = []
     try:
-        with _terminable():
+        with _stoppable(received):
             status = work() or 0
-    except InputError as error:
-        status = _say(2, verbose, *error.problems)
-    except FailedElsewhere:
-        status = _say(1, verbose)
-    except Terminated:
-        status = _say(143, False, "stopped with SIGTERM; finished stages are kept, run the same command to continue")
-    except KeyboardInterrupt:
-        status = _say(130, False, "stopped; finished stages are kept, run the same command to continue")
-    except Exception as error:  # last frame of the program: neither the input nor the machine, so an internal error
-        machine = _machine_error(error)
-        status = _say(2, verbose, _machine_line(machine)) if machine else _unexpected(error, verbose)
+    except (Exception, KeyboardInterrupt) as error:  # last frame of the program
+        stopped = received or isinstance(error, KeyboardInterrupt)  # some libraries turn an interrupt into an error of their own
+        status = _stopped(received) if stopped else _failed(error, verbose)
     if is_launched():
         leave(status)
     raise typer.Exit(status)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM: whoever cleans up after Ctrl-C cleans up after it too."""
-
-
 @contextmanager
-def _terminable() -> Iterator[None]:
-    """Within the block SIGTERM raises `Terminated`, so that half-written folders are removed; a second one does not disturb that."""
+def _stoppable(received: list[int]) -> Iterator[None]:
+    """Within the block SIGTERM and Ctrl-C raise KeyboardInterrupt, so that half-written folders are removed.
+
+    Args:
+        received: Gets the number of the signal. A second SIGTERM does not disturb the removal.
+    """
 
     def stop(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
+        received.append(number)
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGTERM else signal.default_int_handler)
+        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopped(received: list[int]) -> int:
+    terminated = signal.SIGTERM in received
+    how = "stopped with SIGTERM" if terminated else "stopped"
+    return _say(143 if terminated else 130, False, f"{how}; finished stages are kept, run the same command to continue")
+
+
+def _failed(error: BaseException, verbose: bool) -> int:
+    """Reports an exception: wrong input, a fault of the machine, or else an internal error."""
+    if isinstance(error, InputError):
+        return _say(2, verbose, *error.problems)
+    if isinstance(error, FailedElsewhere):
+        return _say(1, verbose)
+    machine = _machine_error(error)
+    return _say(2, verbose, _machine_line(machine)) if machine else _unexpected(error, verbose)
 
 
 _REMEDIES = {

@@ -182,19 +182,27 @@ def test_a_limit_of_file_sizes_that_a_library_hit_is_one_line(monkeypatch: pytes
     )
 
 
-def test_sigterm_cleans_up_like_ctrl_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_signal_cleans_up(number: signal.Signals, swallowed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from compress.artifacts import artifact
 
     def work(what: str) -> str:
         with artifact.writing(tmp_path / "a") as temporary:
             (temporary / "half").touch()
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(10)
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(10)
+            except KeyboardInterrupt as error:
+                if swallowed:  # as libraries do whose modules are being imported
+                    raise ImportError("initialization failed") from error
+                raise
         raise AssertionError("not stopped")
 
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(number)
     monkeypatch.setattr("compress.commands.list.catalogue", work)
     status, _, err = compress("list")
-    assert (status, err.splitlines()) == (143, ["stopped with SIGTERM; finished stages are kept, run the same command to continue"])
+    how = "stopped with SIGTERM" if number == signal.SIGTERM else "stopped"
+    assert (status, err.splitlines()) == (128 + number, [f"{how}; finished stages are kept, run the same command to continue"])
     assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert signal.getsignal(number) == before

@@ -75,9 +75,11 @@ def test_a_signal_leaves_nothing_half_written(number: signal.Signals, status: in
         time.sleep(generator.uniform(0.0, 5.0))
         process.send_signal(number)
         _, err = process.communicate()
-        assert process.returncode in (status, 0, 3), err
-        assert process.returncode == status or (folder / "report.json").exists()
-        if process.returncode == status:
+        # an interrupt within exec() makes Python end itself with SIGINT after all, which a shell reports as 130 too
+        ended = 128 + number if process.returncode == -signal.SIGINT else process.returncode
+        assert ended in (status, 0, 3), err
+        assert ended == status or (folder / "report.json").exists()
+        if ended == status:
             one_line(err, "^stopped")
         assert half_written(folder) == []
         now = finished_stages(folder)
