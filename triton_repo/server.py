@@ -29,6 +29,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 from compress.machine.process import spawn
 from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
@@ -79,6 +81,7 @@ class TritonServer:
         self._repository, self._environment, self._log = repository.resolve(), environment, log
         self._models, self._seconds, self._private = models, seconds, private
         self._folder, self._port = Path(), 0
+        self._stubs: list[psutil.Process] = []
         self._log_start = 0
         """Where the log of the present start begins; from the moment that it is ready, where the log of its life begins."""
         self._process: subprocess.Popen[bytes] | None = None
@@ -123,17 +126,31 @@ class TritonServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the server runs."""
+        """Whether the server runs, and the process of each model that ran when it was ready."""
+        return self._runs and self._models_run
+
+    @property
+    def _runs(self) -> bool:
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def _models_run(self) -> bool:
+        try:
+            return all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in self._stubs)
+        except psutil.NoSuchProcess:
+            return False
 
     def check_alive(self) -> None:
         """Raises `ServerError` if the server has exited; it says how, and quotes only what this server logged."""
-        if not self.is_alive:
+        if self._runs and not self._models_run:  # the backend does not always start it again, and then refuses every request
+            raise ServerError(f"a model process of Triton died: {last_error(self._tail())}; log: {self._log}")
+        if not self._runs:
             status = None if self._process is None else self._process.returncode
             raise ServerError(f"Triton exited: {cause(status, self._tail())}; log: {self._log}")
 
     def stop(self) -> None:
         """Stops the server and its models; does nothing if it is not running."""
+        self._stubs = []
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -179,12 +196,21 @@ class TritonServer:
                 try:
                     if client.is_server_ready(client_timeout=5):
                         self._log_start = self._log.stat().st_size
+                        self._stubs = self._stub_processes()
                         return
                 except InferenceServerException:  # not listening yet
                     pass
                 if time.monotonic() > deadline:
                     raise ServerError(f"Triton was not ready within {self._seconds:.0f} s: {last_error(self._tail())}; log: {self._log}")
                 time.sleep(0.1)
+
+    def _stub_processes(self) -> list[psutil.Process]:
+        """Returns the processes of the Python models."""
+        assert self._process is not None, "started"
+        try:
+            return [one for one in psutil.Process(self._process.pid).children(recursive=True) if "backend_stub" in one.name()]
+        except psutil.NoSuchProcess:  # it has just died, which the next look finds
+            return []
 
     def _tail(self) -> str:
         """Returns the end of what the server logged since it was started or, later, since it was ready."""
