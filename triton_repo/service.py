@@ -26,6 +26,7 @@ from typing import Self
 
 from compress.machine.process import environment as child_environment
 from compress.machine.process import spawn
+from triton_repo import leftovers
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.process import Settings
 from triton_repo.safe_folder import safe_folder
@@ -53,6 +54,8 @@ class Service:
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._supervisor: threading.Thread | None = None
+        self._reaper: subprocess.Popen[bytes] | None = None
+        """Removes the folder if this process is killed."""
         self._ending, self._over = threading.Event(), threading.Event()
         self._failure: str | None = None
         self._deaths: list[float] = []
@@ -86,6 +89,7 @@ class Service:
         self._ending.clear()
         self._over.clear()
         self._folder = safe_folder()
+        self._reaper = leftovers.reap(self._folder.name, self._folder, os.getpid())
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
@@ -124,7 +128,10 @@ class Service:
         triton, self._triton = self._triton, None
         if triton is not None:
             triton.stop()
-        if self._folder != Path():
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.kill()
+            reaper.wait()
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_triton(self) -> None:

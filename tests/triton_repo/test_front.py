@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import shutil
 import socket
 import struct
 import subprocess
@@ -231,6 +232,7 @@ def front():
         process.kill()
         process.wait()
         triton.stop(0)
+        shutil.rmtree(folder)
 
 
 def ask(front, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -270,16 +271,17 @@ def test_stopping_leaves_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_server_dies_with_whoever_started_it(tmp_path, number):
+@pytest.mark.parametrize("kind", ["server.TritonServer", "service.Service"])
+def test_the_server_dies_with_whoever_started_it(tmp_path, kind, number):
     write(tmp_path, "text", tiny.text_preprocessor(), tiny.TEXTS)
-    (tmp_path / "temporary").mkdir()
+    temporary = Path(tempfile.mkdtemp(dir="/tmp"))  # a longer path has no room for a socket
     script = (
-        "import pathlib, time\nfrom triton_repo import environment, server\n"
+        "import pathlib, time\nfrom triton_repo import environment, server, service\n"
         f"root = pathlib.Path({str(tmp_path)!r})\n"
-        "with server.TritonServer(root / 'repository', environment.check(), root / 'log'):\n"
+        f"with {kind}(root / 'repository', environment.check(), root / 'log'):\n"
         "    print('ready', flush=True)\n    time.sleep(600)\n"
     )
-    variables = {**os.environ, "TMPDIR": str(tmp_path / "temporary")}
+    variables = {**os.environ, "TMPDIR": str(temporary)}
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=ROOT, env=variables)
     try:
         assert starter.stdout is not None
@@ -287,16 +289,17 @@ def test_the_server_dies_with_whoever_started_it(tmp_path, number):
         below = psutil.Process(starter.pid).children(recursive=True)
         assert any("stub" in process.name() for process in below)
         assert regions(starter.pid)
+        assert list(temporary.iterdir())
     finally:
         starter.send_signal(number)
         starter.wait()
     deadline = time.monotonic() + 5
     _, left = psutil.wait_procs(below, timeout=5)
-    while regions(starter.pid) and time.monotonic() < deadline:
+    while (regions(starter.pid) or list(temporary.iterdir())) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []
     assert not regions(starter.pid)
-    assert list((tmp_path / "temporary").iterdir()) == []
+    temporary.rmdir()  # nothing is left in it
 
 
 def test_the_stage(tmp_path):
