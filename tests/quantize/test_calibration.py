@@ -289,14 +289,17 @@ def test_layers_share_a_histogram_exactly_if_they_read_the_same_tensor(reads: li
 
 
 def test_a_later_tensor_at_the_address_of_a_freed_one_is_another() -> None:
-    layers = {f"l{number}": nn.Linear(2, 2) for number in range(20)}
+    layers, ids = {f"l{number}": nn.Linear(2, 2) for number in range(20)}, []
 
     def read(model: nn.Module, features: Mapping[str, Tensor]) -> None:
         for layer in layers.values():
-            layer(features["x"] * 1)
+            x = features["x"] * 1
+            ids.append(id(x))
+            layer(x)
+            del x
 
-    with torch.inference_mode():
-        observed = collect(nn.ModuleDict(layers), layers, [{"x": torch.ones(1, 2)}], read, Histogram)
+    observed = collect(nn.ModuleDict(layers), layers, [{"x": torch.ones(1, 2)}], read, Histogram)
+    assert len(set(ids)) < len(ids)  # else the test shows nothing
     assert observed.group == {name: name for name in layers}
 
 
