@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -29,6 +28,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from compress.core.engines import ENGINES
+from compress.machine.process import peak_memory_bytes
 from compress.measure.answers import kept
 from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Preprocessor
@@ -115,11 +115,6 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
     # Models that count positions from the padding id would take a random token of that id for padding.
     arrays["input_ids"][arrays["input_ids"] == preprocessor.pad_token_id] = 1 if preprocessor.pad_token_id == 0 else 0
     return {name: arrays[name] for name in preprocessor.input_names}
-
-
-def peak_memory_bytes() -> int:
-    """Returns the largest resident size that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def answer(worker: list[Worker], request: Request) -> dict[str, Any]:
