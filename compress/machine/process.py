@@ -101,6 +101,16 @@ def freed_memory_returned() -> Iterator[None]:
             _set_malloc({M_MMAP_THRESHOLD: 2**25})
 
 
+def peak_memory_bytes() -> int:
+    """Returns the largest resident size that this program has had in this process.
+
+    `resource.getrusage` would count the size of the process that started it, too: the kernel keeps that maximum when a program is started.
+    """
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM:"))
+    return int(kilobytes) * 1024
+
+
 def trim_memory() -> None:
     """Returns the memory that malloc holds free to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

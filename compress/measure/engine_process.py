@@ -95,11 +95,8 @@ class EngineProcess:
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineError(f"{self._name}: {answer['error']}")
-        for fact in ("device", "float_precision"):
-            asked, found = self.job.labels[fact], answer.get("placement", self.job.labels)[fact]
-            if found != asked:
-                provider = answer["placement"]["provider"]
-                raise EngineError(f"{self._name}: {fact} {asked} was asked for, the engine runs in {found} ({provider}); give {found}")
+        if "placement" in answer:
+            self._check(answer["placement"])
         return answer
 
     def predict(self, rows: Sequence[Row], batch_size: int) -> Array:
@@ -152,6 +149,14 @@ class EngineProcess:
         if kind is not None:
             self._process.kill()
         self.close()
+
+    def _check(self, placement: Mapping[str, str]) -> None:
+        """Raises EngineError if the engine runs elsewhere than it was asked to."""
+        for fact in ("device", "float_precision"):
+            asked, found = self.job.labels[fact], placement[fact]
+            if found != asked:
+                provider = placement["provider"]
+                raise EngineError(f"{self._name}: {fact} {asked} was asked for, but the engine reports {found} ({provider}); give {found}")
 
     @property
     def _name(self) -> str:

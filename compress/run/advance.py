@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import shutil
 import tempfile
 import time
@@ -13,6 +12,7 @@ from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import list_artifact
 from compress.machine.parallel import ALONE, Team
+from compress.machine.process import peak_memory_bytes
 from compress.run import durations
 from compress.run.cache import cache_key, find
 from compress.run.state import RunState
@@ -63,7 +63,7 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
             **context.fingerprint,
             "metrics": metrics,
             "seconds": seconds,
-            "peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            "peak_memory_bytes": peak_memory_bytes(),
         }
         parents = [parent.digest] if parent else []
         artifact.seal(temporary, id=str(step.id), kind=step.PRODUCES, key=key, parents=parents, fields=fields)

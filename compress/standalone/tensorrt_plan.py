@@ -215,9 +215,8 @@ class Plan:
 
     @property
     def float_precision(self) -> str:
-        """The widest float type that a layer of the engine reads: fp32, bf16 or fp16."""
-        types = {FLOATS[name] for layer in self.layers() for name in layer.inputs if name in FLOATS}
-        return next((name for name in ("fp32", "bf16", "fp16") if name in types), "fp32")
+        """Type of the logits: fp32, bf16 or fp16."""
+        return FLOATS[self.engine.get_tensor_dtype(self.output).name.lower()]
 
     def layers(self) -> tuple[Layer, ...]:
         """Returns the layers from the engine inspector."""

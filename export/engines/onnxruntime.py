@@ -35,7 +35,7 @@ FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMu
 INT4 = "MatMulNBits"
 NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
-FLOATS = {TensorProto.FLOAT: "fp32", TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16"}
+FLOATS = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)": "bf16"}
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -82,7 +82,6 @@ class OnnxRuntime:
         self._spec = spec
         if (lacking := absence(spec.device)) is not None:
             raise InputError(f"target.device: {spec.device} given; {lacking}")
-        self._providers = [PROVIDERS[spec.device]]
         self._session = self._opened(spec.path, _options(spec.threads))
 
     def predict(self, features: Features) -> Logits:
@@ -103,12 +102,11 @@ class OnnxRuntime:
         return found
 
     def placement(self) -> Placement:
-        """Returns the first provider of the session; the float type is that of the graph's float weights, which no provider changes."""
+        """Returns the first provider of the session, and the type of its logits."""
         provider = self._session.get_providers()[0]
         device = next((name for name, known in PROVIDERS.items() if known == provider), provider)
-        graph = onnx.load(self._spec.path, load_external_data=False).graph
-        types = {FLOATS[tensor.data_type] for tensor in graph.initializer if tensor.data_type in FLOATS}
-        return {"device": device, "provider": provider, "float_precision": min(types, key=list(FLOATS.values()).index, default="fp32")}
+        (logits,) = self._session.get_outputs()
+        return {"device": device, "provider": provider, "float_precision": FLOATS[logits.type]}
 
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
         """Returns tensors of the stored model, opened once more with these as outputs; integer codes come as int8."""
@@ -132,7 +130,7 @@ class OnnxRuntime:
             return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
 
     def _opened(self, model: str | bytes, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
-        return onnxruntime.InferenceSession(model, options, providers=self._providers)
+        return onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[self._spec.device]])
 
 
 def _made_of(name: str, gemm: str, output: str) -> bool:

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, cast
 
 from compress.core.engines import ENGINES, REFERENCE, device_of
 from compress.core.shown import reason
-from compress.core.target import Target
-from export.engines.spec import Engine, EngineSpec
 
 if TYPE_CHECKING:
-    from export.engines.spec import EngineModule
+    from compress.core.target import Target
+    from export.engines.spec import Engine, EngineModule, EngineSpec
 
 
 def engine_module(engine: str) -> EngineModule:

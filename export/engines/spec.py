@@ -84,7 +84,8 @@ class Placement(TypedDict):
     provider: str
     """What executes the graph there, in the words of its library."""
     float_precision: str
-    """fp32, bf16 or fp16: the type of what does not run in integers."""
+    """fp32, bf16 or fp16: what the layers that are not quantized run in. Where the graph fixes all types (ONNX Runtime, TensorRT), the type
+    of the logits."""
 
 
 class Engine(Protocol):

@@ -155,7 +155,7 @@ class TensorRt:
         return gemm_precisions(self._plan.layers(), gemms)
 
     def placement(self) -> Placement:
-        """Returns the GPU that the plan was loaded on; the float type is that of the logits of a strongly typed network."""
+        """Returns the GPU that the plan was loaded on, and the type of its logits."""
         return {"device": "cuda", "provider": TENSORRT, "float_precision": self._plan.float_precision}
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -29,6 +28,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from compress.core.engines import ENGINES
+from compress.machine.process import peak_memory_bytes
 from compress.measure.answers import kept
 from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Preprocessor
@@ -71,8 +71,8 @@ class Worker:
         samples: list[float] = []
         while len(samples) < request["most"] and (len(samples) < request["least"] or sum(samples) < request["seconds"]):
             samples.append(self._time(features))
-        placement = self.engine.placement()
-        return {"samples_ms": [1e3 * sample for sample in samples], "peak_memory_bytes": peak_memory_bytes(), "placement": placement}
+        found = {"samples_ms": [1e3 * sample for sample in samples], "peak_memory_bytes": peak_memory_bytes()}
+        return {**found, "placement": self.engine.placement()}  # asked last: it must not count as memory of the engine
 
     def precisions(self, request: Request) -> dict[str, Any]:
         """Asks the engine which precision each GEMM runs in."""
@@ -115,11 +115,6 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
     # Models that count positions from the padding id would take a random token of that id for padding.
     arrays["input_ids"][arrays["input_ids"] == preprocessor.pad_token_id] = 1 if preprocessor.pad_token_id == 0 else 0
     return {name: arrays[name] for name in preprocessor.input_names}
-
-
-def peak_memory_bytes() -> int:
-    """Returns the largest resident size that this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def answer(worker: list[Worker], request: Request) -> dict[str, Any]:

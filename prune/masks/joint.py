@@ -192,10 +192,15 @@ class Joint(nn.Module):
         return 1 - self.cost.expected(counts, hidden, present_L) / self.incoming.cost
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
-        """Returns the gates for `prune.masks.masks`: samples in training mode, without noise in evaluation mode."""
+        """Returns the gates for `prune.masks.masks`: samples in training mode; without noise in evaluation mode and until then."""
 
         def gate_of(name: str) -> Gate:
-            return lambda training: self.drawn[name] if training else self.factor(fixed, name, self.named(self.log_alpha())[name])
+            def gate(training: bool) -> Tensor:
+                if training and self.drawn:
+                    return self.drawn[name]
+                return self.factor(fixed, name, self.named(self.log_alpha())[name])
+
+            return gate
 
         found: dict[tuple[int, str] | str, Gate] = {}
         for name in self.sizes:

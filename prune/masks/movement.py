@@ -73,13 +73,14 @@ class StructuredMovement(nn.Module):
             self.open[name] = mask_S
 
     def gates(self) -> Mapping[tuple[int, str] | str, Gate]:
-        """Returns the gates for `prune.masks.masks`: 0 or 1, with a straight-through gradient to the score."""
+        """Returns the gates for `prune.masks.masks`: 0 or 1, with a straight-through gradient to the score; 1 before the first choice."""
 
         def straight(name: str) -> Gate:
             def gate(training: bool) -> Tensor:
                 score_S = self.values[name]()
-                passed: Tensor = self.open[name] + score_S - score_S.detach()
-                return passed
+                open_S = self.open[name] if self.open else torch.ones_like(score_S)
+                gate_S: Tensor = open_S + score_S - score_S.detach()
+                return gate_S
 
             return gate
 

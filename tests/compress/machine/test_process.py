@@ -169,3 +169,14 @@ def test_environment_adds_to_what_is_there(monkeypatch: pytest.MonkeyPatch) -> N
     assert env["GLIBC_TUNABLES"] == f"glibc.malloc.check=0:{process.TUNABLES}"
     assert env["PYTHONPATH"].split(os.pathsep) == [ROOT, "/somewhere"]
     assert (env["EXTRA"], env["HOME"]) == ("1", os.environ["HOME"])
+
+
+def test_the_peak_is_that_of_the_program_and_not_of_its_parent() -> None:
+    ballast = bytearray(b"x") * (400 << 20)
+    code = "from compress.machine.process import peak_memory_bytes; small = peak_memory_bytes(); x = b'x' * (90 << 20); del x; "
+    command = [sys.executable, "-c", f"{code}print(small, peak_memory_bytes())"]
+    child = process.spawn(command, env=process.environment() | {"PYTHONPATH": ROOT}, stdout=subprocess.PIPE)
+    small, large = map(int, child.communicate(timeout=60)[0].split())
+    assert len(ballast) <= process.peak_memory_bytes()
+    assert small < 200 << 20
+    assert large - small >= 80 << 20

@@ -50,8 +50,8 @@ def test_its_files_and_its_process_are_gone_afterwards(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("elsewhere", "device cpu was asked for, the engine runs in cuda (played); give cuda"),
-        ("halved", "float_precision fp32 was asked for, the engine runs in bf16 (played); give bf16"),
+        ("elsewhere", "device cpu was asked for, but the engine reports cuda (played); give cuda"),
+        ("halved", "float_precision fp32 was asked for, but the engine reports bf16 (played); give bf16"),
     ],
 )
 def test_an_engine_that_runs_elsewhere_is_refused(name: str, said: str, tmp_path: Path) -> None:

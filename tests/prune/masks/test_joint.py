@@ -180,6 +180,11 @@ def test_gates_are_drawn_in_training_and_without_noise_otherwise(make_model: Cal
     assert torch.equal(fixed, joint.gates()[1, "ffn"](False))
 
 
+def test_gates_have_no_noise_before_the_first_batch(make_model: Callable[..., Any]) -> None:
+    gate = made(make_model("bert")).gates()[1, "ffn"]
+    assert torch.equal(gate(True), gate(False))
+
+
 def test_milliseconds_take_the_place_of_multiplications(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     structure = Structure.of(model, KEY)

@@ -64,6 +64,13 @@ def test_silent_units_get_a_gradient_too(make_model: Callable[..., Any], make_fe
     assert model.bert.encoder.layer[0].output.dense.weight.grad[:, closed].abs().max() == 0
 
 
+def test_everything_is_open_before_the_first_choice(make_model: Callable[..., Any], make_features: Callable[..., Any]) -> None:
+    model, features = make_model("bert"), make_features("bert")
+    expected = forward(model, features)
+    with masked(model, Structure.of(model, KEY), made(model).gates()):
+        torch.testing.assert_close(forward(model, features), expected)
+
+
 def test_what_is_open_are_the_best_that_fit(make_model: Callable[..., Any]) -> None:
     model = make_model("bert")
     movement = made(model, ratio=5.0)
