@@ -24,7 +24,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from compress.commands.verify import rebuild, repository, verify
+from compress.commands.serve import repository
+from compress.commands.verify import rebuild, verify
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.data.config import DataConfig
