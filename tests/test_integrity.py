@@ -142,7 +142,11 @@ def test_what_was_changed_is_named_and_not_reported_served_or_copied(name: str, 
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", DAMAGE)
+SELDOM = ("golden rows", "no flips", "link elsewhere", "link to a file", "empty folder", "socket", "config", "metrics", "recipe")
+"""Damage that is mended on the same ways as other damage; left to the slow tests."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in DAMAGE])
 def test_a_run_mends_every_damage(name: str, copy: Path, recipe: Recipe, finished: Outcome) -> None:
     DAMAGE[name][0](copy)
     if name == "folder for link":  # somebody's folder is never removed
@@ -252,6 +256,7 @@ def test_commands_of_the_report_are_safe_to_paste(finished: Outcome, tmp_path: P
 # --- clean
 
 
+@pytest.mark.slow
 def test_clean_spares_a_stopped_run_and_its_checkpoints(copy: Path, recipe: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     newer = check({**RAW, "seed": 5})
 

@@ -25,6 +25,8 @@ pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
+ALIKE = ("sst2-minilm-ptq-2693", "mrpc-minilm", "wikitext2-gpt")
+"""Recipes that differ from another one in their data only: the slow tests run them."""
 
 
 def test_there_are_recipes() -> None:
@@ -62,7 +64,7 @@ SHRUNK = {  # by stage: what it does in a test
 TIMED = ("quickstart",)  # of the others no figure of time is asked for; `test_generation` times tokens
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path.stem in ALIKE), id=path.stem) for path in RECIPES])
 def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)  # fewer engines: starting each takes seconds
     monkeypatch.setattr("compress.measure.latency.MAX_SAMPLES", 30)

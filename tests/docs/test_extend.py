@@ -109,7 +109,7 @@ def test_all_of_them_run_in_one_recipe(tree: Path) -> None:
     assert {("onnx_reference", "w6a16"), ("onnx_reference", "fp32")} <= timed
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_the_tests_of_the_pages_pass(tree: Path) -> None:
     tests = [str(block.title) for page in PAGES for block in files_of(page) if str(block.title).startswith("tests/")]
     assert len(tests) >= 3
