@@ -169,13 +169,14 @@ class Distill(DistillSettings):
         Raises:
             InputError: Student, teacher or losses do not fit each other, or the loss became NaN or infinite.
         """
+        from compress.machine.device import computing_device
         from compress.models.checkpoint import save
-        from compress.training.train import TrainConfig, Training, train, training_device
+        from compress.training.train import TrainConfig, Training, train
         from distill.steps import Steps
         from distill.student import build
 
         assert context.teachers, "the pipeline provides the teachers"
-        device, team = training_device(), context.team
+        device, team = computing_device(), context.team
         student, source = build(self.student, parent.path, context, f"{self.key}.student")
         steps = Steps(self, source, context)
         folders = [steps.teacher_folder(number) for number in range(len(context.teachers))]

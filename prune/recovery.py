@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
+from compress.machine.device import computing_device
 from compress.models.blocks import between_blocks, repeated_blocks
 from compress.models.config import read_config
 from compress.models.origin import Origin, same_shape
@@ -34,7 +35,7 @@ from compress.training.distilled import Distilled, attention_as_before, check_di
 from compress.training.finetune import trained_here
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
 
 
 class Recover(DistillationSettings):
@@ -174,7 +175,7 @@ def recover(model: nn.Module, job: RecoveryJob, wrap_objective: Callable[[Object
 
     settings, source, context = job.settings, job.source, job.context
     assert context.teacher is not None, "the pipeline provides the teacher"
-    device, folder = training_device(), context.teacher.path
+    device, folder = computing_device(), context.teacher.path
     model.to(device)
     student_rows, teacher_rows = (context.preprocessor(of) for of in (source, folder))
     judged, objective = context, supervised(context.task)

@@ -21,13 +21,13 @@ from torch import nn
 
 from compress.artifacts.artifact import write_json, writing
 from compress.core.tasks import TASKS
+from compress.machine.device import computing_device
 from compress.measure.closeness import Trial
 from compress.models.checkpoint import load, save
 from compress.models.origin import Origin
 from compress.models.structure import Structure
 from compress.stage.context import Context
 from compress.training.supervised import supervised
-from compress.training.train import training_device
 from prune.allocation import Counts, Part, by_distance, by_score, by_worth, uniform
 from prune.calibration import calibration_batches
 from prune.cost import Component
@@ -113,7 +113,7 @@ class Steps:
             The small model, its origin, and the figures of the cut.
         """
         stage, key, incoming = self.stage, self.stage.key, self.incoming.after(origin.layers)
-        model.to(training_device())
+        model.to(computing_device())
         structure = Structure.of(model, key)
         cost, limits = stage.cost(model, structure, self.latency), stage.limits(structure)
         batches = partial(calibration_batches, model, self.source, stage.rows, self.context)
@@ -181,7 +181,7 @@ class Steps:
         )
         learned = learn(method, model, goal, stage.learn, job, stage.key)
         figures["learned"] = dict(learned.figures)
-        model.to(training_device())
+        model.to(computing_device())
         return learned.scores
 
     def scan(

@@ -46,6 +46,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
+from compress.machine.device import computing_device
 from compress.measure.closeness import distance
 from compress.measure.metrics import primary
 from compress.measure.predictions import compared
@@ -56,7 +57,7 @@ from compress.stage.distillation import Distillation, DistillationSettings, Sett
 from compress.training.distilled import attention_as_before, distillation_objective
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import Batch, History, Objective, TrainConfig, Training, train, training_device
+from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -344,20 +345,20 @@ def learn(
     """
     from compress.models.checkpoint import load
 
-    model.to(training_device())
+    model.to(computing_device())
     folder = teacher if isinstance(teacher, Path) else checkpoint
     prepared, theirs = (context.preprocessor(of) for of in (checkpoint, folder))
     taught_by: nn.Module | None = None
     if settings.distill:
         given = load(teacher) if isinstance(teacher, Path) else teacher
-        taught_by = (copy.deepcopy(model) if given is None else given).to(training_device())
+        taught_by = (copy.deepcopy(model) if given is None else given).to(computing_device())
     select, higher_is_better = _selection(taught_by, context, prepared, theirs)
     with attention_as_before(model):
         objective = supervised(context.task)
         if taught_by is not None:
             part = Origin.of_config(model.config) if same_shape(model.config, taught_by.config) else None
             distillation = Distillation(settings, setting_keys(label), model, checkpoint, prepared, taught_by, theirs, part)
-            objective = distillation_objective(distillation, context).to(training_device())
+            objective = distillation_objective(distillation, context).to(computing_device())
         insert(model, scales, group, settings.scales, settings.scale_learning_rate)
         training = Training.of(
             context,

@@ -18,7 +18,7 @@ from compress.machine.parallel import without_gradients
 from compress.machine.process import freed_memory_returned
 from compress.measure.answers import Array, gathered, kept
 from compress.models.config import read_config
-from compress.models.forward import device_of, forward
+from compress.models.forward import forward
 from compress.models.streaming import StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.schemes.sites import load_sites
@@ -41,12 +41,12 @@ def logits_of(
     model: nn.Module, preprocessor: Preprocessor, rows: Sequence[Any], batch_size: int, progress: Progress | None = None
 ) -> Iterator[tuple[list[int], Array]]:
     """Yields for each batch its row indices and logits, float32 `[b, C]`, or `[b, L, V]` for generation; runs in evaluation mode."""
-    device, was_training = device_of(model), model.training
+    was_training = model.training
     model.eval()
     with progress.bar("predict", len(rows)) if progress else nullcontext() as advance:
         for indices, features in preprocessor.batches(rows, batch_size):
             with without_gradients(model):
-                logits = forward(model, {name: torch.from_numpy(value).to(device) for name, value in features.items()}).cpu().numpy()
+                logits = forward(model, {name: torch.from_numpy(value) for name, value in features.items()}).cpu().numpy()
             yield indices, logits
             if advance is not None:
                 advance(len(indices))

@@ -13,9 +13,10 @@ def forward(model: nn.Module, features: Mapping[str, Tensor]) -> Tensor:
 
     Args:
         model: A loaded checkpoint.
-        features: `input_ids`, `attention_mask`, ... int64 `[n, L]`, or `pixel_values` float32 `[n, channels, H, W]`.
+        features: `input_ids`, `attention_mask`, ... int64 `[n, L]`, or `pixel_values` float32 `[n, channels, H, W]`; on any device.
     """
-    logits: Tensor = model(**features).logits
+    device = device_of(model)
+    logits: Tensor = model(**{name: values.to(device) for name, values in features.items()}).logits
     return logits.float()
 
 

@@ -56,6 +56,7 @@ class Evaluate(Stage):
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes logits and labels to `torch.safetensors` and returns the metrics with their n."""
+        from compress.machine.device import computing_device
         from compress.measure import predictions
         from compress.models.checkpoint import load
         from compress.models.size import count
@@ -66,7 +67,7 @@ class Evaluate(Stage):
             model = read_config(parent.path, "checkpoint")
             logits = predictions.predict_streamed(parent.path, processor, split.rows, BATCH_SIZE, context.scratch, context.progress)
         else:
-            model = load(parent.path)
+            model = load(parent.path, computing_device())
             logits = predict(model, processor, split.rows, BATCH_SIZE, context.progress)
         save_predictions(out / PREDICTIONS, logits, split.labels)
         figures = metrics(context.task, logits, split.labels)

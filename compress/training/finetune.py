@@ -18,12 +18,13 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
+from compress.machine.device import computing_device
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.selection import selection_metric
 from compress.training.supervised import supervised
-from compress.training.train import TrainConfig, Training, train, training_device
+from compress.training.train import TrainConfig, Training, train
 
 
 class Finetune(Stage):
@@ -71,7 +72,7 @@ class Finetune(Stage):
             raise InputError(
                 f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes, so leave it out"
             )
-        device = training_device()
+        device = computing_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
         prepared = context.preprocessor(parent.path)
         config = TrainConfig.of(self)

@@ -219,11 +219,6 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     return loop.finish()
 
 
-def training_device() -> torch.device:
-    """Returns the training device: the GPU if there is one."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
 def steps_in(factor: float, num_steps: int) -> int:
     """Returns `factor * num_steps`, rounded up; tolerates rounding errors, so that 1.1 * 50 is 55."""
     return math.ceil(factor * num_steps - ROUNDING)

@@ -16,8 +16,9 @@ from typing import Any
 
 from torch import nn
 
+from compress.machine.device import computing_device
 from compress.stage.distillation import DistillationSettings
-from compress.training.train import Objective, steps_in, training_device
+from compress.training.train import Objective, steps_in
 from prune.cost import CostModel
 from prune.masks.joint import Joint, Learn, mask_rate
 from prune.masks.masks import fold, masked
@@ -86,7 +87,7 @@ def learn(method: str, model: nn.Module, goal: SparsityGoal, settings: Learn, jo
         given = (loss, goal.cost, goal.incoming, goal.sparsity, goal.limits, ratio, settings.warmup)
         made.append(Joint(*given) if method == "joint" else StructuredMovement(*given, key))
         stack.enter_context(masked(model, structure, made[-1].gates()))
-        return made[-1].to(training_device())
+        return made[-1].to(computing_device())
 
     with ExitStack() as stack:
         history = recover(model, replace(job, settings=as_trained(settings, job.settings)), with_gates)

@@ -139,10 +139,10 @@ class Sparsify(SparsifySettings):
 
     def _in_one_go(self, model: nn.Module, source: Path, context: Context) -> dict[str, Any]:
         """Chooses zeros by a method that does not train."""
-        from compress.training.train import training_device
+        from compress.machine.device import computing_device
 
         assert not self.learns, self.method
-        layers = target_layers(self, model.to(training_device()))
+        layers = target_layers(self, model.to(computing_device()))
 
         def features() -> list[Features]:
             return [batch.features for batch in calibration_batches(model, source, self.rows, context, "")]
