@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from compress.machine.device import computing_device
 from compress.models.checkpoint import load
 from compress.schemes.sites import placed
 from compress.stage.context import Context
@@ -55,7 +56,7 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
     """Runs the steps of the ladder until one meets the goal; returns it, or the one with the smallest loss."""
     limit = budget_of(context)
     rows = context.data.calibration(stage.calibration.rows, context.seed).rows
-    budget = Budget.prepare(load(source), source, rows, context)
+    budget = Budget.prepare(load(source, computing_device()), source, rows, context)
     tried: list[tuple[float, Quantized]] = []
     attempts: list[dict[str, Any]] = []
     for name, step in ladder(stage, limit).items():

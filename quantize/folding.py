@@ -310,7 +310,7 @@ def _scales(module: nn.Module, args: Any, kwargs: Any, output: Tensor) -> bool:
     weights = dict(module.named_parameters(recurse=False))
     if any(weight.shape != output.shape[-1:] for weight in weights.values()):
         return False
-    factor_C = torch.linspace(0.5, 2, output.shape[-1])
+    factor_C = torch.linspace(0.5, 2, output.shape[-1], device=output.device)
     with torch.inference_mode():
         divided = torch.func.functional_call(module, {name: weight / factor_C for name, weight in weights.items()}, args, kwargs)
         expected = module(*args, **kwargs) / factor_C

@@ -32,7 +32,7 @@ class Moments:
     """The sums over all rows so far."""
 
     product_II: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
-    """Sum of x x^T, float32 [I, I]; empty before the first row."""
+    """Sum of x x^T, float32 [I, I], on the device of the rows; empty before the first row."""
     magnitude_I: Tensor = field(default_factory=lambda: torch.zeros(0))
     """Sum of |x|, float32 [I]."""
     total: int = 0
@@ -47,9 +47,9 @@ class Moments:
         if not bool(magnitude_I.isfinite().all()):
             raise ValueError("NaN or infinite value")
         if not self.total:
-            self.product_II, self.magnitude_I = torch.zeros(x_NI.shape[1], x_NI.shape[1]), torch.zeros(x_NI.shape[1])
-        self.product_II += (x_NI.T @ x_NI).cpu()
-        self.magnitude_I += magnitude_I.cpu()
+            self.product_II, self.magnitude_I = x_NI.new_zeros(x_NI.shape[1], x_NI.shape[1]), x_NI.new_zeros(x_NI.shape[1])
+        self.product_II += x_NI.T @ x_NI
+        self.magnitude_I += magnitude_I
         self.total += len(x_NI)
 
     @property

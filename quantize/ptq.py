@@ -160,7 +160,10 @@ def write_checkpoint(
     from compress.models.checkpoint import save
 
     save(
-        model, source, out, f"Quantized to {what} after training: {len(scales)} linear layers; load it with compress.models.checkpoint.load"
+        model.cpu(),
+        source,
+        out,
+        f"Quantized to {what} after training: {len(scales)} linear layers; load it with compress.models.checkpoint.load",
     )
     save_quantization(out, scales, kept)
 

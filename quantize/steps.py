@@ -24,6 +24,7 @@ from typing import Any, Self, cast
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.machine.device import computing_device
 from compress.measure.closeness import Array, bounds, closer, in_words
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
@@ -80,7 +81,7 @@ class Steps:
     @classmethod
     def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
         """Loads the model, draws the calibration rows, and computes the float references that later steps need."""
-        model, rows = load(source), context.data.calibration(settings.calibration.rows, context.seed).rows
+        model, rows = load(source, computing_device()), context.data.calibration(settings.calibration.rows, context.seed).rows
         feed = partial(feature_batches, source, rows, context)
         trial = Trial.prepare(model, source, rows, context) if settings.compares else None
         budget = Budget.prepare(model, source, rows, context) if settings.mixed_precision else None

@@ -100,15 +100,27 @@ class _Gpu(TorchFunctionMode):
 @contextmanager
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Plays a machine with one GPU."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr("torch.inference_mode", torch.no_grad)  # views of wrappers count versions, which inference tensors do not
     swapped = torch.__future__.get_swap_module_params_on_conversion()
     torch.__future__.set_swap_module_params_on_conversion(True)
     try:
-        with _Gpu():
+        with monkeypatch.context() as patch, _Gpu():
+            patch.setattr("torch.cuda.is_available", lambda: True)
+            patch.setattr("torch.cuda.get_device_capability", lambda device=None: (8, 0))
+            patch.setattr(torch.inference_mode, "__enter__", _enter)  # views of wrappers count versions, which inference tensors do not
+            patch.setattr(torch.inference_mode, "__exit__", _exit)
             yield
     finally:
         torch.__future__.set_swap_module_params_on_conversion(swapped)
+
+
+def _enter(mode: Any) -> None:
+    """Enters inference mode as if it only switched gradients off."""
+    mode.gradients = torch.is_grad_enabled()
+    torch.set_grad_enabled(mode.gradients and not mode.mode)
+
+
+def _exit(mode: Any, *error: object) -> None:
+    torch.set_grad_enabled(mode.gradients)
 
 
 def _bare(value: Any) -> Any:

@@ -16,7 +16,7 @@ class Target(Config):
     """Where the model will be served, and for which shapes."""
 
     device: Literal["cpu", "cuda"] = "cpu"
-    """Device that the engines run on; training always uses a GPU if there is one."""
+    """Device that the engines run on; training, evaluation and quantization always use a GPU if there is one."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = DEFAULT_ENGINES
     """Engines to build, in order of preference. Goals are checked on the first one, which is also the one served."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)

@@ -6,5 +6,8 @@ import torch
 
 
 def computing_device() -> torch.device:
-    """Returns the GPU if torch sees one, else the CPU: for training and evaluation."""
+    """Returns the GPU if torch sees one, else the CPU: for training, evaluation, calibration and quantization.
+
+    Not for the quantization layer by layer of models that do not fit into memory (`quantize.streaming`), which stays on the CPU.
+    """
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")

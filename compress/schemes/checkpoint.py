@@ -48,7 +48,7 @@ def save_quantization(folder: Path, layers: Mapping[str, Scales], float_layers: 
     (scheme,) = {scales.SCHEME for scales in layers.values()}
     tensors = {f"{name}.{key}": tensor for name, scales in layers.items() for key, tensor in scales.tensors().items()}
     # cloned: layers that read the same tensor may share a scale, and safetensors rejects tensors that share memory
-    save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, folder / QUANTIZATION_TENSORS)
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, folder / QUANTIZATION_TENSORS)
     save_settings(folder, scheme, {name: scales.entry() for name, scales in layers.items()}, float_layers)
 
 

@@ -1,4 +1,4 @@
-"""Evaluation beside a GPU: the model computes there, and the logits are the same."""
+"""Quantization beside a GPU: the model computes there, and what is written is the same."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from compress.artifacts.artifact import Artifact
 from compress.run.implicit import PREDICTIONS, Evaluate
 from compress.stage.context import Context
+from quantize.quantize import Quantize
 from tests.pretend_cuda import gpu
 
 pytestmark = pytest.mark.whole
@@ -29,7 +30,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         weights.append(next(model.parameters()).device.type)
         return model
 
-    monkeypatch.setattr("compress.models.checkpoint.load", load)
+    for place in ("compress.models.checkpoint.load", "quantize.steps.load", "quantize.escalation.load"):
+        monkeypatch.setattr(place, load)
     return weights
 
 
@@ -46,3 +48,61 @@ def test_a_checkpoint_is_evaluated_on_the_gpu(
     assert seen == ["cpu", "cuda"]
     expected, found = (load_file(folder / PREDICTIONS)["logits"].numpy() for folder in folders)
     np.testing.assert_array_equal(found, expected)
+
+
+USUAL: list[dict[str, Any]] = [
+    {"scheme": "w8a8", "smoothquant": True, "attention": True, "bias_correction": True, "sensitivity": True},
+    {"scheme": "w8a8", "rounding": "gptq"},
+]
+SELDOM: list[dict[str, Any]] = [
+    {"scheme": "w8a8"},
+    {"scheme": "w8a8", "calibration": {"method": "auto"}},
+    {"scheme": "w8a8", "rounding": "adaround"},
+    {"scheme": "w8a8", "mixed_precision": {"max_drop": 0.0}},
+    {"scheme": "w8a8-dynamic"},
+    {"scheme": "w4a16", "group_size": 16, "awq": True},
+    {"scheme": "fp8"},
+]
+
+
+@pytest.mark.parametrize("settings", [*USUAL, *(pytest.param(settings, marks=pytest.mark.slow) for settings in SELDOM)], ids=str)
+def test_a_checkpoint_is_quantized_on_the_gpu(
+    settings: dict[str, Any], bert: Artifact, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]
+) -> None:
+    folders = [tmp_path / "cpu", tmp_path / "gpu"]
+    for folder in folders:
+        folder.mkdir()
+    Quantize(id="quantize", **settings).run(bert, context, folders[0])
+    with gpu(monkeypatch):
+        Quantize(id="quantize", **settings).run(bert, context, folders[1])
+    assert seen[-1] == "cuda"
+    for name in ("model.safetensors", "quantization.safetensors"):
+        expected, found = (load_file(folder / name) for folder in folders)
+        assert expected.keys() == found.keys()
+        for key in expected:
+            np.testing.assert_array_equal(found[key].float().numpy(), expected[key].float().numpy(), err_msg=key)
+    quantized, answers = Artifact(folders[0], {"id": "quantize"}), [tmp_path / "answers-cpu", tmp_path / "answers-gpu"]
+    for folder in answers:
+        folder.mkdir()
+    Evaluate(id="evaluate-x").run(quantized, context, answers[0])
+    with gpu(monkeypatch):
+        Evaluate(id="evaluate-x").run(quantized, context, answers[1])
+    expected, found = (load_file(folder / PREDICTIONS)["logits"] for folder in answers)
+    np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", [*USUAL, *SELDOM], ids=str)
+def test_a_true_gpu_quantizes_as_the_cpu_does(
+    settings: dict[str, Any], bert: Artifact, context: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / "cpu", tmp_path / "gpu"]
+    for folder, available in zip(folders, (False, True), strict=True):
+        folder.mkdir()
+        with monkeypatch.context() as patch:
+            patch.setattr("torch.cuda.is_available", lambda available=available: available)
+            Quantize(id="quantize", **settings).run(bert, context, folder)
+            (folder / "answers").mkdir()
+            Evaluate(id="evaluate-x").run(Artifact(folder, {"id": "quantize"}), context, folder / "answers")
+    expected, found = (load_file(folder / "answers" / PREDICTIONS)["logits"].numpy() for folder in folders)
+    assert np.median(np.abs(found - expected)) < 0.02  # sums in another order move codes on rounding boundaries
