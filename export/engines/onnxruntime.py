@@ -1,7 +1,8 @@
 """ONNX Runtime: the portable reference.
 
 Float models run as they are, with all graph optimizations. For int8 on x86 its fast kernels multiply uint8 by int8, so that the Q/DQ
-graph is stored a second time with uint8 activations (`export.graph.qdq.uint8_activations`): the same integers, moved by the zero-point 128.
+graph is stored a second time with uint8 activations (`export.graph.qdq.uint8_activations`): the same integers, moved by the zero-point 128;
+convolutions are spelled out in integers there (`export.graph.integer_convolutions`).
 Threads do not spin while they wait, since a server has other work for the cores.
 
 The share of int8 is read off the graph that the session itself optimized: fused nodes keep the name of the GEMM they came from.
@@ -67,12 +68,13 @@ def open_engine(spec: EngineSpec) -> OnnxRuntime:
 
 
 def with_uint8_activations(model: Path, folder: Path) -> Path:
-    """Writes a Q/DQ graph once more with uint8 activations, as `model_uint8.onnx` in `folder`; returns its path."""
+    """Writes a Q/DQ graph once more with uint8 activations and integer convolutions, as `model_uint8.onnx` in `folder`; returns its path."""
     # Imported here: they bring torch, which would start its threads in the process that runs the engine.
+    from export.graph.integer_convolutions import integer_convolutions
     from export.graph.onnx import save
     from export.graph.qdq import uint8_activations
 
-    return save(uint8_activations(onnx.load(str(model))), folder / "model_uint8.onnx")
+    return save(integer_convolutions(uint8_activations(onnx.load(str(model)))), folder / "model_uint8.onnx")
 
 
 class OnnxRuntime:
