@@ -4,12 +4,13 @@ At inference a batch norm is a factor and a shift per output channel o of its co
 
     y_o = g_o (W_o * x + b_o - m_o) / sqrt(v_o + eps) + h_o  =  (f_o W_o) * x + f_o b_o + (h_o - f_o m_o),     f_o = g_o / sqrt(v_o + eps)
 
-with weight g, bias h, running mean m and running variance v. W and b take the factor, in place. The norm stays where it is, as the stock
-model needs it, and only adds: g = 1, m = 0, v = 1 - eps, h = the shift. That is exact: v + eps is 1 in float32. Exporters merge such a norm
-into the bias of its convolution, which leaves nothing between an int8 convolution and what follows it.
+with weight g, bias h, running mean m and running variance v. W and b take the factor and the shift, in place, so that calibration, bias
+correction and training see one layer with a bias. The norm stays where it is, as the stock model needs it: g = 1, m = 0, v = 1 - eps and
+h = 0. At the end (`return_biases`) a bias that the stock convolution has no place for goes to h. Both are exact: v + eps is 1 in float32.
+Exporters merge such a norm into the bias of its convolution, which leaves nothing between an int8 convolution and what follows it.
 
 A norm is folded if it reads every output of one convolution, and nothing else reads them; this is observed while the model runs on a few
-rows. Folding comes before calibration, and before training: the statistics of a folded norm are fixed, its shift is trained as a bias.
+rows. Its statistics are fixed from then on, in training too.
 
 Left out: batch norms after linear layers, and before their convolution.
 
@@ -40,18 +41,20 @@ class Shift(_BatchNorm):
 
     Args:
         norm: The norm that it replaces.
-        shift_O: float32 [O].
+        keeps_bias: Whether the bias of its convolution comes back to it.
     """
 
-    def __init__(self, norm: _BatchNorm, shift_O: Tensor) -> None:
+    def __init__(self, norm: _BatchNorm, keeps_bias: bool) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, affine=True)
-        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
         self.running_mean.zero_()
         self.running_var.fill_(1 - norm.eps)
         if norm.num_batches_tracked is not None:
             self.num_batches_tracked.copy_(norm.num_batches_tracked)
-        self.bias.data = shift_O.float()
-        self.weight.requires_grad_(False)
+        self.requires_grad_(False)
+        self.keeps_bias = keeps_bias
         self.train(norm.training)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,32 +77,52 @@ def fold_batch_norms(model: nn.Module, layers: Collection[str], features: Mappin
     pairs = find_pairs(model, layers, features, forward)
     for name, norm_name in pairs.items():
         convolution, norm = model.get_submodule(name), model.get_submodule(norm_name)
-        assert isinstance(convolution, CONVOLUTIONS) and isinstance(norm, _BatchNorm)
+        assert isinstance(convolution, CONVOLUTIONS)
+        assert isinstance(norm, _BatchNorm)
         owner, _, child = norm_name.rpartition(".")
         setattr(model.get_submodule(owner), child, folded(convolution, norm))
     return pairs
 
 
 def folded(convolution: Convolution, norm: _BatchNorm) -> Shift:
-    """Multiplies the factor of a norm into a convolution, in place; returns what is left of the norm."""
-    assert norm.running_mean is not None and norm.running_var is not None
+    """Puts the factor and the shift of a norm into a convolution, in place; returns what is left of the norm."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     gain_O = torch.ones(norm.num_features) if norm.weight is None else norm.weight.detach()
     bias_O = torch.zeros(norm.num_features) if norm.bias is None else norm.bias.detach()
     factor_O = gain_O.double() / (norm.running_var.double() + norm.eps).sqrt()
     weight = convolution.weight.detach()
     convolution.weight.data = (weight.double() * factor_O.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)
+    shift_O = bias_O.double() - norm.running_mean.double() * factor_O
+    left = Shift(norm, keeps_bias=convolution.bias is None)
     if convolution.bias is not None:
-        convolution.bias.data = (convolution.bias.detach().double() * factor_O).to(convolution.bias.dtype)
-    return Shift(norm, bias_O.double() - norm.running_mean.double() * factor_O)
+        shift_O += convolution.bias.detach().double() * factor_O
+    convolution.bias = nn.Parameter(shift_O.to(weight.dtype))
+    return left
+
+
+def return_biases(model: nn.Module, pairs: Mapping[str, str]) -> None:
+    """Moves the bias of convolutions that have none in the stock model to their folded norms, in place.
+
+    Args:
+        model: The model.
+        pairs: What `fold_batch_norms` returned.
+    """
+    for name, norm_name in pairs.items():
+        convolution, norm = model.get_submodule(name), model.get_submodule(norm_name)
+        assert isinstance(convolution, CONVOLUTIONS)
+        assert isinstance(norm, Shift)
+        if norm.keeps_bias:
+            assert convolution.bias is not None
+            norm.bias.data = convolution.bias.detach()
+            convolution.register_parameter("bias", None)
 
 
 def find_pairs(model: nn.Module, layers: Collection[str], features: Mapping[str, Tensor], forward: Forward) -> dict[str, str]:
     """Returns the batch norm that alone reads the outputs of a convolution, by the name of the convolution, in model order."""
     owners = Counter(id(value) for module in model.modules() for value in module.parameters(recurse=False))
     own = {
-        name: module
-        for name, module in model.named_modules()
-        if all(owners[id(value)] == 1 for value in module.parameters(recurse=False))
+        name: module for name, module in model.named_modules() if all(owners[id(value)] == 1 for value in module.parameters(recurse=False))
     }
     candidates = {name: module for name, module in own.items() if name in layers and isinstance(module, CONVOLUTIONS)}
     norms = {name: module for name, module in own.items() if type(module) in NORMS and getattr(module, "running_var", None) is not None}

@@ -60,7 +60,7 @@ def float_convolutions(
     if not found or choice is True:
         return kept
     if choice is False:
-        return {name: OFF for name in found} | kept
+        return dict.fromkeys(found, OFF) | kept
     blocks = block_prefixes(model)
     reading, attends = _run(model, found, features, forward)
     attends = attends and any(isinstance(module, nn.Linear) and name.startswith(blocks) for name, module in model.named_modules())

@@ -6,7 +6,8 @@ same calibration method as the linear layers. The scale of the attention probabi
 
 The recipe switches sites on or off; with `auto`, `quantize.site_choice` chooses.
 
-Not supported: additions to the output of a convolution; smoothing of queries and keys; sharing the scale of a residual with a layer that reads the same tensor.
+Not supported: additions to the output of a convolution; smoothing of queries and keys; sharing the scale of a residual with a layer that
+reads the same tensor.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Post-training quantization: choice of layers, calibration batches, range checks, int8 weight scales.
 
 Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`), and those convolutions that
-`convolutions` chooses. Embeddings, pooler and head stay float, as do LayerNorm, softmax, GELU and the residual stream. `quantize.in_memory` calls these functions in order. The scale of an int8 output
-channel minimizes the squared error over a few clipping factors:
+`convolutions` chooses. Embeddings, pooler and head stay float, as do LayerNorm, softmax, GELU and the residual stream. `quantize.in_memory`
+calls these functions in order. The scale of an int8 output channel minimizes the squared error over a few clipping factors:
 
     s_o = argmin over c in (0.8 ... 1.0) of  sum_i (W_oi - Q(W_oi; c * max_i |W_oi| / L))^2
 
@@ -163,9 +163,7 @@ def write_checkpoint(
     """Writes a quantized checkpoint: a stock Transformers folder with weights on their grids, plus their scales."""
     from compress.models.checkpoint import save
 
-    save(
-        model, source, out, f"Quantized to {what} after training: {len(scales)} layers; load it with compress.models.checkpoint.load"
-    )
+    save(model, source, out, f"Quantized to {what} after training: {len(scales)} layers; load it with compress.models.checkpoint.load")
     save_quantization(out, scales, kept)
 
 

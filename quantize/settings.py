@@ -53,7 +53,7 @@ class MixedPrecision(Config):
 
 
 class QuantizeSettings(ModelStage):
-    """Quantizes the linear layers of the blocks to true int8, int4 or FP8."""
+    """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
     NAME: ClassVar[str] = "quantize"
 
@@ -131,7 +131,9 @@ class QuantizeSettings(ModelStage):
             raise ValueError(f"attention, residual: int8 products and sums go with scheme {named}; {self.scheme} leaves them in float")
         if self.convolutions is True and row.convolutions is None:
             named = schemes_with(lambda row: row.convolutions is not None)
-            raise ValueError(f"convolutions: int8 convolutions go with scheme {named}; {self.scheme} leaves them in float: give auto or false")
+            raise ValueError(
+                f"convolutions: int8 convolutions go with scheme {named}; {self.scheme} leaves them in float: give auto or false"
+            )
         if self.awq and not row.grouped:
             named = schemes_with(lambda row: row.grouped)
             raise ValueError(f"awq: for scheme {named} alone; {self.scheme} has smoothquant, or needs none")

@@ -109,13 +109,13 @@ class Steps:
         idle = {**unused, **constant}
         return {name: layer for name, layer in chosen.items() if name not in idle}, {**kept, **idle}
 
-    def fold_batch_norms(self, layers: Layers) -> dict[str, Any]:
-        """Folds batch norms into the convolutions among the layers, in place; returns the figures."""
-        if not _convolutions(layers):
+    def fold_batch_norms(self, layers: Layers) -> dict[str, str]:
+        """Folds batch norms into the convolutions among the layers, in place; returns the norm of each convolution that had one."""
+        if len(_linears(layers)) == len(layers):
             return {}
         pairs = fold_batch_norms(self.model, layers, self._few_rows(), forward)
         self.context.progress.log(f"  batch norms: {len(pairs)} folded into convolutions")
-        return {"batch_norms": [{"layer": layer, "norm": norm} for layer, norm in pairs.items()]}
+        return pairs
 
     def observe(self, layers: Layers, smoothed: Mapping[str, Tensor]) -> Observed[Histogram]:
         """Returns histograms of the layers' inputs over the calibration rows."""
@@ -230,7 +230,7 @@ class Steps:
             return {}
         assert self.trial is not None
         trial = self.trial
-        biases = {layer: layers[layer].bias.data for layer in layers if layers[layer].bias is not None}
+        biases = [(bias, bias.data) for layer in layers.values() if (bias := layer.bias) is not None]
         before_n = trial.distances(rounded, scales)
         each = partial(self.context.progress.track, label=f"{self.name}: correcting biases")
         moved = correct_biases(self.model, layers, scales, observed.group, partial(self.feed, ""), forward, each, rounded)
@@ -241,8 +241,8 @@ class Steps:
         if after > before:
             reason = f"bias correction increases {trial.measure} from float from {before:.2g} to {after:.2g}; undone"
             self.context.progress.warn(f"{self.name}: {reason}")
-            for layer, bias_O in biases.items():
-                layers[layer].bias.data = bias_O
+            for bias, bias_O in biases:
+                bias.data = bias_O
         figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
         figures["intervals"] = {"before": bounds(before_n), "after": bounds(after_n), "difference": bounds(after_n - before_n)}
         return {"bias_correction": {**figures, "shifts": moved}}
@@ -337,7 +337,3 @@ class Steps:
 
 def _linears(layers: Layers) -> dict[str, nn.Linear]:
     return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}
-
-
-def _convolutions(layers: Layers) -> list[str]:
-    return [name for name, layer in layers.items() if not isinstance(layer, nn.Linear)]

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import headers
@@ -135,14 +135,15 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
         InputError: Files are damaged, or scales and weights do not match.
     """
     layers, _ = load_quantization(folder)
-    modules: dict[str, Any] = dict(model.named_modules())
+    modules = dict(model.named_modules())
     stored = {name: SHORT_FLOATS[kind] for name, (_, kind) in headers(folder, "checkpoint").items() if kind in SHORT_FLOATS}
     for name, scales in layers.items():
-        layer = modules.get(name)
-        if not isinstance(layer, scales.LAYERS):
+        found = modules.get(name)
+        if not isinstance(found, scales.LAYERS):
             what = "a linear layer" if nn.Linear in scales.LAYERS else "a convolution"
             raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not {what} of the model; quantize again")
-        weight = layer.weight.detach()
+        layer: Any = found
+        weight: Tensor = layer.weight.detach()
         # the stored dtype determines the tolerance of the grid check
         problem = scales.problem(weight.to(stored.get(f"{name}.weight", weight.dtype)))
         if problem is not None:

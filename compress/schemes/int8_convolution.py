@@ -119,11 +119,11 @@ def int8_convolution(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     steps = list(zip(geometry.stride, geometry.dilation, strict=True))
     sizes = [(size - dilation * (k - 1) - 1) // s + 1 for size, k, (s, dilation) in zip(x.shape[2:], kernel, steps, strict=True)]
     total_gPO = torch.zeros(groups, len(x) * math.prod(sizes), outputs // groups, dtype=torch.int32, device=x.device)
-    for place in itertools.product(*(range(k) for k in kernel)):
+    for number, place in enumerate(itertools.product(*(range(k) for k in kernel))):
         starts = [t * dilation for t, (_, dilation) in zip(place, steps, strict=True)]
-        seen = [slice(start, start + s * (size - 1) + 1, s) for start, size, (s, _) in zip(starts, sizes, steps, strict=True)]
+        seen = tuple(slice(start, start + s * (size - 1) + 1, s) for start, size, (s, _) in zip(starts, sizes, steps, strict=True))
         x_gPC = x[(slice(None), slice(None), *seen)].movedim(1, -1).reshape(-1, groups, depth).transpose(0, 1)
-        total_gPO += _products(x_gPC, weight[(slice(None), slice(None), *place)].reshape(groups, -1, depth))
+        total_gPO += _products(x_gPC, weight.flatten(2)[:, :, number].reshape(groups, -1, depth))
     return total_gPO.transpose(0, 1).reshape(len(x), *sizes, outputs).movedim(-1, 1)
 
 

@@ -2,10 +2,10 @@
 
     SCHEMES[scheme].activations == "float"       not  scheme == "w4a16"
 
-A scheme defines the number formats of a linear layer, and of a convolution if it quantizes those. To add one, write a file in this folder with the scales of a layer
-(`compress.schemes.scales.Scales`) and the quantized layer, and add a row here. Weights get the scale max |w| / `largest_weight` per output
-channel, unless `quantize.schemes.SEARCHES` has a search for better scales for its number format. `export.graph.quantized` and the engine
-files use the facts to decide how each engine runs the scheme.
+A scheme defines the number formats of a linear layer, and of a convolution if it quantizes those. To add one, write a file in this folder
+with the scales of a layer (`compress.schemes.scales.Scales`) and the quantized layer, and add a row here. Weights get the scale
+max |w| / `largest_weight` per output channel, unless `quantize.schemes.SEARCHES` has a search for better scales for its number format.
+`export.graph.quantized` and the engine files use the facts to decide how each engine runs the scheme.
 
 This module does not import torch, because the engine processes read it too.
 """
