@@ -146,24 +146,29 @@ class Int8Convolution(nn.Module):
 
     Args:
         name: Module path, for messages.
-        weight: int8 codes [O, C / g, k...].
+        weight_codes: int8 codes [O, C / g, k...].
         scales: Scales of the layer.
         bias_O: float32 [O], or None.
         geometry: Of the layer.
     """
 
-    weight: Tensor
+    weight_codes: Tensor
     weight_scale: Tensor
     input_scale: Tensor
     bias: Tensor | None
 
-    def __init__(self, name: str, weight: Tensor, scales: LayerScales, bias_O: Tensor | None, geometry: Geometry) -> None:
+    def __init__(self, name: str, weight_codes: Tensor, scales: LayerScales, bias_O: Tensor | None, geometry: Geometry) -> None:
         super().__init__()
         self.name, self.geometry = name, geometry
-        self.register_buffer("weight", weight)
+        self.register_buffer("weight_codes", weight_codes)
         self.register_buffer("weight_scale", scales.weight_scale)
         self.register_buffer("input_scale", scales.input_scale)
         self.register_buffer("bias", bias_O)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weights that the codes stand for, float32: vision models cast images to the dtype of the weight that reads them."""
+        return self.weight_codes.float() * self.weight_scale.reshape(-1, *[1] * (self.weight_codes.dim() - 1))
 
     def codes(self, x: Tensor) -> Tensor:
         """Returns the int8 codes of an input, in the same shape."""
@@ -176,13 +181,13 @@ class Int8Convolution(nn.Module):
             InputError: The input holds NaN or infinity; the message names the layer.
         """
         check_finite(self.name, x)
-        y = int8_convolution(self.codes(x.float()), self.weight, self.geometry).float()
+        y = int8_convolution(self.codes(x.float()), self.weight_codes, self.geometry).float()
         y = y * per_channel(self.input_scale * self.weight_scale, y)
         return (y if self.bias is None else y + per_channel(self.bias, y)).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Describes the layer in a printed model."""
-        return f"weight={tuple(self.weight.shape)}, {self.geometry}, bias={self.bias is not None}"
+        return f"weight={tuple(self.weight_codes.shape)}, {self.geometry}, bias={self.bias is not None}"
 
 
 def int8_layer(name: str, layer: Convolution, scales: LayerScales) -> Int8Convolution:

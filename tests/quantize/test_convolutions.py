@@ -178,13 +178,18 @@ def test_a_checkpoint_loads_and_computes_what_was_quantized(name: str, tmp_path:
     found = {path: module for path, module in model.named_modules() if isinstance(module, Int8Convolution)}
     assert {path for path, given in scales.items() if type(given) is ConvolutionScales} == set(found)
     assert set(scales) | set(kept) == set(linears(source)) | set(convolutions(source))
-    _, features = next(iter(bench.context.preprocessor(quantized.path).batches(bench.context.data.train.rows, 16)))
-    pixels = {name: torch.from_numpy(value) for name, value in features.items()}
-    before, after = (forward(given, pixels).detach() for given in (source, model))
+    before, after = (logits_of(bench, folder) for folder in (bench.float_model.path, quantized.path))
     assert float((before - after).abs().max()) < 0.2 * float(before.std())
     stock = source.load_state_dict(load_stock(quantized.path))
     assert not stock.missing_keys
     assert not stock.unexpected_keys
+
+
+def logits_of(bench: Bench, folder: Path) -> Tensor:
+    """Returns what a checkpoint answers to training rows."""
+    _, features = next(iter(bench.context.preprocessor(folder).batches(bench.context.data.train.rows, 16)))
+    with torch.inference_mode():
+        return forward(load(folder), {name: torch.from_numpy(value) for name, value in features.items()})
 
 
 def load_stock(folder: Path) -> dict[str, Tensor]:
@@ -226,3 +231,5 @@ def test_a_patch_embedding_is_quantized_if_asked_to(tmp_path: Path) -> None:
     quantized = bench.run(Quantize(calibration={"rows": 16}, convolutions=True))
     scales, _ = load_quantization(quantized.path)
     assert type(scales["vit.embeddings.patch_embeddings.projection"]) is ConvolutionScales
+    before, after = (logits_of(bench, folder) for folder in (bench.float_model.path, quantized.path))
+    assert float((before - after).abs().max()) < 0.2 * float(before.std())

@@ -308,6 +308,7 @@ def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, bl
         ({"mode": "qat"}, "mode: qat needs the whole model"),
         ({"attention": True, "sensitivity": True}, "sensitivity, attention needs the whole model"),
         ({"calibration": {"method": "auto"}}, "calibration.method: auto needs the whole model"),
+        ({"convolutions": True}, "convolutions: true needs the whole model"),
     ):
         with pytest.raises(InputError, match=f"stages.quantize.stream: true: {reason}"):
             Quantize(stream=True, **settings).check(config, None, blocks_context)
