@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from compress.measure.closeness import place
 from compress.models.padding import real_rows
-from compress.schemes.scales import Scales
+from compress.schemes.int8_convolution import channel_axis
+from compress.schemes.scales import Layer, Scales
 
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], object]
 Batches = Callable[[], Iterable[Mapping[str, Tensor]]]
@@ -34,13 +35,13 @@ class _PassComplete(Exception):
 
 def correct_biases(
     model: nn.Module,
-    layers: Mapping[str, nn.Linear],
+    layers: Mapping[str, Layer],
     scales: Mapping[str, Scales],
     group: Mapping[str, str],
     batches: Batches,
     forward: Forward,
     each: Callable[[Iterable[list[str]]], Iterable[list[str]]] = iter,
-    rounded: Mapping[str, nn.Linear] | None = None,
+    rounded: Mapping[str, Layer] | None = None,
 ) -> dict[str, float]:
     """Corrects the biases of float layers in place, as needed once their weights and inputs are quantized.
 
@@ -144,7 +145,7 @@ class _Observer:
 
     def hook(self, name: str) -> Callable[[nn.Module, Sequence[Tensor], Tensor], None]:
         def observe(module: nn.Module, inputs: Sequence[Tensor], output: Tensor) -> None:
-            self.means[name].add(real_rows(output, self._features).double())
+            self.means[name].add(real_rows(output, self._features, channel_axis(module)).double())
             self.runs[name] += 1
             if self.expected_runs is not None and self.runs == self.expected_runs:
                 raise _PassComplete

@@ -45,6 +45,8 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.models.padding import real_rows
 from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
+from compress.schemes.int8_convolution import channel_axis
+from compress.schemes.scales import Layer
 
 BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128
@@ -247,13 +249,13 @@ class Observed(Generic[S]):
 
 def collect(
     model: nn.Module,
-    layers: Mapping[str, nn.Linear],
+    layers: Mapping[str, Layer],
     batches: Iterable[Mapping[str, Tensor]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
     make: Callable[[], S],
     smooth: Mapping[str, Tensor] | None = None,
 ) -> Observed[S]:
-    """Observes the inputs of linear layers while the model runs on batches.
+    """Observes the inputs of layers while the model runs on batches.
 
     Positions that `attention_mask` marks as padding are excluded: the engine quantizes them too, but no prediction depends on them.
 
@@ -306,7 +308,7 @@ class _Observer(Generic[S]):
             if seen and group == first:
                 return
             self._read[id(x)] = weakref.ref(x), group
-            x_NI = real_rows(x, self._features)
+            x_NI = real_rows(x, self._features, channel_axis(module))
             self._add(group, name, x_NI / self._smooth[name] if name in self._smooth else x_NI)
 
         return observe

@@ -1,4 +1,4 @@
-"""Finds linear layers that no engine multiplies for a row: there is nothing to speed up and no GEMM in the graph, so they stay float.
+"""Finds layers that no engine multiplies for a row: there is nothing to speed up and no GEMM in the graph, so they stay float.
 
 constant   the input is made of weights only: the relative positions of Swin v2 and DeBERTa v2 go through layers of their own, whose
            results an engine computes once, when it loads the graph
@@ -13,18 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.meta import empty_caches
+from compress.schemes.scales import Layer
 
 CONSTANT = "the same for every row: engines compute it once"
 UNUSED = "its output does not reach the answer"
 Forward = Callable[[nn.Module, Mapping[str, Tensor]], Tensor]
 
 
-def constant_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: Mapping[str, Tensor], forward: Forward) -> list[str]:
+def constant_layers(model: nn.Module, layers: Mapping[str, Layer], features: Mapping[str, Tensor], forward: Forward) -> list[str]:
     """Returns the names of the layers whose inputs are the same for different rows.
 
     Args:
         model: The model.
-        layers: Its linear layers by name.
+        layers: Its layers by name.
         features: Features of some rows; if all rows are equal, no layer is said to be constant.
         forward: Runs the model on features.
     """
@@ -36,12 +37,12 @@ def constant_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features:
     return [name for name in layers if first.get(name) and all(_same(first[name], other.get(name, [])) for other in rest)]
 
 
-def unused_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: Mapping[str, Tensor], forward: Forward) -> list[str]:
+def unused_layers(model: nn.Module, layers: Mapping[str, Layer], features: Mapping[str, Tensor], forward: Forward) -> list[str]:
     """Returns the names of the layers that run, but whose outputs do not reach the logits.
 
     Args:
         model: The model.
-        layers: Its linear layers by name.
+        layers: Its layers by name.
         features: Features of some rows.
         forward: Runs the model on features.
     """
@@ -69,7 +70,7 @@ def unused_layers(model: nn.Module, layers: Mapping[str, nn.Linear], features: M
 @torch.inference_mode()
 def _inputs(
     model: nn.Module,
-    layers: Mapping[str, nn.Linear],
+    layers: Mapping[str, Layer],
     features: Mapping[str, Tensor],
     forward: Forward,
 ) -> dict[str, list[Tensor]]:

@@ -15,8 +15,9 @@ from compress.schemes.scales import Scales
 from compress.schemes.sites import Sites
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
+from quantize.batch_norm import return_biases
 from quantize.ptq import UNREACHED, divide, range_warnings
-from quantize.schemes import choose_scales, layer_figures, round_weights
+from quantize.schemes import choose_scales, layer_figures, round_weights, scale_classes
 from quantize.settings import QuantizeSettings
 from quantize.steps import Steps
 
@@ -29,7 +30,7 @@ class Quantized:
     """Float modules with weights on the grids of `scales`."""
     scales: Mapping[str, Scales]
     kept: Mapping[str, str]
-    """The linear layers that stay float, each with the reason."""
+    """The layers that stay float, each with the reason."""
     figures: Mapping[str, Any]
     warnings: list[str]
     sites: Sites = field(default_factory=Sites)
@@ -51,6 +52,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     steps = Steps.prepare(settings, source, context)
     layers, kept = steps.choose_layers()
 
+    norms = steps.fold_batch_norms(layers)
     smoothed, smoothing = steps.equalize_and_smooth(layers)
     observed = steps.observe(layers, smoothed)
     layers, unreached = divide(layers, observed, f"stages.{settings.title}.exclude")
@@ -58,7 +60,14 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
 
     weights, scaled = steps.weights(layers, smoothed, observed)
     choose = partial(
-        choose_scales, settings.scheme, weights, smoothed, observed, steps.bits, settings.group_size, settings.calibration.percentile
+        choose_scales,
+        scale_classes(settings.scheme, layers),
+        weights,
+        smoothed,
+        observed,
+        steps.bits,
+        settings.group_size,
+        settings.calibration.percentile,
     )
     calibrator, tried = steps.calibrator(choose, layers)
     scales = choose(calibrator)
@@ -81,7 +90,9 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
         scales, trained = steps.train(scales, observed.group, uncorrected)
     else:
         round_weights(layers, rounded, scales)
+    return_biases(steps.model, norms)
     sites, added = steps.sites(scales, calibrator, scan)
     chosen = {"calibrator": calibrator, "rows": len(steps.rows)}
-    found = {**tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
+    folded = {"batch_norms": norms} if norms else {}
+    found = {**folded, **tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
     return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)

@@ -6,7 +6,8 @@ same calibration method as the linear layers. The scale of the attention probabi
 
 The recipe switches sites on or off; with `auto`, `quantize.site_choice` chooses.
 
-Not supported: smoothing of queries and keys; sharing the scale of a residual with a layer that reads the same tensor.
+Not supported: additions to the output of a convolution; smoothing of queries and keys; sharing the scale of a residual with a layer that
+reads the same tensor.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from compress.core.progress import Progress
 from compress.measure.closeness import floor_of
 from compress.models.padding import real_rows
 from compress.schemes.attention_products import PROBABILITY_SCALE, Int8Attention, Kind, ProductScales, attend, attention_modules
-from compress.schemes.scales import Scales
+from compress.schemes.scales import Layer, Scales
 from compress.schemes.sites import Sites, placed
 from quantize.calibration import Histogram, clipped_share, input_scale, noise, signal
 from quantize.sensitivity import SCAN_ROWS, Sensitivity
@@ -99,15 +100,16 @@ def add_sites(
     attention, residual, name = settings.attention, settings.residual, settings.stage
     if attention:
         check_attention(model, {key: value[:TRACED_ROWS] for key, value in next(feed("")).items()}, forward, f"stages.{name}.attention")
-    ranges = observe(model, list(scales), feed(f"{name}: observing attention"), forward, attention=bool(attention), residual=bool(residual))
+    linear = [layer for layer in scales if isinstance(model.get_submodule(layer), nn.Linear)]
+    ranges = observe(model, linear, feed(f"{name}: observing attention"), forward, attention=bool(attention), residual=bool(residual))
     if residual and not ranges.residuals:
-        raise InputError(f"stages.{name}.residual: no addition follows an int8 layer of this {type(model).__name__}; give false")
+        raise InputError(f"stages.{name}.residual: no addition follows an int8 linear layer of this {type(model).__name__}; give false")
     sites = sites_of(ranges, settings.limit)
     always = [site for found, switch in ((sites.products, attention), (sites.residuals, residual)) if switch is True for site in found]
     choice, rows = None, list[Sensitivity]()
     if settings.scan or "auto" in (attention, residual):
         assert trial is not None
-        few, floats = trial.fewer(SCAN_ROWS), {layer: cast(nn.Linear, model.get_submodule(layer)) for layer in scales}
+        few, floats = trial.fewer(SCAN_ROWS), {layer: cast(Layer, model.get_submodule(layer)) for layer in scales}
         with progress.bar(f"{name}: attention and residuals", passes(sites.names, always)) as advance:
             distances, floor = distances_with(few, floats, scales, sites, advance), floor_of(few.context.task, few.answers)
             choice = switch_on(sites.names, always, distances, floor)

@@ -1,12 +1,12 @@
 """Post-training quantization: choice of layers, calibration batches, range checks, int8 weight scales.
 
-Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`). Embeddings, pooler and head stay float,
-as do LayerNorm, softmax, GELU and the residual stream. `quantize.in_memory` calls these functions in order. The scale of an int8 output
-channel minimizes the squared error over a few clipping factors:
+Every linear layer inside the repeated blocks of the model is quantized by its scheme (`schemes`), and those convolutions that
+`convolutions` chooses. Embeddings, pooler and head stay float, as do LayerNorm, softmax, GELU and the residual stream. `quantize.in_memory`
+calls these functions in order. The scale of an int8 output channel minimizes the squared error over a few clipping factors:
 
     s_o = argmin over c in (0.8 ... 1.0) of  sum_i (W_oi - Q(W_oi; c * max_i |W_oi| / L))^2
 
-Not supported: quantizing anything but linear layers.
+Not supported: quantizing anything but linear layers and convolutions over one or two axes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,13 @@ from torch import Tensor, nn
 from compress.core.errors import InputError, nearest
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import SMALLEST_SCALE, on_grid, weight_scale
-from compress.schemes.scales import Scales
+from compress.schemes.scales import Layer, Scales
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.calibration import Histogram, Observed, clipped_share
+from quantize.convolutions import block_prefixes
 
+L = TypeVar("L", bound=Layer)
 BATCH_SIZE = 32
 FEW_ROWS = 64
 SELECTION_ROWS = 256
@@ -39,15 +42,16 @@ CLIPS = 21
 
 
 def choose_layers(
-    model: nn.Module, linears: Mapping[str, nn.Linear], exclude: tuple[str, ...], key: str
-) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-    """Splits the linear layers into those to quantize and those that stay float.
+    model: nn.Module, layers: Mapping[str, L], exclude: tuple[str, ...], key: str, kept: Mapping[str, str] = MappingProxyType({})
+) -> tuple[dict[str, L], dict[str, str]]:
+    """Splits layers into those to quantize and those that stay float.
 
     Args:
         model: The model; its repeated blocks are the entries of `nn.ModuleList`s.
-        linears: Its linear layers by name.
+        layers: Its linear layers and convolutions by name.
         exclude: Name patterns of layers that stay float.
         key: Key path of `exclude`, for error messages.
+        kept: Convolutions that stay float, each with the reason (`convolutions`).
 
     Returns:
         The layers to quantize, and the reason for every other layer.
@@ -55,24 +59,24 @@ def choose_layers(
     Raises:
         InputError: A pattern matches nothing, or nothing is left.
     """
-    unused = [pattern for pattern in exclude if not _matching(pattern, linears)]
+    unused = [pattern for pattern in exclude if not _matching(pattern, layers)]
     if unused:
-        named = f"layers are named like {_some(list(linears))}"
-        raise InputError(*(f"{key}: {pattern!r} matches no layer; {named}{nearest(pattern, linears)}" for pattern in unused))
-    blocks = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, nn.ModuleList))
-    kept = {name: HEAD for name in linears if not name.startswith(blocks)}
-    kept |= {name: f"excluded by {pattern!r}" for pattern in exclude for name in _matching(pattern, linears)}
-    chosen = {name: layer for name, layer in linears.items() if name not in kept}
+        named = f"layers are named like {_some(list(layers))}"
+        raise InputError(*(f"{key}: {pattern!r} matches no layer; {named}{nearest(pattern, layers)}" for pattern in unused))
+    blocks = block_prefixes(model)
+    reasons = {name: HEAD for name, layer in layers.items() if isinstance(layer, nn.Linear) and not name.startswith(blocks)} | dict(kept)
+    reasons |= {name: f"excluded by {pattern!r}" for pattern in exclude for name in _matching(pattern, layers)}
+    chosen = {name: layer for name, layer in layers.items() if name not in reasons}
     if not chosen:
-        convolutions = sum(isinstance(module, nn.Conv1d | nn.Conv2d) for module in model.modules())
-        others = f"; its {convolutions} convolutions stay float" if convolutions else ""
+        linears = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
+        others = f"; its {len(kept)} convolutions stay float: {next(iter(kept.values()))}" if kept else ""
         raise InputError(
-            f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_some(list(linears))}{others}"
+            f"{key}: no layer is left to quantize; the model has {len(linears)} linear layers, such as {_some(linears)}{others}"
         )
-    return chosen, kept
+    return chosen, reasons
 
 
-def divide(layers: Mapping[str, nn.Linear], observed: Observed[Histogram], key: str) -> tuple[dict[str, nn.Linear], list[str]]:
+def divide(layers: Mapping[str, Layer], observed: Observed[Histogram], key: str) -> tuple[dict[str, Layer], list[str]]:
     """Returns the layers that ran during calibration, and the names of the others.
 
     Raises:
@@ -160,10 +164,7 @@ def write_checkpoint(
     from compress.models.checkpoint import save
 
     save(
-        model.cpu(),
-        source,
-        out,
-        f"Quantized to {what} after training: {len(scales)} linear layers; load it with compress.models.checkpoint.load",
+        model.cpu(), source, out, f"Quantized to {what} after training: {len(scales)} layers; load it with compress.models.checkpoint.load"
     )
     save_quantization(out, scales, kept)
 

@@ -29,6 +29,8 @@ weights. Layers that read the same tensor share one s_x, as an exported graph qu
 losses named in `loss` or `losses` (`compress.training.distilled`). Not supported: PACT's L2 penalty on alpha (scales start calibrated and
 move little); PACT for weights (their scales then stay fixed); gradient estimators other than straight-through.
 
+Convolutions are trained in the same way (`qat_convolution`).
+
 Tensor names carry their shapes: N rows (tokens), I inputs, O outputs.
 """
 
@@ -37,7 +39,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,17 +48,20 @@ from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
-from compress.measure.closeness import distance
+from compress.measure.closeness import distance, place
 from compress.measure.metrics import primary
 from compress.measure.predictions import compared
 from compress.models.origin import Origin, same_shape
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, SMALLEST_SCALE, LayerScales, int8_linear, int8_matmul, levels, on_grid_of
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales, int8_linear, int8_matmul, levels
+from compress.schemes.int8_convolution import CONVOLUTIONS
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.training.distilled import attention_as_before, distillation_objective
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
+from quantize.qat_convolution import QatConvolution
+from quantize.straight_through import Int8Arithmetic, Scale, codes_and_slope, only_inside
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -98,18 +102,6 @@ class Qat(DistillationSettings):
     keep: Literal["best", "last"] = "best"
     """Which weights and scales to keep: the best on the selection split, including those before training, or the last. Best is closest to
     the teacher's logits if there is a teacher, else best by the metric."""
-
-
-@dataclass(frozen=True)
-class Int8Arithmetic:
-    """How a layer computes, apart from its tensors."""
-
-    largest: int
-    """Largest weight code."""
-    pact: bool
-    """Whether the input scale gets the gradient of PACT instead of LSQ."""
-    products: torch.dtype
-    """Dtype of the matrix products of the backward pass, bfloat16 or float32."""
 
 
 class Int8Function(torch.autograd.Function):
@@ -173,51 +165,6 @@ class Int8Function(torch.autograd.Function):
         return grad_x, grad_W, grad_input_scale, grad_weight_scale, grad_bias, None
 
 
-def codes_and_slope(x: Tensor, scale: Tensor, low: int, high: int, lsq: torch.dtype | None) -> tuple[Tensor, Tensor]:
-    """Returns the codes of `x`, bit-equal to `compress.schemes.int8.quantize`, and the derivative of scale * codes w.r.t. the scale.
-
-    Args:
-        x: Float, any shape.
-        scale: float32, positive, of a shape that broadcasts with `x`.
-        low: Smallest code.
-        high: Largest code.
-        lsq: Dtype of the LSQ slope; None for the PACT slope in int8. Both distinguish values inside the range from values outside.
-    """
-    v = x.float() / scale
-    rounded = v.round().clamp_(low, high)
-    codes = rounded.to(torch.int8)
-    slope = rounded.sub_(only_inside(rounded if lsq is None else v, v, low, high))
-    return codes, slope.to(torch.int8 if lsq is None else lsq)
-
-
-def only_inside(values: Tensor, where: Tensor, low: float, high: float) -> Tensor:
-    """Returns `values` where low < `where` < high, else 0, in one pass; the limits count as outside."""
-    result: Tensor = torch.ops.aten.hardtanh_backward(values, where, low, high)
-    return result
-
-
-class Scale(nn.Module):
-    """A learned scale s = start * (1 + rate * change), kept positive.
-
-    Args:
-        start: float32, positive, `[]` or `[O]`.
-        rate: How many times faster it learns than weights.
-        learned: Whether it is trained.
-    """
-
-    start: Tensor
-
-    def __init__(self, start: Tensor, rate: float, learned: bool) -> None:
-        super().__init__()
-        self.register_buffer("start", start.detach().float().clone())
-        self.change = nn.Parameter(torch.zeros_like(self.start), requires_grad=learned)
-        self.rate = rate
-
-    def forward(self) -> Tensor:
-        """Returns the scale, float32 of the shape of `start`."""
-        return (self.start * (1 + self.rate * self.change)).clamp(min=SMALLEST_SCALE)
-
-
 class QatLinear(nn.Linear):
     """A trainable linear layer with int8 arithmetic; in evaluation mode exactly `Int8Linear`.
 
@@ -243,6 +190,12 @@ class QatLinear(nn.Linear):
         """Returns the current scales."""
         return LayerScales(self.weight_scale().detach(), self.input_scale().detach(), self.bits, self.smooth)
 
+    def floating(self) -> nn.Linear:
+        """Returns a plain linear layer with the same parameters."""
+        linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None, device="meta")
+        linear.weight, linear.bias = self.weight, self.bias
+        return linear
+
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output `[..., O]` for an input `[..., I]`, in the autocast dtype if autocast is on and the layer is in training mode,
         else in the dtype of the input; without a gradient in evaluation mode.
@@ -265,10 +218,13 @@ class QatLinear(nn.Linear):
         return y if torch.is_autocast_enabled(kind) else y.to(x.dtype)
 
 
+TRAINED = (QatLinear, QatConvolution)
+
+
 def insert(
     model: nn.Module, scales: Mapping[str, LayerScales], group: Mapping[str, str], learned: Learned = "lsq", rate: float = 1.0
 ) -> None:
-    """Replaces linear layers by `QatLinear`, in place.
+    """Replaces layers by `QatLinear` and `QatConvolution`, in place.
 
     Layers that read the same tensor (query, key and value) share one learned input scale. Whether they do is observed while the model runs
     (`calibration.collect`); equal initial scales do not show it.
@@ -282,31 +238,34 @@ def insert(
     """
     shared: dict[str, Scale] = {}
     for name, start in scales.items():
-        linear, (owner, _, child) = model.get_submodule(name), name.rpartition(".")
-        assert isinstance(linear, nn.Linear), f"{name} is {type(linear).__name__}"
-        device, tensor = linear.weight.device, group[name]
+        layer: Any = model.get_submodule(name)
+        device, tensor = layer.weight.device, group[name]
         if tensor not in shared:
             shared[tensor] = Scale(start.input_scale, rate, learned != "fixed").to(device)
         input_scale, weight_scale = shared[tensor], Scale(start.weight_scale, rate, learned == "lsq").to(device)
         assert float(input_scale.start) == float(start.input_scale), f"{name} and {tensor} read one tensor with two scales"
-        layer = QatLinear(name, linear, start, input_scale, weight_scale, learned == "pact").to(device)
-        setattr(model.get_submodule(owner), child, layer.train(linear.training))
+        pact = learned == "pact"
+        trained: nn.Module
+        if isinstance(layer, CONVOLUTIONS):
+            trained = QatConvolution(name, layer, start, input_scale, weight_scale, pact)
+        else:
+            assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
+            trained = QatLinear(name, layer, start, input_scale, weight_scale, pact)
+        place(model, name, trained.to(device).train(layer.training))
 
 
 def extract(model: nn.Module) -> dict[str, LayerScales]:
-    """Replaces every `QatLinear` by a linear layer with weights rounded to their grid, in place.
+    """Replaces every layer of `insert` by a float layer with weights rounded to their grid, in place.
 
     Returns:
         The learned scales by module path; together with the weights they make a quantized checkpoint.
     """
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, TRAINED)}
     scales = {name: layer.scales() for name, layer in layers.items()}
     for name, layer in layers.items():
-        linear = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
-        linear.weight, linear.bias = layer.weight, layer.bias
-        linear.weight.data = on_grid_of(layer.weight.detach(), scales[name])
-        owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, linear.train(layer.training))
+        floating: Any = layer.floating()
+        floating.weight.data = scales[name].on_grid(layer.weight.detach())
+        place(model, name, floating.train(layer.training))
     return scales
 
 
@@ -387,7 +346,7 @@ def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocess
 
 
 class WithoutDropout(nn.Module):
-    """An objective that keeps the model in evaluation mode, except its `QatLinear` layers.
+    """An objective that keeps the model in evaluation mode, except its int8 layers.
 
     Args:
         objective: The wrapped objective.
@@ -400,5 +359,5 @@ class WithoutDropout(nn.Module):
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the loss terms by name, float32 `[b]` each."""
         for module in model.modules():
-            module.training = isinstance(module, QatLinear)
+            module.training = isinstance(module, TRAINED)
         return self.objective(model, batch)

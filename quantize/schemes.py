@@ -18,10 +18,11 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from compress.schemes.int8 import levels, weight_scale
-from compress.schemes.scales import Scales
+from compress.schemes.int8_convolution import CONVOLUTIONS
+from compress.schemes.scales import Layer, Scales
 from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.calibration import METHODS, Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
 from quantize.group_scales import clipped_scale
@@ -49,7 +50,7 @@ def default_calibrator(scheme: Scheme) -> Method:
 
 
 def weight_scales(
-    scheme: Scheme, layers: Mapping[str, nn.Linear], bits: int, group_size: int, smooth: Mapping[str, Tensor]
+    scheme: Scheme, layers: Mapping[str, Layer], bits: int, group_size: int, smooth: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Returns the weight scales of every layer, float32 [O] or [O, G].
 
@@ -60,7 +61,7 @@ def weight_scales(
         group_size: Inputs that share a scale, in w4a16.
         smooth: What the inputs of some layers are divided by, float32 [I].
     """
-    weights = {name: layer.weight.detach() * smooth.get(name, 1) for name, layer in layers.items()}
+    weights = {name: layer.weight.detach().flatten(1) * smooth.get(name, 1) for name, layer in layers.items()}
     row = SCHEMES[scheme]
     if row.numbers not in SEARCHES:
         return {name: weight_scale(weight_OI, row.largest_weight) for name, weight_OI in weights.items()}
@@ -68,8 +69,21 @@ def weight_scales(
     return {name: search(weight_OI, bits, group_size) for name, weight_OI in weights.items()}
 
 
+def scale_classes(scheme: Scheme, layers: Mapping[str, Layer]) -> dict[str, type[Scales]]:
+    """Returns the class of the scales of each layer, by name."""
+    row = SCHEMES[scheme]
+
+    def of(layer: Layer) -> type[Scales]:
+        if not isinstance(layer, CONVOLUTIONS):
+            return row.scales()
+        assert row.convolutions is not None, scheme
+        return row.convolutions()
+
+    return {name: of(layer) for name, layer in layers.items()}
+
+
 def choose_scales(
-    scheme: Scheme,
+    classes: Mapping[str, type[Scales]],
     weights: Mapping[str, Tensor],
     smooth: Mapping[str, Tensor],
     observed: Observed[Histogram],
@@ -80,24 +94,23 @@ def choose_scales(
 ) -> dict[str, Scales]:
     """Returns the scales of every layer: those of its weights as given, that of its input, where it has one, by the named calibrator."""
 
-    row, scales = SCHEMES[scheme], SCHEMES[scheme].scales()
-
     def of_input(name: str) -> Tensor | None:
-        if row.largest_activation is None:
+        highest = SCHEMES[classes[name].SCHEME].largest_activation
+        if highest is None:
             return None
-        assert method is not None, scheme
-        return input_scale(threshold(observed.of(name), method, percentile), row.largest_activation)
+        assert method is not None, classes[name].SCHEME
+        return input_scale(threshold(observed.of(name), method, percentile), highest)
 
-    return {name: scales.chosen(scale, of_input(name), bits, group_size, smooth.get(name)) for name, scale in weights.items()}
+    return {name: classes[name].chosen(scale, of_input(name), bits, group_size, smooth.get(name)) for name, scale in weights.items()}
 
 
-def round_weights(layers: Mapping[str, nn.Linear], rounded: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> None:
+def round_weights(layers: Mapping[str, Layer], rounded: Mapping[str, Layer], scales: Mapping[str, Scales]) -> None:
     """Puts weights on the grids of their scales, in place; `rounded` holds for each layer the weight to start from."""
     for name, layer in layers.items():
         layer.weight.data = scales[name].on_grid(rounded[name].weight.detach())
 
 
-def layer_figures(name: str, layer: nn.Linear, rounded: nn.Linear, scales: Scales, observed: Observed[Histogram]) -> dict[str, Any]:
+def layer_figures(name: str, layer: Layer, rounded: Layer, scales: Scales, observed: Observed[Histogram]) -> dict[str, Any]:
     """Returns what quantization does to one layer, for the report; of a smoothed layer, to its smoothed inputs and weights.
 
     Args:
@@ -115,7 +128,7 @@ def powers(weight_OI: Tensor, grid_OI: Tensor, scales: Scales) -> tuple[float, f
     """Returns the sums of squares of weights and of what rounding changes them by, any smoothing put in.
 
     Args:
-        weight_OI: float32.
+        weight_OI: float32 [O, I], or that of a convolution.
         grid_OI: The weights that a checkpoint keeps, float32.
         scales: Of the layer.
     """

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
-from compress.schemes.scales import Scales
+from compress.schemes.scales import Layer, Scales
 
 SCAN_ROWS = 128
 Part = Literal["both", "weights", "inputs"]
@@ -86,32 +86,33 @@ def passes(layers: Sequence[str]) -> int:
     return 4 * len(layers) + 1
 
 
-def quantized_part(name: str, linear: nn.Linear, scales: Scales, part: Part) -> nn.Module:
+def quantized_part(name: str, layer: Layer, scales: Scales, part: Part) -> nn.Module:
     """Returns a quantized layer, or a float layer of which only the weights or only the inputs are rounded.
 
     Args:
         name: Module path, for error messages.
-        linear: The float layer; not changed.
+        layer: The float layer; not changed.
         scales: Its scales.
         part: What to round.
     """
     if part == "both":
-        return scales.module(name, linear)
-    weight_OI = scales.on_grid(linear.weight.detach()) if part == "weights" else linear.weight.detach()
-    bias_O = None if linear.bias is None else linear.bias.detach()
-    return _HalfQuantized(weight_OI, bias_O, scales if part == "inputs" else None)
+        return scales.module(name, layer)
+    weight_OI = scales.on_grid(layer.weight.detach()) if part == "weights" else layer.weight.detach()
+    return _HalfQuantized(layer, weight_OI, scales if part == "inputs" else None)
 
 
 class _HalfQuantized(nn.Module):
-    """A float linear layer whose input is rounded to its grid if scales are given."""
+    """A float layer with another weight, whose input is rounded to its grid if scales are given."""
 
-    def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, scales: Scales | None) -> None:
+    def __init__(self, layer: Layer, weight_OI: Tensor, scales: Scales | None) -> None:
         super().__init__()
-        self.weight_OI, self.bias_O, self.scales = weight_OI, bias_O, scales
+        self.layer, self.weight_OI, self.scales = layer, weight_OI, scales
 
     def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I]."""
-        return nn.functional.linear(x if self.scales is None else rounded_input(x, self.scales), self.weight_OI, self.bias_O)
+        """Returns the output of the layer."""
+        x = x if self.scales is None else rounded_input(x, self.scales)
+        y: Tensor = torch.func.functional_call(self.layer, {"weight": self.weight_OI}, (x,))
+        return y
 
 
 def rounded_input(x: Tensor, scales: Scales) -> Tensor:

@@ -53,7 +53,7 @@ class MixedPrecision(Config):
 
 
 class QuantizeSettings(ModelStage):
-    """Quantizes the linear layers of the blocks to true int8, int4 or FP8."""
+    """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
     NAME: ClassVar[str] = "quantize"
 
@@ -100,6 +100,9 @@ class QuantizeSettings(ModelStage):
     residual: Switch = False
     """Whether the tensor added to the output of an int8 layer is rounded to int8 too, for w8a8, as TensorRT requires; auto: as for
     `attention`."""
+    convolutions: Switch = "auto"
+    """Whether convolutions are int8 too, for w8a8. auto: those in the blocks of a model without attention (ResNet, ConvNeXt); in a
+    Transformer they stay float, as does a convolution that reads the image (`quantize.convolutions`)."""
     exclude: tuple[str, ...] = ()
     """Layers that stay float, as patterns of module names with `*`; each pattern must match a layer."""
     weight_bits: Literal["auto", 7, 8] = "auto"
@@ -126,6 +129,11 @@ class QuantizeSettings(ModelStage):
         if (self.attention or self.residual) and not row.sites:
             named = schemes_with(lambda row: row.sites)
             raise ValueError(f"attention, residual: int8 products and sums go with scheme {named}; {self.scheme} leaves them in float")
+        if self.convolutions is True and row.convolutions is None:
+            named = schemes_with(lambda row: row.convolutions is not None)
+            raise ValueError(
+                f"convolutions: int8 convolutions go with scheme {named}; {self.scheme} leaves them in float: give auto or false"
+            )
         if self.awq and not row.grouped:
             named = schemes_with(lambda row: row.grouped)
             raise ValueError(f"awq: for scheme {named} alone; {self.scheme} has smoothquant, or needs none")

@@ -20,10 +20,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
-from torch import nn
 
 from compress.measure.closeness import Array, bound_of, interval
-from compress.schemes.scales import Scales
+from compress.schemes.scales import Layer, Scales
 from compress.schemes.sites import Sites, placed
 from quantize.sensitivity import Sensitivity
 from quantize.trial import Trial, in_int8
@@ -85,7 +84,7 @@ def passes(sites: Sequence[str], always: Collection[str]) -> int:
 
 
 def distances_with(
-    trial: Trial, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales], sites: Sites, advance: Callable[[int], None]
+    trial: Trial, layers: Mapping[str, Layer], scales: Mapping[str, Scales], sites: Sites, advance: Callable[[int], None]
 ) -> Distances:
     """Returns the function for `switch_on`: the distance to float with these layers, and some sites, in int8.
 

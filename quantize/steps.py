@@ -29,17 +29,19 @@ from compress.measure.closeness import Array, bounds, closer, in_words
 from compress.models.checkpoint import load
 from compress.models.forward import forward, linears
 from compress.schemes.int8 import LayerScales
-from compress.schemes.scales import Scales
+from compress.schemes.scales import Layer, Scales
 from compress.schemes.sites import Sites
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.awq import awq
 from quantize.awq import describe as describe_awq
+from quantize.batch_norm import fold_batch_norms
 from quantize.bias_correction import correct_biases
 from quantize.budget import Budget
 from quantize.calibration import Histogram, Method, Observed, collect, threshold
 from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
+from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
@@ -57,7 +59,7 @@ from quantize.trial import Trial, in_int8
 TRACED_ROWS = 4
 Feed = Callable[[str], Iterator[dict[str, Tensor]]]
 """Starts a pass over the calibration rows with a progress bar of that label; no bar if it is empty."""
-Layers = Mapping[str, nn.Linear]
+Layers = Mapping[str, Layer]
 
 
 @dataclass(frozen=True)
@@ -97,14 +99,24 @@ class Steps:
         """Bits of a weight."""
         return self.settings.bits(self.context)
 
-    def choose_layers(self) -> tuple[dict[str, nn.Linear], dict[str, str]]:
-        """Returns the linear layers to quantize, and for every other layer the reason why it stays float."""
-        chosen, kept = choose_layers(self.model, linears(self.model), self.settings.exclude, f"stages.{self.name}.exclude")
-        rows = self._few_rows()
+    def choose_layers(self) -> tuple[dict[str, Layer], dict[str, str]]:
+        """Returns the layers to quantize, and for every other linear layer and convolution the reason why it stays float."""
+        settings, rows = self.settings, self._few_rows()
+        floating = float_convolutions(self.model, settings.scheme, settings.convolutions, rows, forward)
+        layers: dict[str, Layer] = {**linears(self.model), **convolutions(self.model)}
+        chosen, kept = choose_layers(self.model, layers, settings.exclude, f"stages.{self.name}.exclude", floating)
         constant = dict.fromkeys(constant_layers(self.model, chosen, rows, forward), CONSTANT)
         unused = dict.fromkeys(unused_layers(self.model, chosen, rows, forward), UNUSED)
         idle = {**unused, **constant}
         return {name: layer for name, layer in chosen.items() if name not in idle}, {**kept, **idle}
+
+    def fold_batch_norms(self, layers: Layers) -> dict[str, str]:
+        """Folds batch norms into the convolutions among the layers, in place; returns the norm of each convolution that had one."""
+        if len(_linears(layers)) == len(layers):
+            return {}
+        pairs = fold_batch_norms(self.model, layers, self._few_rows(), forward)
+        self.context.progress.log(f"  batch norms: {len(pairs)} folded into convolutions")
+        return pairs
 
     def observe(self, layers: Layers, smoothed: Mapping[str, Tensor]) -> Observed[Histogram]:
         """Returns histograms of the layers' inputs over the calibration rows."""
@@ -146,6 +158,7 @@ class Steps:
         smoothing = self.settings.smoothing
         if not self.settings.equalization and smoothing is None:
             return {}, {}
+        layers = _linears(layers)
         vectors: dict[str, Tensor] = {}
         figures: dict[str, Any] = {}
         folds = self._folds()
@@ -165,8 +178,10 @@ class Steps:
         """Returns the scales of the weights, and the figures of AWQ, which folds factors into the float model."""
         if not self.settings.awq:
             return weight_scales(self.settings.scheme, layers, self.bits, self.settings.group_size, smoothed), {}
+        linear = _linears(layers)
+        assert len(linear) == len(layers), "schemes with AWQ have no convolutions"
         found = groups(layers, self._folds(), observed)
-        scales, figures = awq(self.model, layers, found, partial(self.feed, f"{self.name}: awq"), forward, self.settings.group_size)
+        scales, figures = awq(self.model, linear, found, partial(self.feed, f"{self.name}: awq"), forward, self.settings.group_size)
         self.context.progress.log(f"  awq: {describe_awq(figures)}")
         return {name: scales[name].weight_scale for name in layers}, {"awq": figures}
 
@@ -197,17 +212,18 @@ class Steps:
         return best, {"calibrators": figures}
 
     def rounded(self, layers: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> tuple[Layers, dict[str, Any]]:
-        """Returns the layers with rounded weights, or unchanged for rounding to nearest, and the figures."""
+        """Returns the layers with rounded weights, and the figures; layers rounded to nearest, as all convolutions are, are unchanged."""
         method = self.settings.rounding
         if method == "nearest":
             return layers, {}
-        units = [group.layers for group in groups(layers, [], observed)]
+        linear = _linears(layers)
+        units = [group.layers for group in groups(linear, [], observed)]
         each, batches = partial(self.context.progress.track, label=f"{self.name}: {method}"), partial(self.feed, f"{self.name}: moments")
         given = cast("Mapping[str, IntegerScales]", scales)
-        rounded, figures = round_layers(self.model, layers, given, method, units, batches, forward, each)
+        rounded, figures = round_layers(self.model, linear, given, method, units, batches, forward, each)
         before, after = (sum(layer[key] for layer in figures) / len(figures) for key in ("error_nearest", "error"))
         self.context.progress.log(f"  {method}: mean output error of a layer {after:.2e}, {before:.2e} with rounding to nearest")
-        return rounded, {"rounding": {"method": method, "layers": figures}}
+        return {**layers, **rounded}, {"rounding": {"method": method, "layers": figures}}
 
     def correct(self, layers: Layers, rounded: Layers, scales: Mapping[str, Scales], observed: Observed[Histogram]) -> dict[str, Any]:
         """Corrects the biases if asked to, and undoes it if the model moved further from float; returns the figures."""
@@ -215,7 +231,7 @@ class Steps:
             return {}
         assert self.trial is not None
         trial = self.trial
-        biases = {layer: layers[layer].bias.data for layer in layers if layers[layer].bias is not None}
+        biases = [(bias, bias.data) for layer in layers.values() if (bias := layer.bias) is not None]
         before_n = trial.distances(rounded, scales)
         each = partial(self.context.progress.track, label=f"{self.name}: correcting biases")
         moved = correct_biases(self.model, layers, scales, observed.group, partial(self.feed, ""), forward, each, rounded)
@@ -226,8 +242,8 @@ class Steps:
         if after > before:
             reason = f"bias correction increases {trial.measure} from float from {before:.2g} to {after:.2g}; undone"
             self.context.progress.warn(f"{self.name}: {reason}")
-            for layer, bias_O in biases.items():
-                layers[layer].bias.data = bias_O
+            for bias, bias_O in biases:
+                bias.data = bias_O
         figures = {"measure": trial.measure, "rows": len(trial.rows), "before": before, "after": after, "kept": after <= before}
         figures["intervals"] = {"before": bounds(before_n), "after": bounds(after_n), "difference": bounds(after_n - before_n)}
         return {"bias_correction": {**figures, "shifts": moved}}
@@ -255,8 +271,8 @@ class Steps:
         return {"sensitivity": {**summary(found, few.measure, len(few.rows)), **total}}
 
     def choose_float_layers(
-        self, layers: dict[str, nn.Linear], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]
-    ) -> tuple[dict[str, nn.Linear], dict[str, str], dict[str, Any]]:
+        self, layers: dict[str, Layer], rounded: Layers, scales: Mapping[str, Scales], scan: Mapping[str, Any]
+    ) -> tuple[dict[str, Layer], dict[str, str], dict[str, Any]]:
         """Returns the layers that stay quantized, those that return to float with the reason, and the figures."""
         if self.settings.mixed_precision is None:
             return layers, {}, {}
@@ -318,3 +334,7 @@ class Steps:
     def _few_rows(self) -> dict[str, Tensor]:
         """Returns the features of a few calibration rows."""
         return {key: value[:TRACED_ROWS] for key, value in next(self.feed("")).items()}
+
+
+def _linears(layers: Layers) -> dict[str, nn.Linear]:
+    return {name: layer for name, layer in layers.items() if isinstance(layer, nn.Linear)}

@@ -45,7 +45,7 @@ from quantize.gptq import eliminate, elimination
 from quantize.moments import Moments, in_groups, output_errors
 from quantize.rounding import IntegerScales, better_rows, grid_of
 from quantize.rounding import Method as Rounding
-from quantize.schemes import choose_scales, decibels, input_figures, powers, weight_scales
+from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_scales
 from quantize.smoothquant import Channels, smooth
 
 TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
@@ -267,7 +267,7 @@ def _scales(
     """Returns the scales of every layer, with the weight scales of AWQ if `chosen` gives them."""
     weights = chosen or {name: _weight_scale(name, _stored(model, name), vectors, settings) for name in layers}
     shape = settings.bits, settings.group_size, settings.percentile
-    found = choose_scales(settings.scheme, weights, vectors, observed, *shape, settings.calibrator or "minmax")
+    found = choose_scales(scale_classes(settings.scheme, layers), weights, vectors, observed, *shape, settings.calibrator or "minmax")
     return cast("dict[str, AnyScales]", found)
 
 

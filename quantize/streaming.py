@@ -9,7 +9,7 @@ dtype of the weights is the stored one. Rounding to nearest without ranges or sm
 inputs.
 
 Not supported, as they run the whole model many times: training, equalization, bias correction, int8 attention and residuals, sensitivity
-and mixed precision, calibration method auto, and range checks on selection rows.
+and mixed precision, calibration method auto, and range checks on selection rows. Convolutions stay float.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
+
+from torch import nn
 
 from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
@@ -31,6 +33,7 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.calibration import Method
+from quantize.convolutions import BESIDE_ATTENTION, convolutions
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
@@ -44,7 +47,7 @@ WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "a
 def needs_whole(stage: QuantizeSettings) -> str | None:
     """Returns a one-line reason why a stage needs the whole model in memory, or None."""
     given = [f"mode: {stage.mode}"] * (stage.mode != "ptq") + [key for key in WHOLE if getattr(stage, key)]
-    given += ["calibration.method: auto"] * (stage.calibration.method == "auto")
+    given += ["calibration.method: auto"] * (stage.calibration.method == "auto") + ["convolutions: true"] * (stage.convolutions is True)
     return f"{', '.join(given)} needs the whole model in memory" if given else None
 
 
@@ -95,7 +98,10 @@ def quantize_streamed(
     name, settings = stage.title, settings_of(stage, context)
     with freed_memory_returned():
         model = StreamedModel(source)
-        chosen, kept = choose_layers(model.shape, linears(model.shape), stage.exclude, f"stages.{name}.exclude")
+        found, others = linears(model.shape), convolutions(model.shape)
+        floating = dict.fromkeys(others, BESIDE_ATTENTION)
+        layers, kept = choose_layers(model.shape, {**found, **others}, stage.exclude, f"stages.{name}.exclude", floating)
+        chosen = {path: layer for path, layer in layers.items() if isinstance(layer, nn.Linear)}
         batches: list[Batch] = []
         rows, hidden_bytes = [], 0
         if settings.observes:

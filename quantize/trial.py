@@ -10,12 +10,12 @@ from torch import nn
 
 from compress.measure import closeness
 from compress.measure.closeness import TRIAL_ROWS, Array, distance, place, replaced, spread
-from compress.schemes.scales import Scales
+from compress.schemes.scales import Layer, Scales
 
 __all__ = ["TRIAL_ROWS", "Trial", "distance", "in_int8", "place", "replaced", "spread"]
 
 
-def in_int8(model: nn.Module, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> AbstractContextManager[None]:
+def in_int8(model: nn.Module, layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> AbstractContextManager[None]:
     """Replaces float layers of the model by their quantized versions within the `with` block; the float layers do not change."""
     return replaced(model, {name: scales[name].module(name, layer) for name, layer in layers.items()})
 
@@ -24,10 +24,10 @@ def in_int8(model: nn.Module, layers: Mapping[str, nn.Linear], scales: Mapping[s
 class Trial(closeness.Trial):
     """What a float model answers to the trial rows, as the reference for its quantized versions."""
 
-    def distances(self, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> Array:
+    def distances(self, layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> Array:
         """Returns the distance of each row to float, float64 [n], of the model with these layers quantized; it does not change."""
         return self.distances_of({name: scales[name].module(name, layer) for name, layer in layers.items()})
 
-    def distance(self, layers: Mapping[str, nn.Linear], scales: Mapping[str, Scales]) -> float:
+    def distance(self, layers: Mapping[str, Layer], scales: Mapping[str, Scales]) -> float:
         """Returns the mean of `distances`."""
         return float(self.distances(layers, scales).mean())

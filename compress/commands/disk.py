@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from torch import nn
+
 from compress.core.engines import ENGINES
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
@@ -19,9 +21,12 @@ from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.run.implicit import Evaluate, Latency
+from compress.schemes.scales import Layer
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from export.export import Export, computes_bf16, ends, floating_of
+from quantize.convolutions import block_prefixes, convolutions
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
@@ -107,8 +112,18 @@ def _parameters(config: Any, task: Task, quantizer: Quantize | None) -> tuple[in
     """Returns the number of parameters and how many of them become int8, counted on the meta device."""
     with on_meta_device(), quiet():
         model = with_linears(auto_class(task, config).from_config(with_class(config, task)))
-    chosen = choose_layers(model, linears(model), quantizer.exclude, "exclude")[0] if quantizer else {}
-    return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in chosen.values())
+    int8 = _int8_layers(model, quantizer) if quantizer else []
+    return sum(parameter.numel() for parameter in model.parameters()), sum(layer.weight.numel() for layer in int8)
+
+
+def _int8_layers(model: nn.Module, quantizer: Quantize) -> list[Layer]:
+    """Returns the layers that become int8: an estimate, as which convolutions do is seen only when the model runs."""
+    found, others, blocks = linears(model), convolutions(model), block_prefixes(model)
+    linear = any(name.startswith(blocks) for name in found)
+    floating = linear or quantizer.convolutions is False or SCHEMES[quantizer.scheme].convolutions is None
+    kept = dict.fromkeys(others, "not counted") if floating else {}
+    layers: dict[str, Layer] = {**found, **others}
+    return list(choose_layers(model, layers, quantizer.exclude, "exclude", kept)[0].values())
 
 
 def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str, Variant]]:

@@ -374,9 +374,7 @@ def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) 
     parts = []
     for start, stop in stored.parts():
         part, found = stored.part(start, stop), rows_of(scales, start, stop)
-        as_stored = nn.Linear(part.in_features, part.out_features, False, device="meta")
-        as_stored.weight = nn.Parameter(part.weight.to(stored.weight.dtype), requires_grad=False)
-        problem = found.problem(as_stored)
+        problem = found.problem(part.weight.detach().to(stored.weight.dtype))
         if problem is not None:
             raise InputError(f"{folder}: {name}: {problem}; quantize again")
         parts.append(found.module(name, part))

@@ -1,8 +1,9 @@
 """Quantized checkpoints: the files written next to the weights, and how quantized layers are restored from them.
 
-A scheme defines the number formats of a linear layer. Each scheme file has a class for the scales of a layer and the quantized layer:
+A scheme defines the number formats of a layer. Each scheme file has a class for the scales of a layer and the quantized layer:
 
     w8a8           int8 weights, int8 activations with one calibrated scale per tensor     `compress.schemes.int8`
+                   the same for convolutions                                               `compress.schemes.int8_convolution`
     w8a8-dynamic   int8 weights, int8 activations with a scale per token, set at run time  `compress.schemes.int8`
     w4a16          int4 weights with a scale per group of inputs, float activations        `compress.schemes.int4`
     fp8            E4M3 weights, E4M3 activations with one calibrated scale per tensor     `compress.schemes.fp8`
@@ -25,13 +26,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
 from compress.artifacts.artifact import write_json
 from compress.artifacts.safetensors import headers
 from compress.core.errors import InputError
 from compress.schemes.scales import Scales
-from compress.schemes.table import SCHEMES
+from compress.schemes.table import SCHEMES, SchemeFacts
 
 QUANTIZATION_JSON, QUANTIZATION_TENSORS = "quantization.json", "quantization.safetensors"
 SHORT_FLOATS = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -43,7 +44,7 @@ def save_quantization(folder: Path, layers: Mapping[str, Scales], float_layers: 
     Args:
         folder: Checkpoint folder; its model.safetensors holds the weights of `layers`, rounded to their grids.
         layers: Scales by module path; at least one, all of the same scheme.
-        float_layers: The reason for each linear layer that stays float.
+        float_layers: The reason for each layer that stays float.
     """
     (scheme,) = {scales.SCHEME for scales in layers.values()}
     tensors = {f"{name}.{key}": tensor for name, scales in layers.items() for key, tensor in scales.tensors().items()}
@@ -59,7 +60,7 @@ def save_settings(folder: Path, scheme: str, entries: Mapping[str, Mapping[str, 
         folder: Checkpoint folder.
         scheme: Scheme of all layers.
         entries: `Scales.entry()` of each layer, by module path.
-        float_layers: The reason for each linear layer that stays float.
+        float_layers: The reason for each layer that stays float.
     """
     bits = {entry["weight_bits"] for entry in entries.values()}
     document = {
@@ -80,10 +81,19 @@ def load_quantization(folder: Path) -> tuple[dict[str, Scales], dict[str, str]]:
     """
     try:
         document = _document(folder)
-        tensors, read = load_file(folder / QUANTIZATION_TENSORS), SCHEMES[document["scheme"]].scales().read
-        return {name: read(name, tensors, entry) for name, entry in document["layers"].items()}, dict(document["float_layers"])
+        tensors, row = load_file(folder / QUANTIZATION_TENSORS), SCHEMES[document["scheme"]]
+        layers = {name: _class_of(entry, row).read(name, tensors, entry) for name, entry in document["layers"].items()}
+        return layers, dict(document["float_layers"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
         raise unusable(folder, error) from error
+
+
+def _class_of(entry: Mapping[str, Any], row: SchemeFacts) -> type[Scales]:
+    if not entry.get("convolution"):
+        return row.scales()
+    if row.convolutions is None:
+        raise ValueError("its scheme has no convolutions")
+    return row.convolutions()
 
 
 def scheme_of(folder: Path) -> str | None:
@@ -115,7 +125,7 @@ def unusable(folder: Path, error: Exception) -> InputError:
 
 
 def apply_quantization(model: nn.Module, folder: Path) -> None:
-    """Replaces linear layers of a model that was loaded in float by the quantized layers of its checkpoint, in place.
+    """Replaces layers of a model that was loaded in float by the quantized layers of its checkpoint, in place.
 
     Args:
         model: Model with the checkpoint's weights, which are on the grid.
@@ -128,20 +138,15 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
     modules = dict(model.named_modules())
     stored = {name: SHORT_FLOATS[kind] for name, (_, kind) in headers(folder, "checkpoint").items() if kind in SHORT_FLOATS}
     for name, scales in layers.items():
-        linear = modules.get(name)
-        if not isinstance(linear, nn.Linear):
-            raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not a linear layer of the model; quantize again")
-        problem = scales.problem(_as_stored(linear, stored.get(f"{name}.weight")))
+        found = modules.get(name)
+        if not isinstance(found, scales.LAYERS):
+            what = "a linear layer" if nn.Linear in scales.LAYERS else "a convolution"
+            raise InputError(f"{folder}: {QUANTIZATION_JSON} names {name}, which is not {what} of the model; quantize again")
+        layer: Any = found
+        weight: Tensor = layer.weight.detach()
+        # the stored dtype determines the tolerance of the grid check
+        problem = scales.problem(weight.to(stored.get(f"{name}.weight", weight.dtype)))
         if problem is not None:
             raise InputError(f"{folder}: {name}: {problem}; quantize again")
         owner, _, child = name.rpartition(".")
-        setattr(model.get_submodule(owner), child, scales.module(name, linear))
-
-
-def _as_stored(linear: nn.Linear, dtype: torch.dtype | None) -> nn.Linear:
-    """Returns a layer with its weight in its stored dtype, which determines the tolerance of the grid check."""
-    if dtype is None:
-        return linear
-    stored = nn.Linear(linear.in_features, linear.out_features, False, device="meta")
-    stored.weight = nn.Parameter(linear.weight.detach().to(dtype), requires_grad=False)
-    return stored
+        setattr(model.get_submodule(owner), child, scales.module(name, layer))

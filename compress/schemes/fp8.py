@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite, positive
+from compress.schemes.scales import Layer
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn
@@ -40,6 +41,7 @@ class Fp8Scales:
     """The scales of one linear layer in fp8."""
 
     SCHEME: ClassVar[str] = "fp8"
+    LAYERS: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
 
     weight_scale: Tensor
     """float32 [O]."""
@@ -75,19 +77,20 @@ class Fp8Scales:
         """Returns the codes of weights, float8_e4m3fn `[O, I]`."""
         return to_e4m3(weight_OI, self.weight_scale[:, None])
 
-    def module(self, name: str, linear: nn.Linear) -> Fp8Linear:
+    def module(self, name: str, layer: Layer) -> Fp8Linear:
         """Returns the fp8 layer for a float layer."""
-        bias_O = None if linear.bias is None else linear.bias.detach().float()
-        return Fp8Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
+        assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
+        bias_O = None if layer.bias is None else layer.bias.detach().float()
+        return Fp8Linear(name, self.codes(layer.weight.detach().float()), self, bias_O)
 
-    def problem(self, linear: nn.Linear) -> str | None:
+    def problem(self, weight_OI: Tensor) -> str | None:
         """Returns why these scales do not match the layer's grid weights, or None if they match."""
-        sound = self.weight_scale.shape == (linear.out_features,) and self.input_scale.shape == ()
+        sound = self.weight_scale.shape == (len(weight_OI),) and self.input_scale.shape == ()
         if not sound or not positive(self.weight_scale, self.input_scale):
             return WRONG_SCALES
-        steps_OI = linear.weight.detach().float() / self.weight_scale[:, None]
+        steps_OI = weight_OI.float() / self.weight_scale[:, None]
         # A cast to bfloat16 changes a weight by a relative 2^-9 at most; half a step of E4M3 is a relative 2^-5, or 2^-10 near 0.
-        tolerance_OI = steps_OI.abs() * torch.finfo(linear.weight.dtype).eps + 1e-4
+        tolerance_OI = steps_OI.abs() * torch.finfo(weight_OI.dtype).eps + 1e-4
         near = (steps_OI - to_e4m3(steps_OI, torch.ones(())).float()).abs() <= tolerance_OI
         return None if bool(near.all()) else OFF_GRID
 

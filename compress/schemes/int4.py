@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.schemes.int8 import OFF_GRID, SMALLEST_SCALE, positive, quantize
+from compress.schemes.scales import Layer
 
 LOW, HIGH = -8, 7
 WRONG_SCALES = "its scales must be positive numbers, one for each group of inputs of each output"
@@ -35,6 +36,7 @@ class Int4Scales:
     """The scales of one linear layer in w4a16."""
 
     SCHEME: ClassVar[str] = "w4a16"
+    LAYERS: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
 
     weight_scale: Tensor
     """float32 [O, G]."""
@@ -74,20 +76,21 @@ class Int4Scales:
         """Returns the codes of weights, int8 `[O, I]` in [-8, 7]."""
         return quantize(weight_OI, self.expanded(weight_OI.shape[1]), LOW, HIGH)
 
-    def module(self, name: str, linear: nn.Linear) -> Int4Linear:
+    def module(self, name: str, layer: Layer) -> Int4Linear:
         """Returns the int4 layer for a float layer."""
-        bias_O = None if linear.bias is None else linear.bias.detach()
-        return Int4Linear(name, self.codes(linear.weight.detach().float()), self, bias_O)
+        assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
+        bias_O = None if layer.bias is None else layer.bias.detach()
+        return Int4Linear(name, self.codes(layer.weight.detach().float()), self, bias_O)
 
-    def problem(self, linear: nn.Linear) -> str | None:
+    def problem(self, weight_OI: Tensor) -> str | None:
         """Returns why these scales do not match the layer's grid weights, or None if they match."""
-        if self.weight_scale.shape != (linear.out_features, num_groups(linear.in_features, self.group_size)):
+        if self.weight_scale.shape != (len(weight_OI), num_groups(weight_OI.shape[1], self.group_size)):
             return WRONG_SCALES
         if not positive(self.weight_scale):
             return WRONG_SCALES
-        steps_OI = linear.weight.detach().float() / self.expanded(linear.in_features)
+        steps_OI = weight_OI.float() / self.expanded(weight_OI.shape[1])
         # A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 by 8 * 2^-8 = 0.03 codes.
-        tolerance = 8 * torch.finfo(linear.weight.dtype).eps / 2 + 1e-3
+        tolerance = 8 * torch.finfo(weight_OI.dtype).eps / 2 + 1e-3
         near = (steps_OI - steps_OI.round().clamp(LOW, HIGH)).abs() <= tolerance
         return None if bool(near.all()) else OFF_GRID
 

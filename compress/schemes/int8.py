@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.machine.environment import NATIVE_INT8
+from compress.schemes.scales import Layer
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
 SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more
@@ -47,6 +48,7 @@ class LayerScales:
     """The scales of one linear layer in w8a8."""
 
     SCHEME: ClassVar[str] = "w8a8"
+    LAYERS: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
 
     weight_scale: Tensor
     """float32 [O]."""
@@ -86,14 +88,15 @@ class LayerScales:
         """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
         return _weight_codes(weight_OI, self)
 
-    def module(self, name: str, linear: nn.Linear) -> Int8Linear:
+    def module(self, name: str, layer: Layer) -> nn.Module:
         """Returns the int8 layer for a float layer."""
-        return int8_linear(name, linear, self)
+        assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
+        return int8_linear(name, layer, self)
 
-    def problem(self, linear: nn.Linear) -> str | None:
+    def problem(self, weight_OI: Tensor) -> str | None:
         """Returns why these scales do not match the layer's grid weights, or None if they match."""
         sound = self.input_scale.shape == () and positive(self.input_scale)
-        return _problem(linear, self) if sound else WRONG_SCALES
+        return _problem(weight_OI, self) if sound else WRONG_SCALES
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class DynamicScales:
     """The scales of one linear layer in w8a8-dynamic: weight scales only."""
 
     SCHEME: ClassVar[str] = "w8a8-dynamic"
+    LAYERS: ClassVar[tuple[type[nn.Module], ...]] = (nn.Linear,)
 
     weight_scale: Tensor
     """float32 [O]."""
@@ -135,13 +139,14 @@ class DynamicScales:
         """Returns the codes of weights, including their smoothing, int8 `[O, I]`."""
         return _weight_codes(weight_OI, self)
 
-    def module(self, name: str, linear: nn.Linear) -> DynamicInt8Linear:
+    def module(self, name: str, layer: Layer) -> DynamicInt8Linear:
         """Returns the int8 layer for a float layer."""
-        return DynamicInt8Linear(name, self.codes(linear.weight.detach().float()), self, _float_bias(linear))
+        assert isinstance(layer, nn.Linear), f"{name} is {type(layer).__name__}"
+        return DynamicInt8Linear(name, self.codes(layer.weight.detach().float()), self, _float_bias(layer))
 
-    def problem(self, linear: nn.Linear) -> str | None:
+    def problem(self, weight_OI: Tensor) -> str | None:
         """Returns why these scales do not match the layer's grid weights, or None if they match."""
-        return _problem(linear, self)
+        return _problem(weight_OI, self)
 
 
 @functools.cache
@@ -384,14 +389,14 @@ def _bits(entry: Mapping[str, Any]) -> int:
     return int(entry["weight_bits"])
 
 
-def _problem(linear: nn.Linear, scales: LayerScales | DynamicScales) -> str | None:
+def _problem(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> str | None:
     """Returns why scales and weights do not match (shapes, signs, or weights off the grid), or None if they do."""
-    smooth_I = scales.input_smooth
-    sound = scales.weight_scale.shape == (linear.out_features,) and (smooth_I is None or smooth_I.shape == (linear.in_features,))
+    smooth_I, (outputs, inputs) = scales.input_smooth, weight_OI.shape
+    sound = scales.weight_scale.shape == (outputs,) and (smooth_I is None or smooth_I.shape == (inputs,))
     if not sound or not positive(scales.weight_scale, *([] if smooth_I is None else [smooth_I, smooth_I.reciprocal()])):
         return WRONG_SCALES
-    steps_OI = _smoothed(linear.weight.detach().float(), scales) / scales.weight_scale[:, None]
+    steps_OI = _smoothed(weight_OI.float(), scales) / scales.weight_scale[:, None]
     # A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 127 * 2^-8 = 0.496 codes, below 0.5.
-    tolerance = 127 * torch.finfo(linear.weight.dtype).eps / 2 + 1e-3
-    near = (steps_OI - scales.codes(linear.weight.detach().float()).float()).abs() <= tolerance
+    tolerance = 127 * torch.finfo(weight_OI.dtype).eps / 2 + 1e-3
+    near = (steps_OI - _weight_codes(weight_OI.float(), scales).float()).abs() <= tolerance
     return None if bool(near.all()) else OFF_GRID  # NaN is never near

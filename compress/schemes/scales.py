@@ -1,4 +1,4 @@
-"""The interface of every quantization scheme: the scales of one quantized linear layer."""
+"""The interface of every quantization scheme: the scales of one quantized layer, linear or a convolution."""
 
 from __future__ import annotations
 
@@ -7,12 +7,17 @@ from typing import Any, ClassVar, Protocol, Self
 
 from torch import Tensor, nn
 
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d
+"""A layer that can be quantized."""
+
 
 class Scales(Protocol):
-    """The scales of one quantized linear layer, for any scheme."""
+    """The scales of one quantized layer, for any scheme. Weights are `[O, I]`; those of a convolution `[O, C / groups, k...]`."""
 
     SCHEME: ClassVar[str]
     """Name of the scheme, a row of `compress.schemes.table.SCHEMES`."""
+    LAYERS: ClassVar[tuple[type[nn.Module], ...]]
+    """Classes of the float layers that they belong to."""
 
     @classmethod
     def read(cls, name: str, tensors: Mapping[str, Tensor], entry: Mapping[str, Any]) -> Self:
@@ -51,13 +56,13 @@ class Scales(Protocol):
     def codes(self, weight_OI: Tensor) -> Tensor:
         """Returns the codes of weights on the grid, `[O, I]`: int8 for integer schemes, float8_e4m3fn for FP8."""
 
-    def module(self, name: str, linear: nn.Linear) -> nn.Module:
-        """Returns the quantized layer for a float layer, whose weights need not be on the grid; `linear` is not modified.
+    def module(self, name: str, layer: Layer) -> nn.Module:
+        """Returns the quantized layer for a float layer, whose weights need not be on the grid; `layer` is not modified.
 
         Args:
             name: Module path, for messages.
-            linear: The float layer.
+            layer: The float layer, of a class in `LAYERS`.
         """
 
-    def problem(self, linear: nn.Linear) -> str | None:
-        """Returns in one line why these scales do not match the layer's grid weights, or None if they match."""
+    def problem(self, weight_OI: Tensor) -> str | None:
+        """Returns in one line why these scales do not match a layer's grid weights, given as stored, or None if they match."""

@@ -2,10 +2,10 @@
 
     SCHEMES[scheme].activations == "float"       not  scheme == "w4a16"
 
-A scheme defines the number formats of a linear layer. To add one, write a file in this folder with the scales of a layer
-(`compress.schemes.scales.Scales`) and the quantized layer, and add a row here. Weights get the scale max |w| / `largest_weight` per output
-channel, unless `quantize.schemes.SEARCHES` has a search for better scales for its number format. `export.graph.quantized` and the engine
-files use the facts to decide how each engine runs the scheme.
+A scheme defines the number formats of a linear layer, and of a convolution if it quantizes those. To add one, write a file in this folder
+with the scales of a layer (`compress.schemes.scales.Scales`) and the quantized layer, and add a row here. Weights get the scale
+max |w| / `largest_weight` per output channel, unless `quantize.schemes.SEARCHES` has a search for better scales for its number format.
+`export.graph.quantized` and the engine files use the facts to decide how each engine runs the scheme.
 
 This module does not import torch, because the engine processes read it too.
 """
@@ -28,7 +28,7 @@ class SchemeFacts:
     """The facts about one scheme that other code needs."""
 
     scales: Callable[[], type[Scales]]
-    """Imports the scheme's file and returns the class of its scales."""
+    """Imports the scheme's file and returns the class of the scales of a linear layer."""
     numbers: str
     """Number format of the weights."""
     precision: str
@@ -55,6 +55,8 @@ class SchemeFacts:
     """Whether smoothing activation outliers (SmoothQuant) helps."""
     trainable: bool = False
     """Whether quantization-aware training supports the scheme."""
+    convolutions: Callable[[], type[Scales]] | None = None
+    """Imports the file and returns the class of the scales of a convolution; None if convolutions stay float."""
     sites: bool = False
     """Whether attention products and residual additions can be int8 too."""
 
@@ -81,6 +83,7 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         largest_activation=127,
         smoothed=True,
         trainable=True,
+        convolutions=scales_in("int8_convolution", "ConvolutionScales"),
         sites=True,
     ),
     "w8a8-dynamic": SchemeFacts(

@@ -1,7 +1,8 @@
 """ONNX Runtime: the portable reference.
 
 Float models run as they are, with all graph optimizations. For int8 on x86 its fast kernels multiply uint8 by int8, so that the Q/DQ
-graph is stored a second time with uint8 activations (`export.graph.qdq.uint8_activations`): the same integers, moved by the zero-point 128.
+graph is stored a second time with uint8 activations (`export.graph.qdq.uint8_activations`): the same integers, moved by the zero-point 128;
+convolutions are spelled out in integers there (`export.graph.integer_convolutions`).
 Threads do not spin while they wait, since a server has other work for the cores.
 
 The share of int8 is read off the graph that the session itself optimized: fused nodes keep the name of the GEMM they came from.
@@ -14,7 +15,7 @@ Left out: providers other than CPU and CUDA.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ INTEGER = frozenset(
 )
 FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
 INT4 = "MatMulNBits"
+ACTIVATIONS = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Tanh", "LeakyRelu", "Clip"})
+"""What may be merged with a convolution."""
 NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 FLOATS = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)": "bf16"}
@@ -67,12 +70,13 @@ def open_engine(spec: EngineSpec) -> OnnxRuntime:
 
 
 def with_uint8_activations(model: Path, folder: Path) -> Path:
-    """Writes a Q/DQ graph once more with uint8 activations, as `model_uint8.onnx` in `folder`; returns its path."""
+    """Writes a Q/DQ graph once more with uint8 activations and integer convolutions: `model_uint8.onnx` in `folder`; returns its path."""
     # Imported here: they bring torch, which would start its threads in the process that runs the engine.
+    from export.graph.integer_convolutions import integer_convolutions
     from export.graph.onnx import save
     from export.graph.qdq import uint8_activations
 
-    return save(uint8_activations(onnx.load(str(model))), folder / "model_uint8.onnx")
+    return save(integer_convolutions(uint8_activations(onnx.load(str(model)))), folder / "model_uint8.onnx")
 
 
 class OnnxRuntime:
@@ -92,7 +96,9 @@ class OnnxRuntime:
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the session's optimized graph; it is the same for every shape."""
-        outputs = {node.name: node.output[0] for node in onnx.load(self._spec.path, load_external_data=False).graph.node}
+        nodes = onnx.load(self._spec.path, load_external_data=False).graph.node
+        activated = {node.input[0]: node.output[0] for node in nodes if node.op_type in ACTIVATIONS}
+        outputs = {node.name: (node.output[0], activated.get(node.output[0], node.output[0])) for node in nodes}
         found: dict[str, str] = {}
         for node in self._optimized_graph().node:
             precision = "int8" if node.op_type in INTEGER else self._spec.float_precision if node.op_type in FLOAT else None
@@ -133,13 +139,13 @@ class OnnxRuntime:
         return onnxruntime.InferenceSession(model, options, providers=[PROVIDERS[self._spec.device]])
 
 
-def _made_of(name: str, gemm: str, output: str) -> bool:
+def _made_of(name: str, gemm: str, outputs: Collection[str]) -> bool:
     """Whether an optimized node was made of a GEMM: it keeps its name, gets a prefix with an activation, a suffix with a scale.
 
-    A convolution in blocked layout is called after its output.
+    A convolution in blocked layout is called after its output, or that of the activation which was merged with it.
     """
     name = name.removeprefix("fused ")
-    return name == gemm or name.startswith(f"{gemm}/") or name == f"{output}_nchwc"
+    return name == gemm or name.startswith(f"{gemm}/") or name in [f"{output}_nchwc" for output in outputs]
 
 
 def _options(threads: int) -> onnxruntime.SessionOptions:

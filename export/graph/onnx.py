@@ -7,7 +7,8 @@ layers again:
   `bias = (column > row) * MASKED`, float [1, 1, S, S]. A boolean mask would leave Where and IsNaN nodes in every layer;
 - attention is traced in its plain form `softmax(Q K^T * scale + bias) V`. The decomposition of scaled_dot_product_attention yields the
   same numbers with 12 Reshape, 6 Transpose, 18 Slice and 12 Concat nodes more on a model of 6 layers;
-- every GEMM is called after its module: node `<module>/MatMul`, weight `<module>.weight`, metadata `module`; the two products of
+- every GEMM is called after its module: node `<module>/MatMul`, weight `<module>.weight`, metadata `module`; a convolution with a batch
+  norm merged into it after the convolution; the two products of
   attention are `<module>/qk` and `<module>/pv`. Engines report these node names, and `export.graph.qdq` and `export.graph.macs` look for
   them;
 - shapes of intermediate tensors, stack traces, paths and unused weights are dropped: the same checkpoint gives the same bytes.
@@ -297,6 +298,8 @@ def _name_gemms(graph: onnx.GraphProto) -> None:
         del node.metadata_props[:]
         if node.op_type not in GEMMS:
             continue
+        if node.op_type == "Conv" and node.input[1] in weights:  # merged with a batch norm, it bears the scope of the norm
+            path = node.input[1].removeprefix(_PREFIX).removesuffix(".weight")
         helper.set_metadata_props(node, {MODULE: path})
         weight = turned.get(node.input[1], node.input[1])
         if weight in weights:

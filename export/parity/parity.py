@@ -4,7 +4,7 @@ Per layer, on the engine's own tensors. The file that ships is opened once more 
 float input x, its integer codes q, its product y before the bias. Nothing of the engine's integer path is replaced. Then
 
     q = clamp(rint(x / s_x), -128, 127)          as `compress.schemes.int8` computes it from the same x
-    rint(y / (s_x * s_w)) = q @ Wq.T             exactly, from the engine's own q
+    rint(y / (s_x * s_w)) = q @ Wq.T             exactly, from the engine's own q; for a convolution q * Wq
 
 A code may be off by one where x / s_x lies within 1e-3 of a rounding boundary: there, dividing by s and multiplying by 1/s may differ. A
 sum may never be off: kernels that saturate at 16 bits (int8 without VNNI, weights of 8 bits) are found here.
@@ -30,10 +30,12 @@ import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, int8_matmul, quantize
-from export.graph.onnx import module_of
+from compress.schemes.int8_convolution import Geometry, int8_convolution
+from export.graph.onnx import GEMMS, module_of
+from export.graph.qdq import is_transposed
 
 BOUNDARY = 1e-3
 Array = NDArray[Any]
@@ -55,10 +57,13 @@ class QuantizedGemm:
     input_scale: NDArray[np.float32]
     """float32 []."""
     weight_OI: NDArray[np.int8]
+    """int8 [O, I]; [O, C / groups, k...] of a convolution."""
     weight_scale: NDArray[np.float32]
     """float32 [O]."""
     bias: NDArray[np.float32]
     """What the node itself adds, float32 [O]; zeros for MatMul."""
+    geometry: Geometry | None = None
+    """Of a convolution; None for a linear layer."""
 
     @property
     def tensors(self) -> tuple[str, str, str]:
@@ -96,7 +101,7 @@ def quantized_gemms(model: Path) -> list[QuantizedGemm]:
     return [
         _gemm(node, producer, constant)
         for node in graph.node
-        if node.op_type in ("MatMul", "Gemm")
+        if node.op_type in GEMMS
         and _dequantizes(producer, node.input[0])
         and _dequantizes(producer, node.input[1])
         and producer[node.input[1]].input[0] in constant
@@ -108,13 +113,18 @@ def compare_layer(gemm: QuantizedGemm, x: Array, codes: Array, y: Array) -> Laye
 
     Args:
         gemm: The layer.
-        x: Its float input in the engine, float32 [..., I].
-        codes: The engine's codes of it, int8 [..., I].
-        y: The engine's product, float32 [..., O].
+        x: Its float input in the engine, float32 [..., I]; [B, C, size...] of a convolution.
+        codes: The engine's codes of it, int8 of its shape.
+        y: The engine's product, float32 [..., O]; [B, O, size...] of a convolution.
     """
     different, allowed = compare_codes(x, codes, gemm.input_scale)
-    flat = torch.from_numpy(np.ascontiguousarray(codes.reshape(-1, codes.shape[-1])))
-    sums = int8_matmul(flat, torch.from_numpy(gemm.weight_OI)).numpy().astype(np.float64).reshape(y.shape)
+    weight = torch.from_numpy(gemm.weight_OI)
+    if gemm.geometry is None:
+        flat = torch.from_numpy(np.ascontiguousarray(codes.reshape(-1, codes.shape[-1])))
+        sums = int8_matmul(flat, weight).numpy().astype(np.float64).reshape(y.shape)
+    else:
+        found = int8_convolution(torch.from_numpy(np.ascontiguousarray(codes)), weight, gemm.geometry)
+        sums, y = (np.moveaxis(values, 1, -1) for values in (found.numpy().astype(np.float64), y))
     return LayerParity(gemm.layer, codes.size, different, allowed, sums.size, int((_recovered(gemm, y, sums) != 0).sum()))
 
 
@@ -185,15 +195,25 @@ def _dequantizes(producer: Mapping[str, onnx.NodeProto], tensor: str) -> bool:
 def _gemm(node: onnx.NodeProto, producer: Mapping[str, onnx.NodeProto], constant: Mapping[str, onnx.TensorProto]) -> QuantizedGemm:
     activation, weight = producer[producer[node.input[0]].input[0]], producer[node.input[1]]
     codes, scale = (numpy_helper.to_array(constant[name]) for name in weight.input[:2])
-    transposed = any(attribute.name == "transB" and attribute.i for attribute in node.attribute)
+    transposed = is_transposed(node)
     bias = numpy_helper.to_array(constant[node.input[2]]) if len(node.input) > 2 else np.zeros(len(scale), np.float32)
+    geometry = _geometry(node) if node.op_type == "Conv" else None
     return QuantizedGemm(
         layer=module_of(node) or node.name,
         input=activation.input[0],
         codes=activation.output[0],
         output=node.output[0],
         input_scale=np.array(numpy_helper.to_array(constant[activation.input[1]]), np.float32),
-        weight_OI=np.ascontiguousarray(codes if transposed else codes.T),
+        weight_OI=np.array(codes if transposed else codes.T, order="C"),
         weight_scale=scale,
         bias=bias,
+        geometry=geometry,
     )
+
+
+def _geometry(node: onnx.NodeProto) -> Geometry:
+    values = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    assert values.get("auto_pad", b"NOTSET") == b"NOTSET", node.name
+    pads = values["pads"]
+    padding = tuple(zip(pads[: len(pads) // 2], pads[len(pads) // 2 :], strict=True))
+    return Geometry(tuple(values["strides"]), padding, tuple(values["dilations"]), values["group"])

@@ -24,6 +24,7 @@ from compress.data.splits import Data, Split
 from compress.models.axes import size_of
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig, set_labels
+from compress.models.images import image_shape
 from compress.models.importing import image_settings, import_model
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.shapes import auto_class
@@ -93,7 +94,22 @@ def drawn(architecture: Architecture) -> Any:
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and "embed" not in name:
             parameter.data *= 3
+    if TASKS[architecture.task].modality == "image":
+        let_norms_see(model)
     return model
+
+
+def let_norms_see(model: Any) -> None:
+    """Lets the batch norms of an image model take the statistics of random images, as training does: else activations would explode."""
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm1d | torch.nn.BatchNorm2d)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.momentum = None  # the mean over all batches, here one
+        norm.train()
+    with torch.no_grad():
+        model(pixel_values=torch.randn(16, *image_shape(model.config), generator=torch.Generator().manual_seed(0)))
+    model.eval()
 
 
 def trained(architecture: Architecture, folder: Path) -> Path:

@@ -20,6 +20,8 @@ WHOLE = {
     "clip": ("prune", "distil"),  # a config in the config
     "xmod": ("finetune",),  # does not run in bfloat16
     "beit": ("distil",),  # a backbone that names its stages
+    "resnet": ("qat",),  # blocks of convolutions and batch norms
+    "squeezebert": ("export",),  # convolutions along a text
 }
 """Architectures that each stand for one way in which models differ, with the steps that show it."""
 
@@ -30,7 +32,7 @@ def test_results_cover_the_table() -> None:
         assert set(steps) == ({*COLUMNS, "import"} if steps["import"] == "yes" else {"import"}), name
 
 
-@pytest.mark.parametrize(("step", "least"), [("plan", 70), ("quantize", 64), ("export", 64), ("prune", 50), ("distil", 60)])
+@pytest.mark.parametrize(("step", "least"), [("plan", 70), ("quantize", 95), ("export", 85), ("prune", 50), ("distil", 60)])
 def test_most_architectures_can_do_a_step(step: str, least: int) -> None:
     done = [name for name, steps in SHOWN.items() if steps.get(step) in ("yes", "heads", "heads and experts")]
     assert len(done) >= least, (step, len(done))

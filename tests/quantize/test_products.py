@@ -253,7 +253,7 @@ def test_the_ladder_judges_what_it_keeps(bert: Artifact, context: Context, tmp_p
 
 
 def test_no_residual_behind_an_int8_layer_is_an_error(bert: Artifact, context: Context, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"stages\.quantize\.residual: no addition follows an int8 layer"):
+    with pytest.raises(InputError, match=r"stages\.quantize\.residual: no addition follows an int8 linear layer"):
         run(bert, context, tmp_path / "out", residual=True, exclude=("*.output.dense",))
 
 

@@ -25,7 +25,8 @@ from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
 from compress.training.train import Batch, TrainConfig, Training, train
-from quantize.qat import Qat, QatLinear, Scale, extract, insert, learn
+from quantize.qat import Qat, QatLinear, extract, insert, learn
+from quantize.straight_through import Scale
 
 pytestmark = pytest.mark.whole
 

@@ -274,7 +274,7 @@ def test_codes_come_back_from_the_type_that_is_written(stored: torch.dtype, sche
     grid_OI = scales.on_grid(weight_OI)
     layer = nn.Linear(40, 5, False)
     layer.weight.data = grid_OI.to(dtype)
-    assert scales.problem(layer) is None
+    assert scales.problem(layer.weight.detach()) is None
     torch.testing.assert_close(scales.on_grid(grid_OI.to(dtype).float()), grid_OI, rtol=1e-6, atol=0)
 
 
@@ -308,6 +308,7 @@ def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, bl
         ({"mode": "qat"}, "mode: qat needs the whole model"),
         ({"attention": True, "sensitivity": True}, "sensitivity, attention needs the whole model"),
         ({"calibration": {"method": "auto"}}, "calibration.method: auto needs the whole model"),
+        ({"convolutions": True}, "convolutions: true needs the whole model"),
     ):
         with pytest.raises(InputError, match=f"stages.quantize.stream: true: {reason}"):
             Quantize(stream=True, **settings).check(config, None, blocks_context)

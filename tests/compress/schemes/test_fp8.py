@@ -74,23 +74,23 @@ def test_grid_weights_give_their_numbers_back(dtype: torch.dtype) -> None:
     linear = linear_of(0, 300, 6)
     linear.weight.data *= torch.logspace(-4, 1, 300)  # down to numbers that E4M3 has fewer bits for
     scales = scales_of(linear)
-    assert "not on the grid" in str(scales.problem(linear))
+    assert "not on the grid" in str(scales.problem(linear.weight.detach()))
     numbers = scales.module("a", linear).weight.float()
     linear.weight.data = scales.on_grid(linear.weight.detach())
     assert torch.equal(scales.on_grid(linear.weight.detach()), linear.weight)
     linear.to(dtype)
-    assert scales.problem(linear) is None
+    assert scales.problem(linear.weight.detach()) is None
     assert torch.equal(scales.module("a", linear).weight.float(), numbers)
     assert scales.module("a", linear)(torch.randn(3, 300, dtype=dtype)).dtype == dtype
     linear.weight.data[0, 0] = torch.nan
-    assert "not on the grid" in str(scales.problem(linear))
+    assert "not on the grid" in str(scales.problem(linear.weight.detach()))
 
 
 def test_scales_of_another_shape_or_sign_are_told() -> None:
     linear = linear_of(0, 8, 3)
     scale = weight_scale(linear.weight.detach(), 448)
     for wrong in (Fp8Scales(scale[:2], ONE), Fp8Scales(scale, scale), Fp8Scales(-scale, ONE), Fp8Scales(scale, 0 * ONE)):
-        assert "must be positive numbers" in str(wrong.problem(linear))
+        assert "must be positive numbers" in str(wrong.problem(linear.weight.detach()))
 
 
 def test_large_values_saturate_and_those_without_a_number_are_refused_by_name() -> None:
