@@ -46,6 +46,7 @@ class Shift(_BatchNorm):
 
     def __init__(self, norm: _BatchNorm, keeps_bias: bool) -> None:
         super().__init__(norm.num_features, norm.eps, norm.momentum, affine=True)
+        assert norm.running_mean is not None
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
@@ -53,7 +54,7 @@ class Shift(_BatchNorm):
         self.running_var.fill_(1 - norm.eps)
         if norm.num_batches_tracked is not None:
             self.num_batches_tracked.copy_(norm.num_batches_tracked)
-        self.requires_grad_(False)
+        self.requires_grad_(False).to(norm.running_mean.device)
         self.keeps_bias = keeps_bias
         self.train(norm.training)
 
@@ -88,8 +89,8 @@ def folded(convolution: Convolution, norm: _BatchNorm) -> Shift:
     """Puts the factor and the shift of a norm into a convolution, in place; returns what is left of the norm."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    gain_O = torch.ones(norm.num_features) if norm.weight is None else norm.weight.detach()
-    bias_O = torch.zeros(norm.num_features) if norm.bias is None else norm.bias.detach()
+    gain_O = torch.ones_like(norm.running_var) if norm.weight is None else norm.weight.detach()
+    bias_O = torch.zeros_like(norm.running_var) if norm.bias is None else norm.bias.detach()
     factor_O = gain_O.double() / (norm.running_var.double() + norm.eps).sqrt()
     weight = convolution.weight.detach()
     convolution.weight.data = (weight.double() * factor_O.reshape(-1, *[1] * (weight.dim() - 1))).to(weight.dtype)

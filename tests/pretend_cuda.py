@@ -82,6 +82,9 @@ class _Gpu(TorchFunctionMode):
         kwargs, name = kwargs or {}, getattr(function, "__name__", "")
         if name in ("cuda", "cpu") and args and isinstance(args[0], Tensor):
             return _moved(args[0], name)
+        if name == "to" and len(args) == 2 and isinstance(args[1], Tensor):
+            found = args[0].to(args[1].dtype)
+            return _moved(found, args[1].device.type) if found.dim() else found  # a single number may be anywhere; it keeps its gradient
         if name not in ("device", "_parse_to"):
             devices = [found for value in (*args, *kwargs.values()) if (found := _device(value)) is not None]
             if name == "to" and devices:

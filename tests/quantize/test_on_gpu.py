@@ -13,6 +13,8 @@ from compress.artifacts.artifact import Artifact
 from compress.run.implicit import PREDICTIONS, Evaluate
 from compress.stage.context import Context
 from quantize.quantize import Quantize
+from tests.architectures.steps import Bench
+from tests.architectures.table import ARCHITECTURES
 from tests.pretend_cuda import gpu
 
 pytestmark = pytest.mark.whole
@@ -89,6 +91,25 @@ def test_a_checkpoint_is_quantized_on_the_gpu(
         Evaluate(id="evaluate-x").run(quantized, context, answers[1])
     expected, found = (load_file(folder / PREDICTIONS)["logits"] for folder in answers)
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["resnet", "convnext"])
+def test_convolutions_are_quantized_on_the_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
+    bench = Bench.of(ARCHITECTURES[name], tmp_path)
+    folders = [tmp_path / "on-cpu", tmp_path / "on-gpu"]
+    stage = Quantize(id="quantize", bias_correction=True)
+    for folder in folders:
+        (folder / "answers").mkdir(parents=True)
+    stage.run(bench.float_model, bench.context, folders[0])
+    with gpu(monkeypatch):
+        stage.run(bench.float_model, bench.context, folders[1])
+        Evaluate(id="evaluate-x").run(Artifact(folders[1], {"id": "quantize"}), bench.context, folders[1] / "answers")
+    assert seen == ["cpu", "cuda", "cuda"]
+    Evaluate(id="evaluate-x").run(Artifact(folders[0], {"id": "quantize"}), bench.context, folders[0] / "answers")
+    for name in ("model.safetensors", "quantization.safetensors", "answers/" + PREDICTIONS):
+        expected, found = (load_file(folder / name) for folder in folders)
+        for key in expected:
+            np.testing.assert_allclose(found[key].float().numpy(), expected[key].float().numpy(), atol=1e-5, err_msg=key)
 
 
 @pytest.mark.gpu
