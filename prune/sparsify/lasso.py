@@ -1,17 +1,32 @@
-"""Reweighted group lasso: a penalty shrinks whole groups of weights during training; afterwards the smallest groups are zeroed
+"""Reweighted group lasso: a penalty shrinks whole groups of weights to zero during training; afterwards these groups are pruned
 (Li et al. 2020, https://arxiv.org/abs/2009.08065, section 3; reweighting: Candes et al. 2008).
 
-    loss + sum over layers l of  lambda_l * sum over groups g of  beta_g ||W_g||_2,     beta_g = 1 / (||W_g||_2 + 0.001)
+    minimize  loss + sum over layers l of  lambda_l * sum over groups g of  beta_g ||W_g||_2,     beta_g = 1 / (||W_g||_2 + 0.001)
 
 A matrix is divided into blocks of R outputs and C inputs, smaller at the edges. A group is a row of a block (C weights of one output), or a
 column of a block (R weights of one input), or both kinds are groups. beta is updated at the first step and then at equal intervals: a group
-that has become small is penalized harder from then on. Afterwards
+that has become small is penalized harder from then on.
 
-    layer      zeroes the groups of a layer with the smallest root mean squares until the target sparsity is reached
-    balanced   zeroes the same share of rows, or columns, in every block, as nearly as possible, but never all of them
+The penalty acts as its proximal step after each step of the optimizer, of learning rate eta_t (Parikh and Boyd 2014, section 6.5.1):
 
-The root mean square does not favour the smaller groups at the edges. Surgery can remove a row or column that is zero in all of its blocks;
-nothing is done to avoid such rows. Not supported: a penalty on embeddings; a sparsity per layer where lambda differs.
+    W_g <- W_g * max(0, 1 - eta_t lambda_l beta_g / ||W_g||_2)
+
+It is not added to the loss: AdamW divides a gradient by its usual size, so that the penalty would move every group by the same small
+distance, and none to zero. With `strength: auto`, lambda is what takes the target share s of the groups to zero in the steps that are left,
+if only the penalty moved them; it is found anew at every step, and so rises while the loss holds groups in place:
+
+    lambda = quantile_s over groups of (||W_g||_2 / beta_g)  /  sum of eta over the steps left of the first 90 %
+
+Afterwards the smallest groups are zeroed:
+
+    layer      those of each layer with the smallest root mean squares, until the target sparsity is reached in every layer
+    balanced   the same share of rows, or columns, in every block, as nearly as possible, but never all of them
+    model      those of all layers together, until the target sparsity is reached over the model: the sparsity of a layer follows from its
+               groups; no layer loses all of them
+
+The quantile of lambda is taken over a layer, or with `model` over all layers. The root mean square does not favour the smaller groups at
+the edges. Surgery can remove a row or column that is zero in all of its blocks; nothing is done to avoid such rows. Not supported: a
+penalty on embeddings.
 
 Tensor names carry their shapes: O outputs, I inputs, S x T blocks of R x C.
 """
@@ -20,7 +35,8 @@ from __future__ import annotations
 
 import fnmatch
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -32,6 +48,9 @@ from prune.sparsify.patterns import Blocks, block_sizes, highest, highest_blocks
 
 Groups = Literal["rows", "columns", "both"]
 EPSILON = 1e-3
+PENALIZED = 0.9
+"""Share of the steps in which `auto` takes the groups to zero; what is left lets the other weights settle."""
+SMALLEST = 1e-30
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)
 
 
@@ -50,45 +69,80 @@ def group_norms(weight_OI: Tensor, piece: Blocks) -> Tensor:
     return norms
 
 
+@dataclass(frozen=True)
+class Penalty:
+    """The settings of the penalty."""
+
+    strengths: Mapping[str, float | None]
+    """lambda by layer; None: found at every step."""
+    shapes: Sequence[Blocks]
+    """Shapes of the groups."""
+    reweight: float
+    """Share of the steps between two updates of beta."""
+    target: float
+    """Share of the weights to take to zero."""
+    together: bool
+    """Whether all layers share the quantile of lambda."""
+    rate: Callable[[int, int], float]
+    """Learning rate of a step, from the step and the number of steps."""
+
+
 class Lasso(nn.Module):
-    """The objective of training with the penalty.
+    """The objective of training with the penalty; it moves the weights itself, before the first micro-batch of each step.
 
     Args:
         objective: The objective of the task.
         layers: Layers with the penalty, by module name.
-        strengths: lambda by layer.
-        shapes: Shapes of the groups.
-        reweight: Share of the steps between two updates of beta.
+        penalty: The settings of the penalty.
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        layers: Mapping[str, nn.Linear],
-        strengths: Mapping[str, float],
-        shapes: Sequence[Blocks],
-        reweight: float,
-    ) -> None:
+    def __init__(self, objective: Objective, layers: Mapping[str, nn.Linear], penalty: Penalty) -> None:
         super().__init__()
-        self.objective, self.reweight = objective, reweight
+        self.objective, self.penalty, self.step = objective, penalty, 0
         self.terms = [
-            (layer, strengths[name], shape, f"beta_{number}_{which}")  # tuples in a list, so that the layers are not submodules
+            (name, layer, shape, f"beta_{number}_{which}")  # tuples in a list, so that the layers are not submodules
             for number, (name, layer) in enumerate(layers.items())
-            for which, shape in enumerate(shapes)
+            for which, shape in enumerate(penalty.shapes)
         ]
-        for layer, _, shape, name in self.terms:  # buffers, so that a resumed training continues with the same values
-            self.register_buffer(name, beta(layer.weight.detach(), shape))
+        for _, layer, shape, beta_name in self.terms:  # buffers, so that a resumed training continues with the same values
+            self.register_buffer(beta_name, beta(layer.weight.detach(), shape))
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
-        """Returns the parts of the loss, float32 `[b]` each; every row carries the full penalty, since the loss is their mean."""
-        if batch.step % max(1, steps_in(self.reweight, batch.num_steps)) == 0:
-            for layer, _, shape, name in self.terms:
-                setattr(self, name, beta(layer.weight.detach(), shape))
-        parts = self.objective(model, batch)
-        penalty = torch.stack(
-            [strength * (getattr(self, name) * group_norms(layer.weight, shape)).sum() for layer, strength, shape, name in self.terms]
-        ).sum()
-        return {**parts, "lasso": penalty.expand(len(batch.indices))}
+        """Returns the parts of the loss of the task, float32 `[b]` each."""
+        if batch.step != self.step:
+            self.step = batch.step
+            self.shrink(batch.step, batch.num_steps)
+        return self.objective(model, batch)
+
+    @torch.no_grad()
+    def shrink(self, step: int, num_steps: int) -> None:
+        """Takes the proximal step that follows the optimizer's step `step - 1`."""
+        if step % max(1, steps_in(self.penalty.reweight, num_steps)) == 0:
+            for _, layer, shape, name in self.terms:
+                setattr(self, name, beta(layer.weight, shape))
+        norms = [group_norms(layer.weight, shape) for _, layer, shape, _ in self.terms]
+        betas: list[Tensor] = [getattr(self, name) for *_, name in self.terms]
+        lambdas = self.lambdas(norms, betas, step, num_steps)
+        eta = self.penalty.rate(step - 1, num_steps)
+        for (_, layer, shape, _), norm_ST, beta_ST, strength in zip(self.terms, norms, betas, lambdas, strict=True):
+            factor_ST = 1 - eta * strength * beta_ST / norm_ST.clamp(min=SMALLEST)
+            layer.weight.mul_(spread(factor_ST.clamp(min=0), layer.weight.shape, shape))
+
+    def lambdas(self, norms: Sequence[Tensor], betas: Sequence[Tensor], step: int, num_steps: int) -> list[float]:
+        """Returns lambda for each layer and kind of group; 0 where it is found at every step and no step is left."""
+        penalty = self.penalty
+        left = sum(penalty.rate(later, num_steps) for later in range(step, steps_in(PENALIZED, num_steps)))
+        share = 1 - (1 - penalty.target) ** (1 / len(penalty.shapes))  # a weight of a row and a column goes with either
+        needed = [(norm_ST / beta_ST).flatten() for norm_ST, beta_ST in zip(norms, betas, strict=True)]
+        found = [quantile(torch.cat(needed), share)] * len(needed) if penalty.together else [quantile(one, share) for one in needed]
+        automatic = [value / left if left else 0.0 for value in found]
+        given = [penalty.strengths[name] for name, *_ in self.terms]
+        return [auto if fixed is None else fixed for auto, fixed in zip(automatic, given, strict=True)]
+
+
+def quantile(values: Tensor, share: float) -> float:
+    """Returns the smallest value with at least `share` of the values at or below it."""
+    return float(values.kthvalue(max(1, math.ceil(share * values.numel() - 1e-9))).values)
 
 
 def beta(weight_OI: Tensor, piece: Blocks) -> Tensor:
@@ -96,9 +150,9 @@ def beta(weight_OI: Tensor, piece: Blocks) -> Tensor:
     return 1 / (group_norms(weight_OI, piece) + EPSILON)
 
 
-def strengths(names: Sequence[str], usual: float, others: Mapping[str, float]) -> dict[str, float]:
+def strengths(names: Sequence[str], usual: float | None, others: Mapping[str, float]) -> dict[str, float | None]:
     """Returns lambda by layer: the value of the last name pattern that matches, else `usual`."""
-    found = dict.fromkeys(names, usual)
+    found: dict[str, float | None] = dict.fromkeys(names, usual)
     for pattern, value in others.items():
         found |= dict.fromkeys(fnmatch.filter(names, pattern), value)
     return found
@@ -142,6 +196,26 @@ def layer_mask(weight_OI: Tensor, shapes: Sequence[Blocks], sparsity: float) -> 
         low, high = (low, middle) if missed(middle) >= 0 else (middle + 1, high)
     one_less = low > 0 and (not bool(kept(low).any()) or -missed(low - 1) < missed(low))  # nearer, or needed to keep any weight
     return kept(low - 1 if one_less else low)
+
+
+def model_masks(weights: Mapping[str, Tensor], shapes: Sequence[Blocks], sparsity: float) -> dict[str, Tensor]:
+    """Returns which weights stay when the smallest groups of all layers are zeroed, bool `[O, I]` by layer.
+
+    Args:
+        weights: Weights by layer, float32 `[O, I]`.
+        shapes: Shapes of the groups; a weight is zeroed with any of its groups.
+        sparsity: Share of all weights to zero; reached from below as nearly as whole groups allow, and never by all groups of a layer.
+    """
+    sizes = {name: [root_mean_squares(weight_OI, shape) for shape in shapes] for name, weight_OI in weights.items()}
+    spreads = {
+        name: torch.stack([spread(size_ST, weight_OI.shape, shape) for size_ST, shape in zip(sizes[name], shapes, strict=True)])
+        for name, weight_OI in weights.items()
+    }
+    least = {name: values.amin(dim=0) for name, values in spreads.items()}  # a weight goes as soon as the smaller of its groups does
+    limits = torch.cat([values.flatten() for values in least.values()]).sort().values
+    gone = int(sparsity * len(limits) + 1e-9)
+    limit = limits[gone] if gone < len(limits) else limits[-1]
+    return {name: values >= torch.minimum(limit, values.amax()) for name, values in least.items()}
 
 
 def num_gone(sparsity: float, number: int) -> int:

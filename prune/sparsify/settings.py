@@ -71,14 +71,15 @@ class LassoSettings(Config):
 
     groups: Groups = "rows"
     """What a group is. rows: one output's weights inside a block; columns: one input's weights inside a block; both: rows and columns."""
-    strength: Annotated[float, Field(ge=0, le=1000)] = 1e-4
-    """lambda: weight of the penalty in the loss, for each layer."""
+    strength: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
+    """lambda, the weight of the penalty. auto: at every step, what takes the target share of the groups to zero in the steps left."""
     strengths: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
     """lambda of some layers, by name patterns with `*`; the last matching pattern wins."""
     reweight: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Share of the steps between two updates of the group weights from the current norms; 1: only at the start."""
-    threshold: Literal["layer", "balanced"] = "layer"
-    """layer: zero the smallest groups of a layer; balanced: zero the same share of the rows (or columns) of every block."""
+    threshold: Literal["layer", "balanced", "model"] = "layer"
+    """layer: zero the smallest groups of each layer; balanced: zero the same share of the rows (or columns) of every block; model: zero the
+    smallest groups of all layers together, so that layers may differ in sparsity."""
 
 
 class SparsifySettings(ModelStage):

@@ -9,7 +9,8 @@ that are all zero.
     lasso                          train with a penalty, zero the smallest groups `prune.sparsify.lasso`
     recover                        fine-tune with the zeros held                  `prune.recovery`, `compress.training.kept_zeros`
 
-The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity. The checkpoint is marked so that
+The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity,
+unless lasso ranks the groups of all layers. The checkpoint is marked so that
 every later training holds its zeros; rounding to symmetric integer grids keeps them anyway. Calibration rows come from the train split.
 Whole blocks cannot reach every sparsity: a layer that ends far from the target is an error before anything is trained. Not supported: a
 sparsity per layer; experts stored as one stacked tensor; models too large for memory.
@@ -32,7 +33,7 @@ from prune.calibration import calibration_batches
 from prune.forward_order import Features
 from prune.recovery import Recover, RecoveryJob, check_recovery, recover
 from prune.sparsify.figures import layer_figures, unread_figures
-from prune.sparsify.lasso import QUANTILES, Lasso, balanced_mask, layer_mask, pieces, quantiles, strengths
+from prune.sparsify.lasso import QUANTILES, Lasso, Penalty, balanced_mask, layer_mask, model_masks, pieces, quantiles, strengths
 from prune.sparsify.movement import Movement, extract, insert
 from prune.sparsify.one_shot import zero_gone, zero_weights
 from prune.sparsify.patterns import NM, Blocks
@@ -52,7 +53,7 @@ TWO_FOUR = "TensorRT alone multiplies 2:4 faster, on NVIDIA GPUs from Ampere on,
 class Sparsify(SparsifySettings):
     """Sets weights in the blocks' matrices to zero; shapes stay the same, and no speed-up is claimed."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
 
     def work(self, macs: int, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""
@@ -171,20 +172,37 @@ class Sparsify(SparsifySettings):
         blocks, settings = self.zeros, self.lasso
         assert isinstance(blocks, Blocks), blocks
         layers, shapes = target_layers(self, model), pieces(blocks, settings.groups)
-        lambdas = strengths(list(layers), settings.strength, settings.strengths or {})
+        usual = None if settings.strength == "auto" else settings.strength
+        penalty = Penalty(
+            strengths=strengths(list(layers), usual, settings.strengths or {}),
+            shapes=shapes,
+            reweight=settings.reweight,
+            target=self.target,
+            together=settings.threshold == "model",
+            rate=self._learning_rate,
+        )
         before = quantiles(layers, shapes)
-        wrap_objective = partial(Lasso, layers=layers, strengths=lambdas, shapes=shapes, reweight=settings.reweight)
+        wrap_objective = partial(Lasso, layers=layers, penalty=penalty)
         history = self._train(model, self.learning, source, context, LEARNING, wrap_objective)
         after = quantiles(layers, shapes)
-        for layer in layers.values():
-            weight_OI = layer.weight.detach()
-            balanced = settings.threshold == "balanced"
-            zero_gone(
-                layer,
-                balanced_mask(weight_OI, blocks, settings.groups, self.target) if balanced else layer_mask(weight_OI, shapes, self.target),
-            )
+        weights = {name: layer.weight.detach() for name, layer in layers.items()}
+        match settings.threshold:
+            case "layer":
+                masks = {name: layer_mask(weight_OI, shapes, self.target) for name, weight_OI in weights.items()}
+            case "balanced":
+                masks = {name: balanced_mask(weight_OI, blocks, settings.groups, self.target) for name, weight_OI in weights.items()}
+            case "model":
+                masks = model_masks(weights, shapes, self.target)
+        for name, layer in layers.items():
+            zero_gone(layer, masks[name])
         groups = {"quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _history_figures(history), "groups": groups}
+
+    def _learning_rate(self, step: int, num_steps: int) -> float:
+        """Returns the learning rate of a step of `learning`."""
+        from compress.training.train import learning_rate
+
+        return learning_rate(step, num_steps, self.learning.learning_rate, self.learning.warmup, self.learning.schedule)
 
     def _train(
         self,

@@ -75,6 +75,8 @@ def reachable_sparsity(settings: SparsifySettings, outputs: int, inputs: int) ->
     groups = pieces(blocks, settings.lasso.groups) if settings.method == "lasso" else (blocks,)
     if settings.method == "lasso" and settings.lasso.threshold == "balanced":
         return balanced_share(shape, blocks, settings.lasso.groups, target)
+    if settings.method == "lasso" and settings.lasso.threshold == "model":  # over all layers, whose number of groups is large
+        return target
     if len(groups) > 1:  # rows and columns overlap: single lines can be added until the target is met
         return target
     return reachable(shape, groups[0], target) / (outputs * inputs)

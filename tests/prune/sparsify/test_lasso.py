@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,13 @@ from prune.sparsify.lasso import (
     QUANTILES,
     Groups,
     Lasso,
+    Penalty,
     balanced_mask,
     balanced_share,
     beta,
     group_norms,
     layer_mask,
+    model_masks,
     pieces,
     quantiles,
     strengths,
@@ -58,69 +61,151 @@ def batch_of(step: int, num_steps: int = 8, rows: int = 3) -> Batch:
     return Batch({}, torch.zeros(rows), np.arange(rows), step, num_steps)
 
 
-@given(SHAPES, BLOCKS, st.integers(0, 99), st.sampled_from(["rows", "columns", "both"]))
-def test_the_penalty_is_that_of_the_loop(shape: tuple[int, int], block: tuple[int, int], seed: int, groups: Groups) -> None:
+def penalty_of(block: tuple[int, int], groups: Groups, **settings: Any) -> Penalty:
+    usual: dict[str, Any] = {"strengths": {"a": 0.3, "b": 0.7}, "reweight": 0.25, "target": 0.5, "together": False}
+    rate: Any = settings.pop("rate", lambda step, num_steps: 0.1)
+    return Penalty(shapes=pieces(Blocks(*block), groups), rate=rate, **{**usual, **settings})
+
+
+def shrunk(weight: Tensor, groups: list[tuple[list[tuple[int, int]], Tensor]], betas: list[float], amount: float) -> Tensor:
+    """Written out: the proximal step of one kind of groups, `amount` = eta lambda."""
+    found = weight.clone()
+    for (places, values), beta_g in zip(groups, betas, strict=True):
+        norm = math.sqrt(sum(float(value) ** 2 for value in values))
+        factor = max(0.0, 1 - amount * beta_g / norm) if norm else 0.0
+        for place in places:
+            found[place] = weight[place] * factor
+    return found
+
+
+@given(SHAPES, BLOCKS, st.integers(0, 99), st.sampled_from(["rows", "columns"]), st.floats(0, 3))
+def test_the_step_is_that_of_the_loop(shape: tuple[int, int], block: tuple[int, int], seed: int, groups: Groups, strength: float) -> None:
     layers = {"a": nn.Linear(shape[1], shape[0]), "b": nn.Linear(2, 3)}
     layers["a"].weight.data, layers["b"].weight.data = weight_of(shape, seed), weight_of((3, 2), seed + 1)
-    lambdas = {"a": 0.3, "b": 0.7}
-    objective = Lasso(task, layers, lambdas, pieces(Blocks(*block), groups), 0.25)
-    expected = 0.0
+    lambdas: dict[str, float | None] = {"a": strength, "b": 0.7}
+    objective = Lasso(task, layers, penalty_of(block, groups, strengths=lambdas, reweight=1.0))
+    expected = {}
     for name, layer in layers.items():
-        for _, values in groups_of(layer.weight.detach(), block, groups):
-            norm = math.sqrt(sum(float(value) ** 2 for value in values))
-            expected += lambdas[name] * norm / (norm + EPSILON)
-    parts = objective(nn.Identity(), batch_of(0))
-    assert parts["loss"].tolist() == [1, 1, 1]
-    assert parts["lasso"].tolist() == pytest.approx([expected] * 3, rel=1e-4)
-    parts["lasso"].mean().backward()
+        found = groups_of(layer.weight.detach(), block, groups)
+        betas = [1 / (float(values.norm()) + EPSILON) for _, values in found]
+        layer.weight.data *= 0.7  # beta is that of the start
+        expected[name] = shrunk(layer.weight.detach(), groups_of(layer.weight.detach(), block, groups), betas, 0.1 * lambdas[name])
+    parts = objective(nn.Identity(), batch_of(1))
+    assert list(parts) == ["loss"]
     for name, layer in layers.items():
-        gradient = torch.zeros_like(layer.weight)
-        for places, values in groups_of(layer.weight.detach(), block, groups):
-            norm = float(values.norm())
-            for place, value in zip(places, values, strict=True):
-                gradient[place] += lambdas[name] * float(value) / norm / (norm + EPSILON)
-        assert layer.weight.grad is not None
-        torch.testing.assert_close(layer.weight.grad, gradient, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(layer.weight.detach(), expected[name], rtol=1e-4, atol=1e-6)
 
 
-def test_a_group_that_is_zero_has_no_gradient() -> None:
+@given(SHAPES, BLOCKS, st.integers(0, 99), st.floats(0.01, 2))
+def test_the_step_minimizes_its_proximal_problem(shape: tuple[int, int], block: tuple[int, int], seed: int, strength: float) -> None:
+    """1/2 ||V - W||^2 + eta lambda sum beta_g ||V_g|| is no smaller anywhere near the answer."""
+    layer = nn.Linear(shape[1], shape[0])
+    layer.weight.data = weight_of(shape, seed)
+    weight, piece = layer.weight.detach().clone(), pieces(Blocks(*block), "rows")[0]
+    beta_ST = beta(weight, piece)
+    Lasso(task, {"a": layer}, penalty_of(block, "rows", strengths={"a": strength}, reweight=1.0))(nn.Identity(), batch_of(1))
+
+    def value(candidate: Tensor) -> float:
+        return float(0.5 * (candidate - weight).square().sum() + 0.1 * strength * (beta_ST * group_norms(candidate, piece)).sum())
+
+    best = value(layer.weight.detach())
+    generator = torch.Generator().manual_seed(seed)
+    for size in (1e-3, 1e-2, 1e-1):
+        for _ in range(5):
+            assert value(layer.weight.detach() + size * torch.randn(shape, generator=generator)) >= best - 1e-5
+
+
+@given(SHAPES, BLOCKS, st.integers(0, 99), st.floats(0.05, 0.9), st.booleans())
+def test_without_a_loss_the_target_share_is_zero_in_time(
+    shape: tuple[int, int], block: tuple[int, int], seed: int, target: float, together: bool
+) -> None:
+    layers = {"a": nn.Linear(shape[1], shape[0]), "b": nn.Linear(4, 6)}
+    layers["a"].weight.data, layers["b"].weight.data = weight_of(shape, seed), 3 * weight_of((6, 4), seed + 1)
+    nothing = dict.fromkeys(layers)
+    num_steps = 40
+    objective = Lasso(task, layers, penalty_of(block, "rows", strengths=nothing, target=target, together=together, reweight=1.0))
+    for step in range(num_steps):
+        objective(nn.Identity(), batch_of(step, num_steps))
+    norms = [group_norms(layer.weight.detach(), pieces(Blocks(*block), "rows")[0]).flatten() for layer in layers.values()]
+    for values in [torch.cat(norms)] if together else norms:
+        gone = max(1, math.ceil(target * len(values) - 1e-9))
+        assert int((values <= 1e-5).sum()) == gone, values
+
+
+def test_what_the_loss_holds_raises_lambda() -> None:
+    """A loss that puts the weights back after every step: lambda grows as the steps run out, and nothing is left to it afterwards."""
+    layer, seen = nn.Linear(8, 8), []
+    start = layer.weight.detach().clone()
+    objective = Lasso(task, {"a": layer}, penalty_of((2, 2), "rows", strengths={"a": None}))
+    for step in range(20):
+        norms, betas = [group_norms(layer.weight.detach(), Blocks(1, 2))], [objective.beta_0_0]
+        seen += objective.lambdas(norms, betas, step, 20)
+        objective(nn.Identity(), batch_of(step, 20))
+        layer.weight.data.copy_(start)
+    assert all(after > before > 0 for before, after in pairwise(seen[:18]))
+    assert seen[18:] == [0, 0]
+
+
+def test_one_step_of_the_optimizer_is_one_of_the_penalty() -> None:
+    layer = nn.Linear(4, 4)
+    objective = Lasso(task, {"a": layer}, penalty_of((2, 2), "rows", strengths={"a": 0.5}))
+    before = layer.weight.detach().clone()
+    objective(nn.Identity(), batch_of(0))
+    assert torch.equal(layer.weight, before)  # no step of the optimizer came before
+    objective(nn.Identity(), batch_of(1))
+    after = layer.weight.detach().clone()
+    assert not torch.equal(after, before)
+    objective(nn.Identity(), batch_of(1))  # another micro-batch
+    assert torch.equal(layer.weight, after)
+
+
+def test_a_group_that_is_zero_stays_a_number() -> None:
     layer = nn.Linear(5, 3)
     layer.weight.data.zero_()
-    Lasso(task, {"a": layer}, {"a": 1.0}, pieces(Blocks(2, 2), "both"), 1.0)(nn.Identity(), batch_of(1))["lasso"].sum().backward()
-    assert layer.weight.grad is not None
-    assert layer.weight.grad.tolist() == torch.zeros(3, 5).tolist()
-
-
-def test_groups_are_weighed_again_at_equal_distances() -> None:
-    layer = nn.Linear(4, 4)
-    objective: Any = Lasso(task, {"a": layer}, {"a": 1.0}, pieces(Blocks(2, 2), "rows"), 0.5)
-    changed = []
-    for step in range(8):
-        layer.weight.data *= 0.5
-        before = objective.beta_0_0.clone()
-        objective(nn.Identity(), batch_of(step))
-        changed.append(not torch.equal(before, objective.beta_0_0))
-        if changed[-1]:
-            assert torch.equal(objective.beta_0_0, beta(layer.weight.detach(), Blocks(1, 2)))
-    assert changed == [True, False, False, False, True, False, False, False]
-    assert list(objective.state_dict()) == ["beta_0_0"]  # what a resumed training goes on with; the layers are saved with the model
-    assert not list(objective.parameters())
+    Lasso(task, {"a": layer}, penalty_of((2, 2), "both", strengths={"a": None}))(nn.Identity(), batch_of(1))
+    assert layer.weight.tolist() == torch.zeros(3, 5).tolist()
 
 
 @pytest.mark.parametrize(
     ("reweight", "num_steps", "times"), [(0.25, 10, 4), (0.25, 8, 4), (0.1, 30, 10), (0.3, 9, 3), (0.34, 100, 3), (1.0, 7, 1), (0.01, 5, 5)]
 )
-def test_groups_are_weighed_no_more_often_than_asked(reweight: float, num_steps: int, times: int) -> None:
+def test_groups_are_weighed_again_at_equal_distances(reweight: float, num_steps: int, times: int) -> None:
     layer = nn.Linear(4, 4)
-    objective: Any = Lasso(task, {"a": layer}, {"a": 1.0}, pieces(Blocks(2, 2), "rows"), reweight)
-    weighed = []
+    objective: Any = Lasso(task, {"a": layer}, penalty_of((2, 2), "rows", strengths={"a": 0.0}, reweight=reweight))
+    weighed = [0]  # when it was made
     for step in range(num_steps):
         layer.weight.data *= 0.9
-        before = objective.beta_0_0.clone()
+        before, now = objective.beta_0_0.clone(), beta(layer.weight.detach(), Blocks(1, 2))
         objective(nn.Identity(), batch_of(step, num_steps))
-        weighed += [step] if not torch.equal(before, objective.beta_0_0) else []
+        if not torch.equal(before, objective.beta_0_0):
+            weighed.append(step)
+            assert torch.equal(objective.beta_0_0, now)
     assert len(weighed) == times
     assert weighed == list(range(0, num_steps, weighed[1] if len(weighed) > 1 else num_steps))
+    assert list(objective.state_dict()) == ["beta_0_0"]  # what a resumed training goes on with; the layers are saved with the model
+    assert not list(objective.parameters())
+
+
+@given(SHAPES, SHAPES, BLOCKS, st.integers(0, 99), st.sampled_from(["rows", "columns", "both"]), st.floats(0, 0.95))
+def test_the_smallest_groups_of_all_layers_go(
+    one: tuple[int, int], other: tuple[int, int], block: tuple[int, int], seed: int, groups: Groups, sparsity: float
+) -> None:
+    weights = {"a": weight_of(one, seed), "b": 2 * weight_of(other, seed + 1)}
+    masks = model_masks(weights, pieces(Blocks(*block), groups), sparsity)
+    sizes, stays = [], []
+    for name, weight in weights.items():
+        least = torch.full(weight.shape, math.inf, dtype=torch.float64)
+        for places, values in groups_of(weight, block, groups):
+            for place in places:
+                least[place] = min(float(least[place]), float(values.double().square().mean().sqrt()))
+        assert bool(masks[name].any())
+        sizes += least.flatten().tolist()
+        stays += masks[name].flatten().tolist()
+    gone = stays.count(False)
+    assert gone <= sparsity * len(sizes) + 1e-6
+    largest_gone = max((size for size, kept in zip(sizes, stays, strict=True) if not kept), default=0.0)
+    smaller_kept = [size for size, kept in zip(sizes, stays, strict=True) if kept and size < largest_gone - 1e-12]
+    assert len(set(smaller_kept)) <= len(weights)  # only the largest group of a layer may stay although it is small
 
 
 @given(SHAPES, BLOCKS, st.integers(0, 99), st.floats(0, 0.95))
