@@ -25,6 +25,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,6 +40,7 @@ from triton_repo.safe_folder import linked, safe_folder
 ADDRESS = "127.0.0.1"
 READY_SECONDS = 600.0
 STOP_SECONDS = 60.0
+WATCHER_SECONDS = 5.0
 EXIT_SECONDS = 10
 """Time that a stopping server waits for requests in flight."""
 ATTEMPTS = 3
@@ -81,6 +83,7 @@ class TritonServer:
         self._repository, self._environment, self._log = repository.resolve(), environment, log
         self._models, self._seconds, self._private = models, seconds, private
         self._folder, self._port = Path(), 0
+        self._servers: list[psutil.Process] = []
         self._stubs: list[psutil.Process] = []
         self._log_start = 0
         """Where the log of the present start begins; from the moment that it is ready, where the log of its life begins."""
@@ -135,13 +138,13 @@ class TritonServer:
 
     @property
     def _models_run(self) -> bool:
-        try:
-            return all(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in self._stubs)
-        except psutil.NoSuchProcess:
-            return False
+        return all(_lives(one) for one in self._stubs)
 
     def check_alive(self) -> None:
         """Raises `ServerError` if the server has exited; it says how, and quotes only what this server logged."""
+        if self._process is not None and not self._models_run and not all(_lives(one) for one in self._servers):
+            with suppress(subprocess.TimeoutExpired):  # models die with their server; its watcher, which knows how, exits a moment later
+                self._process.wait(WATCHER_SECONDS)
         if self._runs and not self._models_run:  # the backend does not always start it again, and then refuses every request
             raise ServerError(f"a model process of Triton died: {last_error(self._tail())}; log: {self._log}")
         if not self._runs:
@@ -150,7 +153,7 @@ class TritonServer:
 
     def stop(self) -> None:
         """Stops the server and its models; does nothing if it is not running."""
-        self._stubs = []
+        self._servers, self._stubs = [], []
         process, self._process = self._process, None
         if process is not None:
             process.terminate()
@@ -196,7 +199,7 @@ class TritonServer:
                 try:
                     if client.is_server_ready(client_timeout=5):
                         self._log_start = self._log.stat().st_size
-                        self._stubs = self._stub_processes()
+                        self._servers, self._stubs = self._below("tritonserver"), self._below("backend_stub")
                         return
                 except InferenceServerException:  # not listening yet
                     pass
@@ -204,11 +207,11 @@ class TritonServer:
                     raise ServerError(f"Triton was not ready within {self._seconds:.0f} s: {last_error(self._tail())}; log: {self._log}")
                 time.sleep(0.1)
 
-    def _stub_processes(self) -> list[psutil.Process]:
-        """Returns the processes of the Python models."""
+    def _below(self, name: str) -> list[psutil.Process]:
+        """Returns the processes below the watcher that have `name` in theirs: the server, or those of the Python models."""
         assert self._process is not None, "started"
         try:
-            return [one for one in psutil.Process(self._process.pid).children(recursive=True) if "backend_stub" in one.name()]
+            return [one for one in psutil.Process(self._process.pid).children(recursive=True) if name in one.name()]
         except psutil.NoSuchProcess:  # it has just died, which the next look finds
             return []
 
@@ -291,6 +294,14 @@ def cause(status: int | None, log: str) -> str:
     if number in known:
         return f"killed by {signal.Signals(number).name}"
     return last_error(log) if log.strip() else f"status {status}, the log is empty"
+
+
+def _lives(process: psutil.Process) -> bool:
+    """Whether a process runs; one that has died and was not waited for does not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _variables() -> dict[str, str]:
