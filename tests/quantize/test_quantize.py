@@ -182,8 +182,8 @@ def test_rows_beyond_the_calibrated_range_are_a_warning(bert: Artifact, context:
 
 
 def test_a_layer_that_no_row_reaches_stays_float(bert: Artifact, context: Context, told, tmp_path: Path, monkeypatch) -> None:
-    def with_idle_layer(folder: Path) -> nn.Module:
-        model = load(folder)
+    def with_idle_layer(folder: Path, device: torch.device) -> nn.Module:
+        model = load(folder, device)
         model.bert.encoder.layer[0].idle = nn.Linear(3, 3)
         return model
 
