@@ -132,7 +132,7 @@ def prepare(model: Any, features: dict[str, Any], kind: str) -> None:
     from compress.models.forward import forward, linears
     from compress.schemes.int8 import LayerScales, weight_scale
     from quantize.calibration import Histogram, collect
-    from quantize.qat import insert
+    from quantize.training.qat import insert
 
     if kind == "finetune":
         return

@@ -25,10 +25,10 @@ from quantize.calibration import METHODS
 from quantize.escalation import budget_of, escalate
 from quantize.in_memory import quantize_in_memory
 from quantize.ptq import SELECTION_ROWS, write_checkpoint
-from quantize.qat import setting_keys
 from quantize.sensitivity import SCAN_ROWS
 from quantize.settings import QuantizeSettings
 from quantize.streaming import check_streamed, quantize_streamed, worth_streaming
+from quantize.training.qat import setting_keys
 
 PASSES_PER_SCAN = 150  # of an encoder with 36 layers
 PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals

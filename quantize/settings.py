@@ -14,9 +14,9 @@ from compress.stage.context import Context
 from compress.stage.stage import ModelStage, is_model
 from quantize.calibration import METHODS, Method
 from quantize.products import Switch
-from quantize.qat import Qat
-from quantize.rounding import Method as Rounding
+from quantize.rounding.rounding import Method as Rounding
 from quantize.schemes import calibrators, default_calibrator
+from quantize.training.qat import Qat
 
 
 class Calibration(Config):

@@ -47,13 +47,13 @@ from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches
-from quantize.qat import learn
-from quantize.rounding import IntegerScales, round_layers
+from quantize.rounding.rounding import IntegerScales, round_layers
 from quantize.schemes import calibrators, default_calibrator, weight_scales
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import Channels, describe, smooth
+from quantize.training.qat import learn
 from quantize.trial import Trial, in_int8
 
 TRACED_ROWS = 4

@@ -37,14 +37,14 @@ from compress.models.streaming import HIDDEN, Batch, StreamedModel
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int8 import quantize
 from compress.schemes.table import SCHEMES, Scheme, facts_of
-from quantize.adaround import adaround
 from quantize.awq import awq
 from quantize.calibration import Histogram, Method, Observed, collect
 from quantize.folding import Fold, find_folds, groups
-from quantize.gptq import eliminate, elimination
 from quantize.moments import Moments, in_groups, output_errors
-from quantize.rounding import IntegerScales, better_rows, grid_of
-from quantize.rounding import Method as Rounding
+from quantize.rounding.adaround import adaround
+from quantize.rounding.gptq import eliminate, elimination
+from quantize.rounding.rounding import IntegerScales, better_rows, grid_of
+from quantize.rounding.rounding import Method as Rounding
 from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_scales
 from quantize.smoothquant import Channels, smooth
 

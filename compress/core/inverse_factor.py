@@ -1,8 +1,8 @@
 """Cholesky factor of the inverse Hessian, for second-order methods: H^-1 = U^T U with U upper triangular.
 
-GPTQ (`quantize.gptq`) and SparseGPT (`prune.sparsify.sparsegpt`) process the inputs of a layer one after the other. For input j, the
-Optimal Brain Surgeon update needs the first row of the inverse of H[j:, j:], divided by its diagonal entry. That is row j of U divided by
-U_jj, so one factorization replaces an inversion per input (Frantar et al. 2022, https://arxiv.org/abs/2210.17323, section 3.3, step 3).
+GPTQ (`quantize.rounding.gptq`) and SparseGPT (`prune.sparsify.sparsegpt`) process the inputs of a layer one after the other. For input j,
+the Optimal Brain Surgeon update needs the first row of the inverse of H[j:, j:], divided by its diagonal entry. That is row j of U divided
+by U_jj, so one factorization replaces an inversion per input (Frantar et al. 2022, https://arxiv.org/abs/2210.17323, section 3.3, step 3).
 
     H <- H + damping * mean(diag H) * I       makes H invertible; an input that was always 0 first gets H_jj = 1
 

@@ -22,8 +22,8 @@ from compress.schemes.fp8 import Fp8Linear
 from compress.schemes.int4 import Int4Linear
 from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
 from compress.stage.context import Context
-from quantize.adaround import adaround
 from quantize.quantize import Quantize
+from quantize.rounding.adaround import adaround
 
 pytestmark = pytest.mark.whole
 
@@ -79,7 +79,7 @@ def test_the_weights_of_a_checkpoint_are_on_their_grids_in_any_type(bert: Artifa
 def test_rounding_by_the_outputs_brings_their_error_down(
     bert: Artifact, context: Context, tmp_path: Path, scheme: str, rounding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantize.rounding.adaround", partial(adaround, steps=50))
+    monkeypatch.setattr("quantize.rounding.rounding.adaround", partial(adaround, steps=50))
     figures = run(bert, context, tmp_path / "out", scheme=scheme, rounding=rounding, group_size=16, smoothquant=scheme == "w8a8")
     told = figures["rounding"]
     assert (told["method"], len(told["layers"])) == (rounding, ENCODER)

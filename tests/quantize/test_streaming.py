@@ -160,7 +160,7 @@ LEARNED = [
 def test_rounded_by_outputs_everything_is_equal(
     kind: str, dtype: torch.dtype, settings: dict[str, Any], tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quantize.adaround.adaround.__kwdefaults__", {"steps": 20})
+    monkeypatch.setattr("quantize.rounding.adaround.adaround.__kwdefaults__", {"steps": 20})
     (whole, expected), (streamed, found) = both(tiny.write(tmp_path / "model", kind, dtype), blocks_context, group_size=16, **settings)
     ours, theirs = codes(streamed), codes(whole)
     assert ours.keys() == theirs.keys()

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from compress.schemes.int8 import LayerScales, levels, weight_scale
-from quantize.adaround import adaround
-from quantize.gptq import gptq
 from quantize.moments import output_errors
-from quantize.rounding import round_weight
+from quantize.rounding.adaround import adaround
+from quantize.rounding.gptq import gptq
+from quantize.rounding.rounding import round_weight
 
 
 def problem(seed: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +41,7 @@ def test_adaround() -> None:
 
 @pytest.mark.parametrize("method", ["nearest", "gptq", "adaround"])
 def test_layers(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quantize.rounding.adaround", lambda *given: adaround(*given, steps=50))
+    monkeypatch.setattr("quantize.rounding.rounding.adaround", lambda *given: adaround(*given, steps=50))
     weight_OI, hessian_II, _ = problem(2)
     scales = LayerScales(weight_scale(weight_OI, levels(8)), torch.tensor(0.1), 8, torch.linspace(0.5, 2, 24))
     rounded_OI, _ = round_weight(weight_OI, scales, hessian_II, method)  # type: ignore[arg-type]

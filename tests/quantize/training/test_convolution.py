@@ -13,10 +13,11 @@ from compress.core.errors import InputError
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import LayerScales, levels, weight_scale
 from compress.schemes.int8_convolution import ConvolutionScales, Geometry
-from quantize.qat import Int8Function, extract, insert
-from quantize.qat_convolution import Int8ConvolutionFunction, QatConvolution
 from quantize.quantize import Quantize
-from quantize.straight_through import Int8Arithmetic
+from quantize.training.convolution import Int8ConvolutionFunction, QatConvolution
+from quantize.training.linear import Int8Function
+from quantize.training.qat import extract, insert
+from quantize.training.straight_through import Int8Arithmetic
 from tests.architectures.steps import Bench
 from tests.architectures.table import ARCHITECTURES
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.schemes.int8 import quantize, weight_scale
-from quantize.gptq import BLOCK, DAMPING, gptq
 from quantize.moments import output_errors
-from quantize.rounding import better_rows
+from quantize.rounding.gptq import BLOCK, DAMPING, gptq
+from quantize.rounding.rounding import better_rows
 
 
 def problem(seed: int, outputs: int, inputs: int, rows: int) -> tuple[Tensor, Tensor]:
@@ -62,7 +62,7 @@ def test_blocks_make_no_difference(inputs: int, monkeypatch: pytest.MonkeyPatch)
     weight_OI, hessian_II = (tensor.double() for tensor in problem(0, 3, inputs, 2 * inputs))
     scale_OI = weight_scale(weight_OI, 7)[:, None].expand(weight_OI.shape)
     found = gptq(weight_OI, hessian_II, scale_OI, -8, 7)
-    monkeypatch.setattr("quantize.gptq.BLOCK", 10_000)
+    monkeypatch.setattr("quantize.rounding.gptq.BLOCK", 10_000)
     assert torch.equal(gptq(weight_OI, hessian_II, scale_OI, -8, 7), found)
 
 

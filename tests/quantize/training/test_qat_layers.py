@@ -16,8 +16,9 @@ from compress.core.errors import InputError
 from compress.schemes.int8 import SMALLEST_SCALE, Int8Linear, LayerScales, int8_linear, levels, quantize, weight_scale
 from compress.training.train import parameter_groups
 from quantize.calibration import Histogram, collect
-from quantize.qat import Qat, QatLinear, extract, insert
-from quantize.straight_through import Scale, codes_and_slope
+from quantize.training.linear import QatLinear
+from quantize.training.qat import Qat, extract, insert
+from quantize.training.straight_through import Scale, codes_and_slope
 
 
 def a_linear(inputs: int, outputs: int, bias: bool = True, seed: int = 0) -> nn.Linear:

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from compress.measure.closeness import place
 from compress.schemes.int4 import HIGH, LOW, Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
-from quantize.adaround import adaround
-from quantize.gptq import gptq
 from quantize.moments import observe, output_errors
+from quantize.rounding.adaround import adaround
+from quantize.rounding.gptq import gptq
 
 Method = Literal["nearest", "gptq", "adaround"]
 IntegerScales = LayerScales | DynamicScales | Int4Scales

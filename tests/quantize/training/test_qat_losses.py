@@ -27,9 +27,10 @@ from compress.training.distilled import distillation_objective
 from compress.training.train import Batch
 from distill.injected import Injected
 from quantize.in_memory import quantize_in_memory
-from quantize.qat import Qat, QatLinear, insert, learn, setting_keys
 from quantize.quantize import Quantize
-from tests.quantize.test_qat_training import features, group_of, start_of
+from quantize.training.linear import QatLinear
+from quantize.training.qat import Qat, insert, learn, setting_keys
+from tests.quantize.training.test_qat_training import features, group_of, start_of
 
 pytestmark = pytest.mark.whole
 
@@ -176,7 +177,7 @@ def test_smoothing_is_nothing_to_be_unlearned(bert: Artifact, run: Context, tmp_
 
 
 def test_corrected_biases_teach_nothing(bert: Artifact, run: Context, monkeypatch: pytest.MonkeyPatch) -> None:
-    from quantize import qat as module
+    from quantize.training import qat as module
 
     seen, original = [], module.distillation_objective
 

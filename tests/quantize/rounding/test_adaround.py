@@ -12,10 +12,10 @@ from torch import Tensor
 
 from compress.schemes.int4 import expand, group_scale
 from compress.schemes.int8 import quantize, weight_scale
-from quantize import adaround as module
-from quantize.adaround import BETA_END, BETA_START, PUSH, WARM_UP, adaround, push, rectified_sigmoid
 from quantize.moments import output_errors
-from quantize.rounding import better_rows
+from quantize.rounding import adaround as module
+from quantize.rounding.adaround import BETA_END, BETA_START, PUSH, WARM_UP, adaround, push, rectified_sigmoid
+from quantize.rounding.rounding import better_rows
 
 
 def problem(seed: int, outputs: int, inputs: int, rows: int) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,8 @@
-"""A convolution in quantization-aware training: the layer beside `quantize.qat.QatLinear`.
+"""A convolution in quantization-aware training: the layer beside `quantize.training.linear.QatLinear`.
 
 The forward pass convolves integer codes exactly and rescales once (`compress.schemes.int8_convolution`). The backward pass is that of
-`quantize.qat` with the two products of a linear layer replaced by the gradients of a convolution: with x^ = s_x q_x, W^ = s_w q_w and g the
-gradient of y
+`quantize.training.linear` with the two products of a linear layer replaced by the gradients of a convolution: with x^ = s_x q_x,
+W^ = s_w q_w and g the gradient of y
 
     dx = 1[inside] * (gradient of the convolution of x with W^, at g)
     dW = 1[inside] * (gradient of the convolution of x^ with W, at g)
@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales, levels
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, LayerScales
 from compress.schemes.int8_convolution import Convolution, ConvolutionScales, Geometry, int8_convolution, int8_layer, per_channel
-from quantize.straight_through import Int8Arithmetic, Scale, codes_and_slope, only_inside
+from quantize.training.straight_through import Int8Arithmetic, QatLayer, Scale, codes_and_slope, only_inside
 
 
 class Int8ConvolutionFunction(torch.autograd.Function):
@@ -106,7 +106,7 @@ def _gradients(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry, wanted:
     return of_x, of_weight, of_bias
 
 
-class QatConvolution(nn.Module):
+class QatConvolution(QatLayer):
     """A trainable convolution with int8 arithmetic; in evaluation mode exactly `Int8Convolution`.
 
     Args:
@@ -121,8 +121,7 @@ class QatConvolution(nn.Module):
     def __init__(self, name: str, layer: Convolution, start: LayerScales, input_scale: Scale, weight_scale: Scale, pact: bool) -> None:
         super().__init__()
         self.weight, self.bias = layer.weight, layer.bias
-        self.name, self.bits, self.pact = name, start.weight_bits, pact
-        self.input_scale, self.weight_scale = input_scale, weight_scale
+        self.set_up(name, start, input_scale, weight_scale, pact)
         self.geometry = Geometry.of(layer)
         self._layer = [layer]  # in a list, so that it is no child: its parameters are those of this module
 
@@ -136,23 +135,14 @@ class QatConvolution(nn.Module):
         layer.weight, layer.bias = self.weight, self.bias
         return layer
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the output `[B, O, size...]` for an input `[B, C, size...]`, in the autocast dtype if autocast is on and the layer is in
-        training mode, else in the dtype of the input; without a gradient in evaluation mode.
+    def evaluated(self, x: Tensor) -> Tensor:
+        """Returns the output of `Int8Convolution`, `[B, O, size...]`."""
+        output: Tensor = int8_layer(self.name, self.floating(), self.scales())(x)
+        return output
 
-        Raises:
-            InputError: The input holds NaN or infinity; names the layer.
-        """
-        # Int8Convolution raises if a value is not finite. The sum is a cheap first check: it may also overflow for large finite values.
-        if not self.training or not torch.isfinite(x.detach().sum()):
-            with torch.no_grad():
-                evaluated: Tensor = int8_layer(self.name, self.floating(), self.scales())(x)
-            if not self.training:
-                return evaluated
-        kind = x.device.type
-        products = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else torch.float32
-        fixed = Int8Arithmetic(levels(self.bits), self.pact, products)
+    def trained(self, x: Tensor, fixed: Int8Arithmetic) -> Tensor:
+        """Returns the output with straight-through gradients, `[B, O, size...]`, in the dtype of the products."""
         y: Tensor = Int8ConvolutionFunction.apply(  # type: ignore[no-untyped-call]
             x, self.weight, self.input_scale(), self.weight_scale(), self.bias, self.geometry, fixed
         )
-        return y if torch.is_autocast_enabled(kind) else y.to(x.dtype)
+        return y

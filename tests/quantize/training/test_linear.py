@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.schemes.int8 import levels, quantize
-from quantize.qat import Int8Function
-from quantize.straight_through import Int8Arithmetic, codes_and_slope, only_inside
+from quantize.training.linear import Int8Function
+from quantize.training.straight_through import Int8Arithmetic, codes_and_slope, only_inside
 
 LOW, HIGH = -128, 127
 

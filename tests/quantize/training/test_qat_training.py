@@ -25,8 +25,9 @@ from compress.schemes.int8 import LayerScales, levels, on_grid, weight_scale
 from compress.stage.context import Context
 from compress.training.distilled import Distilled
 from compress.training.train import Batch, TrainConfig, Training, train
-from quantize.qat import Qat, QatLinear, extract, insert, learn
-from quantize.straight_through import Scale
+from quantize.training.linear import QatLinear
+from quantize.training.qat import Qat, extract, insert, learn
+from quantize.training.straight_through import Scale
 
 pytestmark = pytest.mark.whole
 

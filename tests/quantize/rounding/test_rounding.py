@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
-from quantize.adaround import adaround
-from quantize.gptq import gptq
-from quantize.rounding import IntegerScales, Method, blocks, round_layers, round_weight, with_weight
+from quantize.rounding.adaround import adaround
+from quantize.rounding.gptq import gptq
+from quantize.rounding.rounding import IntegerScales, Method, blocks, round_layers, round_weight, with_weight
 
 pytestmark = pytest.mark.whole
 
@@ -122,7 +122,7 @@ def test_every_block_is_rounded_for_what_the_rounded_blocks_before_it_give(seed:
     layers = {name: layer for name, layer in net.named_modules() if isinstance(layer, nn.Linear)}
     scales = {name: scales_of("w4a16", layer.weight.detach()) for name, layer in layers.items()}
     kwargs = {"steps": 10} if method == "adaround" else {}
-    with patch("quantize.adaround.adaround.__kwdefaults__", {"steps": 10}):
+    with patch("quantize.rounding.adaround.adaround.__kwdefaults__", {"steps": 10}):
         found, _ = round_layers(net, layers, scales, method, [[name] for name in layers], lambda: [{"x": x}], send)
 
         def by_hand(name: str, read: Tensor) -> nn.Linear:
