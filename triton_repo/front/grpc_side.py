@@ -9,7 +9,7 @@ import grpc
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
-from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, Load, Rejected
+from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
 from triton_repo.front.tensors import check_request
 
 SERVICE = "/inference.GRPCInferenceService/"
@@ -116,5 +116,5 @@ def _checked(body: bytes) -> bytes:
 def _told(error: Any) -> str:
     """Returns what to tell a client about a failed call."""
     if error.code() == grpc.StatusCode.UNAVAILABLE:
-        return "the model server is not there; it is started again, try again in some seconds"
+        return RESTARTING
     return str(error.details())

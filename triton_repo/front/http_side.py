@@ -16,9 +16,9 @@ from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
-from triton_repo.front.bodies import read_body, write_body
+from triton_repo.front.bodies import compact, read_body, write_body
 from triton_repo.front.grpc_side import infer_of
-from triton_repo.front.limits import BODY_SECONDS, MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_SECONDS, Load, Rejected
+from triton_repo.front.limits import BODY_SECONDS, MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
 from triton_repo.front.tensors import check_model
 
 JSON_SIZE = "Inference-Header-Content-Length"
@@ -75,7 +75,7 @@ class Paths:
     async def server(self, request: web.Request) -> web.StreamResponse:
         """Name and version of the server."""
         answer = await self._stub.ServerMetadata(pb.ServerMetadataRequest(), timeout=REQUEST_SECONDS)
-        return web.json_response({"name": answer.name, "version": answer.version, "extensions": ["binary_tensor_data"]})
+        return web.json_response({"name": answer.name, "version": answer.version, "extensions": ["binary_tensor_data"]}, dumps=compact)
 
     async def model(self, request: web.Request) -> web.StreamResponse:
         """Inputs and outputs of a model."""
@@ -85,7 +85,7 @@ class Paths:
         for key in ("inputs", "outputs"):
             tensors = getattr(answer, key)
             document[key] = [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in tensors]
-        return web.json_response(document)
+        return web.json_response(document, dumps=compact)
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """An inference."""
@@ -162,11 +162,11 @@ async def _errors(request: web.Request, handler: _Answer) -> web.StreamResponse:
     except grpc.aio.AioRpcError as error:
         status, message = _STATUS.get(error.code(), 500), str(error.details())
         if status == 503:
-            message = "the model server is not there; it is started again, try again in some seconds"
+            message = RESTARTING
     except TimeoutError:
         status, message = 408, "the request did not arrive in time"
     except (aiohttp.ClientError, OSError):
-        status, message = 503, "the model server is not there; it is started again, try again in some seconds"
+        status, message = 503, RESTARTING
     except ValueError as error:
         status, message = 500, f"the answer cannot be written as JSON: {error}"
-    return web.json_response({"error": message}, status=status)
+    return web.json_response({"error": message}, status=status, dumps=compact)

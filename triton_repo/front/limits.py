@@ -21,6 +21,8 @@ BODY_SECONDS = 60.0
 """Time for a client to send its request."""
 REQUEST_SECONDS = 120.0
 """Time for Triton to answer."""
+RESTARTING = "the model server is not there; it is started again, try again in some seconds"
+"""What clients are told while Triton is started again."""
 
 
 class Rejected(Exception):
