@@ -1,0 +1,150 @@
+"""A decoder as an OpenVINO graph with a cache of keys and values; prefill and decoding are the same graph.
+
+    input_ids       int64 [b, n]      the new tokens
+    attention_mask  int64 [b, p + n]  1 for tokens, 0 for padding; p tokens are in the cache already
+    position_ids    int64 [b, n]      positions of the new tokens, not counting padding
+    beam_idx        int32 [b]         the row of the cache that each row goes on from: 0..b-1 unless beams are reordered
+    logits          float32 [b, n, V]
+
+Keys and values are state of the infer request ([b, heads, p, head size] for each layer) and empty after `reset_state`. The model is traced
+with caches that are filled by hand: updating an empty cache takes another branch than updating a filled one. All layers keep all tokens;
+a sliding window is a matter of the attention mask.
+
+Left out: encoder-decoders, recurrent states (Mamba, RWKV), caches with sizes of their own (DeepSeek's compressed keys).
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino
+import torch
+from openvino import opset15 as ops
+from openvino._offline_transformations import apply_make_stateful_transformation
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache, DynamicLayer
+
+from compress.core.errors import InputError
+from compress.models.library import quiet
+from export.graph.experts import make_exportable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+INPUTS = ("input_ids", "attention_mask", "position_ids", "beam_idx")
+BATCH, PAST, NEW = 2, 3, 2
+"""Sizes of the traced example: none is 1, which a trace would take for an axis to broadcast."""
+
+
+def cached_graph(model: PreTrainedModel) -> openvino.Model:
+    """Returns a decoder with its cache as state.
+
+    Args:
+        model: A causal language model of Transformers, in eval mode and float32.
+
+    Raises:
+        InputError: It keeps something else than keys and values, or cannot be traced.
+    """
+    make_exportable(model)
+    shapes = _cache_shapes(model)
+    decoder = _Decoder(model, len(shapes))
+    past = [torch.zeros(BATCH, heads, PAST, size) for pair in shapes for heads, size in pair]
+    example = {
+        "input_ids": torch.ones(BATCH, NEW, dtype=torch.int64),
+        "attention_mask": torch.ones(BATCH, PAST + NEW, dtype=torch.int64),
+        "position_ids": torch.arange(PAST, PAST + NEW).repeat(BATCH, 1),
+        "beam_idx": torch.arange(BATCH, dtype=torch.int32),
+    }
+    with torch.inference_mode(), quiet(), warnings.catch_warnings():
+        # the branches that the trace fixes ask whether the cache is filled and a mask given: both always are, here as later
+        warnings.filterwarnings("ignore", "Converting a tensor to a Python boolean")
+        graph = openvino.convert_model(decoder, example_input=(*example.values(), *past))
+    _name(graph, len(shapes))
+    for value, (heads, size) in zip(graph.inputs[len(INPUTS) :], (one for pair in shapes for one in pair), strict=True):
+        value.get_node().set_partial_shape(openvino.PartialShape([-1, heads, -1, size]))
+    for value in graph.inputs[: len(INPUTS)]:
+        value.get_node().set_partial_shape(openvino.PartialShape([-1] * (1 if value.any_name == "beam_idx" else 2)))
+    graph.validate_nodes_and_infer_types()
+    apply_make_stateful_transformation(graph, {_past(name): _present(name) for name in _tensors(len(shapes))})
+    _start_empty(graph)
+    return graph
+
+
+class _Decoder(nn.Module):
+    """A decoder whose cache goes in and comes out as tensors."""
+
+    def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
+        super().__init__()
+        self.model = model
+        self.num_layers = num_layers
+
+    def forward(
+        self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, beam_idx: Tensor, *past: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Returns logits [b, n, V], then keys and values [b, heads, p + n, head size] of each layer."""
+        cache = DynamicCache()
+        cache.layers = [_filled(*(one.index_select(0, beam_idx) for one in past[at : at + 2])) for at in range(0, len(past), 2)]
+        known = {"position_ids": position_ids} if _takes_positions(self.model) else {}
+        logits = self.model(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **known).logits
+        return logits.float(), *(one for layer in cache.layers for one in (layer.keys, layer.values))
+
+
+def _takes_positions(model: nn.Module) -> bool:
+    """Whether the forward pass of a model reads `position_ids`; ALiBi derives distances from the attention mask."""
+    return "position_ids" in inspect.signature(model.forward).parameters
+
+
+def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
+    layer = DynamicLayer()
+    layer.keys, layer.values = keys, values
+    layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
+    return layer
+
+
+def _cache_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Returns heads and head size of the keys and of the values of each layer, from one token that the model reads."""
+    cache = DynamicCache()
+    with torch.inference_mode():
+        model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
+    odd = next((layer for layer in cache.layers if type(layer) is not DynamicLayer or layer.keys.dim() != 4), None)
+    if odd is not None or not cache.layers:
+        kept = "nothing" if odd is None else type(odd).__name__
+        raise InputError(
+            f"model: generation needs a decoder that keeps keys and values of every layer; this {model.config.model_type} keeps {kept}"
+        )
+    return [tuple((one.shape[1], one.shape[3]) for one in (layer.keys, layer.values)) for layer in cache.layers]  # type: ignore[misc]
+
+
+def _tensors(num_layers: int) -> list[str]:
+    return [f"{layer}.{kind}" for layer in range(num_layers) for kind in ("key", "value")]
+
+
+def _past(name: str) -> str:
+    return f"past_key_values.{name}"
+
+
+def _present(name: str) -> str:
+    return f"present.{name}"
+
+
+def _name(graph: openvino.Model, num_layers: int) -> None:
+    """Names inputs and outputs, which the trace lists in the order of `_Decoder.forward`."""
+    for value, name in zip(graph.inputs, (*INPUTS, *map(_past, _tensors(num_layers))), strict=True):
+        value.get_tensor().set_names({name})
+    for value, name in zip(graph.outputs, ("logits", *map(_present, _tensors(num_layers))), strict=True):
+        value.get_tensor().set_names({name})
+
+
+def _start_empty(graph: openvino.Model) -> None:
+    """Lets every state start with no tokens for as many rows as `input_ids` has."""
+    zero = ops.constant(0, dtype=np.int64)
+    batch = ops.gather(ops.shape_of(graph.input("input_ids"), output_type="i64"), ops.constant([0], dtype=np.int64), zero)
+    for node in graph.get_ops():
+        if node.get_type_name() == "ReadValue":
+            _, heads, _, size = node.get_output_partial_shape(0)
+            parts: list[Any] = [batch, *(ops.constant([axis], dtype=np.int64) for axis in (heads.get_length(), 0, size.get_length()))]
+            node.set_arguments([ops.broadcast(ops.constant(0.0, dtype=np.float32), ops.concat(parts, axis=0))])
+    graph.validate_nodes_and_infer_types()
