@@ -43,10 +43,10 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
     """Returns a decoder with its cache as state.
 
     Args:
-        model: A causal language model of Transformers, in eval mode and float32.
+        model: A causal language model of Transformers, in eval mode and float32; its experts go on to run in the form that can be traced.
 
     Raises:
-        InputError: It keeps something else than keys and values, or cannot be traced.
+        InputError: It keeps something else than keys and values.
     """
     make_exportable(model)
     shapes = _cache_shapes(model)
