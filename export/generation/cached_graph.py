@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,8 +51,9 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
     """
     make_exportable(model)
     shapes = _cache_shapes(model)
-    decoder = _Decoder(model, len(shapes))
-    past = [torch.zeros(BATCH, heads, PAST, size) for pair in shapes for heads, size in pair]
+    names = [f"{layer}.{kind}" for layer in range(len(shapes) // 2) for kind in ("key", "value")]
+    states = {f"past_key_values.{name}": f"present.{name}" for name in names}
+    past = [torch.zeros(BATCH, heads, PAST, size) for heads, size in shapes]
     example = {
         "input_ids": torch.ones(BATCH, NEW, dtype=torch.int64),
         "attention_mask": torch.ones(BATCH, PAST + NEW, dtype=torch.int64),
@@ -61,14 +63,15 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
     with torch.inference_mode(), quiet(), warnings.catch_warnings():
         # the branches that the trace fixes ask whether the cache is filled and a mask given: both always are, here as later
         warnings.filterwarnings("ignore", "Converting a tensor to a Python boolean")
-        graph = openvino.convert_model(decoder, example_input=(*example.values(), *past))
-    _name(graph, len(shapes))
-    for value, (heads, size) in zip(graph.inputs[len(INPUTS) :], (one for pair in shapes for one in pair), strict=True):
-        value.get_node().set_partial_shape(openvino.PartialShape([-1, heads, -1, size]))
+        graph = openvino.convert_model(_Decoder(model), example_input=(*example.values(), *past))
+    _name(graph.inputs, (*INPUTS, *states))
+    _name(graph.outputs, ("logits", *states.values()))
     for value in graph.inputs[: len(INPUTS)]:
-        value.get_node().set_partial_shape(openvino.PartialShape([-1] * (1 if value.any_name == "beam_idx" else 2)))
+        value.get_node().set_partial_shape(openvino.PartialShape([-1] * len(value.partial_shape)))
+    for value, (heads, size) in zip(graph.inputs[len(INPUTS) :], shapes, strict=True):
+        value.get_node().set_partial_shape(openvino.PartialShape([-1, heads, -1, size]))
     graph.validate_nodes_and_infer_types()
-    apply_make_stateful_transformation(graph, {_past(name): _present(name) for name in _tensors(len(shapes))})
+    apply_make_stateful_transformation(graph, states)
     _start_empty(graph)
     return graph
 
@@ -76,10 +79,9 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
 class _Decoder(nn.Module):
     """A decoder whose cache goes in and comes out as tensors."""
 
-    def __init__(self, model: PreTrainedModel, num_layers: int) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.num_layers = num_layers
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, position_ids: Tensor, beam_idx: Tensor, *past: Tensor
@@ -104,8 +106,8 @@ def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
     return layer
 
 
-def _cache_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Returns heads and head size of the keys and of the values of each layer, from one token that the model reads."""
+def _cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
+    """Returns heads and head size of the keys, then of the values, of each layer in turn, from one token that the model reads."""
     cache = DynamicCache()
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
@@ -115,26 +117,12 @@ def _cache_shapes(model: PreTrainedModel) -> list[tuple[tuple[int, int], tuple[i
         raise InputError(
             f"model: generation needs a decoder that keeps keys and values of every layer; this {model.config.model_type} keeps {kept}"
         )
-    return [tuple((one.shape[1], one.shape[3]) for one in (layer.keys, layer.values)) for layer in cache.layers]  # type: ignore[misc]
+    return [(one.shape[1], one.shape[3]) for layer in cache.layers for one in (layer.keys, layer.values)]
 
 
-def _tensors(num_layers: int) -> list[str]:
-    return [f"{layer}.{kind}" for layer in range(num_layers) for kind in ("key", "value")]
-
-
-def _past(name: str) -> str:
-    return f"past_key_values.{name}"
-
-
-def _present(name: str) -> str:
-    return f"present.{name}"
-
-
-def _name(graph: openvino.Model, num_layers: int) -> None:
-    """Names inputs and outputs, which the trace lists in the order of `_Decoder.forward`."""
-    for value, name in zip(graph.inputs, (*INPUTS, *map(_past, _tensors(num_layers))), strict=True):
-        value.get_tensor().set_names({name})
-    for value, name in zip(graph.outputs, ("logits", *map(_present, _tensors(num_layers))), strict=True):
+def _name(values: Sequence[Any], names: Sequence[str]) -> None:
+    """Names inputs or outputs, which the trace lists in the order of `_Decoder.forward`."""
+    for value, name in zip(values, names, strict=True):
         value.get_tensor().set_names({name})
 
 

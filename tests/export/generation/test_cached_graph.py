@@ -33,11 +33,10 @@ def prompts(lengths: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 
 class Session:
-    """An infer request of a graph, with the mask of what is in its cache."""
+    """An infer request of a graph; what it was given stays in its cache."""
 
     def __init__(self, graph: openvino.Model) -> None:
         self._request = openvino.Core().compile_model(graph, "CPU", SETTINGS).create_infer_request()
-        self._inputs = {value.any_name for value in graph.inputs}
 
     def logits(self, ids: NDArray[np.int64], mask: NDArray[np.int64], beams: Sequence[int] | None = None) -> NDArray[np.float32]:
         """Returns logits [b, n, V] of new ids [b, n], where the mask [b, p + n] covers the cache too."""
@@ -47,7 +46,7 @@ class Session:
             "position_ids": np.maximum(mask.cumsum(axis=1) - 1, 0)[:, -ids.shape[1] :],
             "beam_idx": np.array(range(len(ids)) if beams is None else beams, np.int32),
         }
-        self._request.infer({name: array for name, array in given.items() if name in self._inputs})
+        self._request.infer(given)
         return np.array(self._request.get_tensor("logits").data)
 
     def forget(self) -> None:
