@@ -25,7 +25,8 @@ from compress.schemes.scales import Layer
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from export.export import Export, computes_bf16, ends, floating_of
+from export.builds import computes_bf16, ends, floating_of
+from export.export import Export
 from quantize.convolutions import block_prefixes, convolutions
 from quantize.ptq import choose_layers
 from quantize.quantize import Quantize
@@ -127,7 +128,7 @@ def _int8_layers(model: nn.Module, quantizer: Quantize) -> list[Layer]:
 
 
 def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str, Variant]]:
-    """Returns the default builds of export as (precision, variant), in the order of `export.export.planned`."""
+    """Returns the default builds of export as (precision, variant), in the order of `export.builds.planned`."""
     made = {name: [str(stage.id) for stage in variant.stages] for name, variant in variants.items()}
     floating = {name: floating_of(line, lambda other: variants[other].quantizer is None) for name, line in made.items()}
     names = ends(made, floating)

@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 from compress.core.named import Named
 
-Marker = Literal["circle", "square", "diamond", "triangle"]
+Marker = Literal["circle", "square", "diamond", "triangle", "inverted"]
 """Marker shapes in charts, so that engines can be distinguished without colour."""
 
 
@@ -44,6 +44,8 @@ class EngineFacts:
     """Whether dynamic int8 needs a graph that computes the scale of each token."""
     proved: bool = False
     """Whether the engine is proved ahead of time, or recorded as not runnable, where it cannot run; a run then goes on."""
+    generates: bool = False
+    """Whether it answers prompts from a cache of keys and values; such engines are for tasks whose answers are tokens."""
     serves: Literal["cpu", "cuda"] | None = None
     """Device on which the Triton repository serves this engine; None if it does not."""
 
@@ -69,6 +71,16 @@ ENGINES: Mapping[str, EngineFacts] = {
         probed=True,
         bf16_float_part=True,
         serves="cpu",
+    ),
+    "openvino_genai": EngineFacts(
+        title="OpenVINO GenAI",
+        where="CPU; language models that answer",
+        library="openvino-genai",
+        marker="inverted",
+        cpu_only=True,
+        stores=("float", "int8"),
+        bf16_float_part=True,
+        generates=True,
     ),
     "tensorrt": EngineFacts(
         title="TensorRT",

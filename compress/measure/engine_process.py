@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from compress.core.decoding import Answer, Decoding
 from compress.machine.process import environment, spawn
 from compress.standalone.preprocess import Row
 
@@ -125,6 +126,17 @@ class EngineProcess:
         self.ask("probe", rows=str(given), out=str(answered), tensors=list(tensors), length=length)
         found: dict[str, Array] = load_file(answered)
         return found
+
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+        """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can.
+
+        Raises:
+            EngineError: The engine failed.
+        """
+        given = Path(self._files.name, "prompts.safetensors")
+        write_rows(given, prompts)
+        found = self.ask("generate", rows=str(given), decoding=decoding.message())["answers"]
+        return [Answer.from_message(one) for one in found]
 
     def close(self) -> None:
         """Stops the process and removes its files; a second call does nothing."""

@@ -32,6 +32,20 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
     Raises:
         InputError: The folder is not a complete checkpoint.
     """
+    model = load_float(folder, dtype)
+    if (folder / QUANTIZATION_JSON).exists():
+        apply_quantization(model, folder)
+        apply_sites(model, folder)
+    placed: nn.Module = model.to(device).eval()
+    return placed
+
+
+def load_float(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Loads the float weights of a checkpoint in evaluation mode; those of a quantized one are on the grids of its scales.
+
+    Raises:
+        InputError: The folder is not a complete checkpoint.
+    """
     config = read_config(folder, "checkpoint")
     headers(folder, "checkpoint")
     model, info = load_weights(auto_class(task_of(config), config), folder, config, dtype)
@@ -40,11 +54,8 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
             f"checkpoint: {folder} lacks weights: {some(info['missing'] | info['mismatched'])}; write it again with save_pretrained"
         )
     with_linears(model)
-    if (folder / QUANTIZATION_JSON).exists():
-        apply_quantization(model, folder)
-        apply_sites(model, folder)
-    placed: nn.Module = model.to(device).eval()
-    return placed
+    floating: nn.Module = model.eval()
+    return floating
 
 
 def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:

@@ -34,7 +34,8 @@ NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; Ten
 UNTOLD = "i8"
 """What the runtime model gives for a GEMM with int8 weights that may quantize its activations by itself: the type of the weights, both
 where it does and where it multiplies in float."""
-GEMM_LAYERS = frozenset({"FullyConnected", "MatMul", "Convolution"})
+WEIGHT_LAYER = "FullyConnected"
+GEMM_LAYERS = frozenset({WEIGHT_LAYER, "MatMul", "Convolution"})
 FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
 
 
@@ -147,7 +148,7 @@ class OpenVino:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the runtime model; see `_find` for how its layers are recognised."""
         shape = () if self._spec.mode == "dynamic" else (batch,) if sequence is None else (batch, sequence)
-        layers = [_Layer(node) for node in self._compile(shape)[0].get_runtime_model().get_ops()]
+        layers = [RuntimeLayer(node) for node in self._compile(shape)[0].get_runtime_model().get_ops()]
         readers = _readers(self._model)
         found = {gemm: _find(gemm, readers.get(gemm, []), layers) for gemm in gemms}
         if gemms and found[gemms[-1]] is None:  # a GEMM without bias at the end goes by the name of what the graph returns, weight and all
@@ -195,13 +196,14 @@ class OpenVino:
         return found
 
 
-class _Layer:
+class RuntimeLayer:
     """What the runtime model says of one layer."""
 
     def __init__(self, node: Any) -> None:
         info = {key: str(node.get_rt_info()[key].value) for key in ("layerType", "runtimePrecision", "originalLayersNames")}
         inputs = node.input_values()
         self.is_gemm, self.is_fused = info["layerType"] in GEMM_LAYERS, info["layerType"] in FUSED_LAYERS
+        self.is_product = info["layerType"] == WEIGHT_LAYER
         self.is_subgraph, self.precision = info["layerType"] == "Subgraph", info["runtimePrecision"]
         self.types = [str(value.get_element_type().get_type_name()) for value in inputs]
         self.origins = [origin for origin in info["originalLayersNames"].split(",") if origin]
@@ -220,12 +222,16 @@ class _Layer:
             return _widest(self.types[-1:])
         return _widest(self.types) if self.is_fused else self.precision
 
+    def belongs_to(self, prefix: str) -> bool:
+        """Whether a node whose name starts so went into it."""
+        return any(origin.startswith(prefix) for origin in self.origins)
+
     def made_of(self, *nodes: str) -> bool:
         """Whether one of these ONNX nodes went into it."""
         return any(comes_from(origin, node) for origin in self.origins for node in nodes)
 
 
-def _find(gemm: str, readers: Sequence[str], layers: Sequence[_Layer]) -> _Layer | None:
+def _find(gemm: str, readers: Sequence[str], layers: Sequence[RuntimeLayer]) -> RuntimeLayer | None:
     """Returns the layer that a GEMM became.
 
     A layer lists the nodes it was made of, but not always the GEMM: the last one of a graph is listed as its output, and one whose scale

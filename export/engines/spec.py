@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.decoding import Answer, Decoding
 from compress.core.engines import REFERENCE, EngineName, device_of
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
@@ -49,6 +50,8 @@ class EngineSpec:
     """Folder with preprocess.json and tokenizer.json."""
     batch_sizes: tuple[int, ...] = (1,)
     """Batch sizes that a static engine is compiled for, ascending."""
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Settings of the engine that its entry in export.json holds."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -111,6 +114,14 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class Generates(Protocol):
+    """An engine that answers prompts."""
+
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+        """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can."""
+
+
+@runtime_checkable
 class Probed(Protocol):
     """An engine that shows what is inside its graph."""
 
@@ -142,6 +153,8 @@ class BuildRequest:
     target: Target
     log: Callable[[str], None]
     """Takes one line for each thing worth telling."""
+    kv_cache: str = "float"
+    """What engines that generate keep keys and values in: float (the precision that they compute in), fp16 or int8."""
 
     def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
         """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
@@ -213,6 +226,7 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
         path=str((root / engine["file"]).resolve()),
         folder=str((root / build["folder"]).resolve()),
         batch_sizes=compiled_batch_sizes(target),
+        properties=engine.get("properties") or {},
     )
 
 

@@ -8,6 +8,7 @@ output as they like, so that the channel is a copy of it, and standard output it
     measure     batch, sequence, least, most, seconds -> samples_ms, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     probe       rows, out (files), tensors, length   -> n
+    generate    rows (file), decoding                -> answers, peak_memory_bytes
 
 An answer {"error": line} says what went wrong; the traceback goes to standard error.
 """
@@ -27,13 +28,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from compress.core.decoding import Decoding
 from compress.core.engines import ENGINES
 from compress.machine.process import peak_memory_bytes
 from compress.measure.answers import kept
 from compress.measure.engine_process import read_rows
 from compress.standalone.preprocess import Preprocessor
 from export.engines.registry import open_engine
-from export.engines.spec import Engine, EngineSpec, Features, Probed
+from export.engines.spec import Engine, EngineSpec, Features, Generates, Probed
 
 Request = Mapping[str, Any]
 WARM_UP_CALLS = 3
@@ -87,6 +89,14 @@ class Worker:
         save_file({name: np.ascontiguousarray(value) for name, value in tensors.items()}, request["out"])
         return {"n": len(rows)}
 
+    def generate(self, request: Request) -> dict[str, Any]:
+        """Answers prompts, blocks of token ids; as many run at once as the engine can."""
+        if not isinstance(self.engine, Generates):
+            raise ValueError(f"{self.spec.engine} does not answer prompts")
+        prompts = [block for block in read_rows(Path(request["rows"])) if isinstance(block, np.ndarray)]
+        answers = self.engine.generate(prompts, Decoding.from_message(request["decoding"]))
+        return {"answers": [answer.message() for answer in answers], "peak_memory_bytes": peak_memory_bytes()}
+
     def _warm_up(self, features: Features, calls: int) -> None:
         spent, done = 0.0, 0
         while done < calls or spent < WARM_UP_SECONDS:
@@ -129,6 +139,7 @@ def answer(worker: list[Worker], request: Request) -> dict[str, Any]:
         "measure": worker[0].measure,
         "precisions": worker[0].precisions,
         "probe": worker[0].probe,
+        "generate": worker[0].generate,
     }
     return known[request["op"]](request)
 

@@ -63,6 +63,7 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
     with torch.inference_mode(), quiet(), warnings.catch_warnings():
         # the branches that the trace fixes ask whether the cache is filled and a mask given: both always are, here as later
         warnings.filterwarnings("ignore", "Converting a tensor to a Python boolean")
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # the trace looks at every attribute of the model
         graph = openvino.convert_model(_Decoder(model), example_input=(*example.values(), *past))
     _name(graph.inputs, (*INPUTS, *states))
     _name(graph.outputs, ("logits", *states.values()))

@@ -238,7 +238,7 @@ def export(bench: Bench) -> None:
 
 
 def _build(quantized: Artifact) -> Any:
-    from export.export import Build
+    from export.builds import Build
 
     return Build("quantize", quantized.path, "int8", "quantize")
 

@@ -10,7 +10,8 @@ import pytest
 
 from compress.core.target import Target
 from compress.schemes.checkpoint import load_quantization
-from export.export import Build, Export
+from export.builds import Build
+from export.export import Export
 from tests.architectures.steps import Bench, quantize
 from tests.architectures.table import ARCHITECTURES
 

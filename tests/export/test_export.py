@@ -19,8 +19,9 @@ from compress.models.checkpoint import load
 from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
+from export.builds import planned
 from export.engines.spec import spec_of
-from export.export import Export, planned
+from export.export import Export
 from export.parity.parity import ParityError
 from tests.export import sentiment
 

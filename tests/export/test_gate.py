@@ -14,8 +14,11 @@ from compress.data.splits import Data, Split
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.stage.context import Context
+from export.builds import Build
 from export.engines.spec import engine_entry
-from export.export import Build, _Exporter
+from export.exporter import Exporter
+from export.generation.agreement import Agreement
+from export.generation.prompts import Generation
 from export.parity.parity import ParityError
 from export.parity.rows import GATE_ROWS, gate_rows
 from tests.export import sentiment
@@ -65,13 +68,13 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[Any]]]:
             return predict(load(sentiment.checkpoint()), prepared, rows, batch_size) + np.float32(self.mode == "wrong")
 
     monkeypatch.setattr("export.engines.spec.spec_of", lambda out, build, entry, target: Spec(entry["mode"]))
-    monkeypatch.setattr("compress.measure.engine_process.EngineProcess", lambda spec: Process(spec.mode))
-    monkeypatch.setattr(_Exporter, "_share", lambda *_: {"int8_share": 0.0})
-    monkeypatch.setattr(_Exporter, "_layers", lambda self, process, model, engine: self._gate[0].rows and [])
+    monkeypatch.setattr("export.exporter.EngineProcess", lambda spec: Process(spec.mode))
+    monkeypatch.setattr(Exporter, "_share", lambda *_: {"int8_share": 0.0})
+    monkeypatch.setattr(Exporter, "_layers", lambda self, process, model, engine: self._gate[0].rows and [])
     return found
 
 
-exporter_of: list[_Exporter] = []
+exporter_of: list[Exporter] = []
 
 
 @dataclass
@@ -80,9 +83,11 @@ class Spec:
     evaluation_batch: int = 4
 
 
-def exporter(context: Context, out: Path, modes: list[str]) -> _Exporter:
+def exporter(context: Context, out: Path, modes: list[str]) -> Exporter:
     out.mkdir()
-    made = _Exporter(Build("baseline", sentiment.checkpoint(), "fp32", "baseline"), context, out, "fp32", {})
+    made = Exporter(
+        Build("baseline", sentiment.checkpoint(), "fp32", "baseline"), context, out, "fp32", {}, Agreement(context, Generation())
+    )
     made._onnx = lambda: out / "model.onnx"  # type: ignore[method-assign]
     made._build = lambda engine, model: iter([engine_entry(engine, mode) for mode in modes])  # type: ignore[method-assign]
     exporter_of[:] = [made]

@@ -24,12 +24,16 @@ from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
 from compress.standalone.preprocess import Preprocessor
+from export.builds import Build
 from export.engines import openvino
 from export.engines.openvino import GROUP, runtime_options
 from export.engines.registry import engine_module, open_engine
 from export.engines.spec import EngineSpec
 from export.engines.tensorrt import NO_DYNAMIC
-from export.export import Build, Export, _Exporter
+from export.export import Export
+from export.exporter import Exporter
+from export.generation.agreement import Agreement
+from export.generation.prompts import Generation
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq_schemes import insert_dynamic
@@ -79,12 +83,12 @@ def opened(engine: str, mode: str, scheme: str, file: str) -> Any:
     return open_engine(EngineSpec(engine, mode, precision, "fp32", "cpu", 1, str(folder / file), str(folder)))  # type: ignore[arg-type]
 
 
-def exporter(scheme: str, tmp_path: Path, *engines: Any) -> _Exporter:
+def exporter(scheme: str, tmp_path: Path, *engines: Any) -> Exporter:
     target = replace_engines(sentiment.TARGET, engines)
     context = sentiment.context(tmp_path / "scratch", {"baseline": sentiment.checkpoint(), "quantize": quantized(scheme)}, target)
     (tmp_path / "out").mkdir()
     build = Build("quantize", quantized(scheme), precision_of(quantized(scheme)), "baseline")
-    return _Exporter(build, context, tmp_path / "out", "fp32", {})
+    return Exporter(build, context, tmp_path / "out", "fp32", {}, Agreement(context, Generation()))
 
 
 def replace_engines(target: Target, engines: tuple[Any, ...]) -> Target:

@@ -1,0 +1,103 @@
+"""How tokens are chosen from the logits of a language model. Plain data, so that it can travel to the process of an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from compress.core.errors import InputError
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """Settings of one answer; the defaults take the most likely token until the model ends its answer.
+
+    Sampling starts where `temperature` is above 0. The limits apply in this order: the repetition penalty, the temperature, then top-k,
+    top-p and min-p.
+    """
+
+    max_tokens: int = 128
+    """Most tokens to generate."""
+    temperature: float = 0.0
+    """The logits are divided by it before sampling; 0 takes the most likely token."""
+    top_k: int = 0
+    """Sample from the k most likely tokens; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens whose probabilities add up to this."""
+    min_p: float = 0.0
+    """Sample from tokens with at least this share of the largest probability."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that occurred are divided by it where positive, and multiplied where negative (Keskar et al. 2019, section 4.1)."""
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; they are not part of it."""
+    stop_tokens: tuple[int, ...] = ()
+    """Token ids that end the answer, besides those of the model."""
+    seed: int = 0
+    """Seed of the sampling."""
+    ignore_end: bool = False
+    """Whether to go on past the end token, for measurements."""
+    beams: int = 1
+    """Beams of the search; above 1 nothing is sampled."""
+    length_penalty: float = 1.0
+    """Power of the length that the score of a beam is divided by."""
+    answers: int = 1
+    """Number of answers, best first; above 1 beams are needed, at least as many."""
+
+    def __post_init__(self) -> None:
+        limits: list[tuple[str, float, float, float]] = [
+            ("max_tokens", self.max_tokens, 1, 1_000_000),
+            ("temperature", self.temperature, 0, 100),
+            ("top_k", self.top_k, 0, 10_000_000),
+            ("top_p", self.top_p, 1e-6, 1),
+            ("min_p", self.min_p, 0, 0.999),
+            ("repetition_penalty", self.repetition_penalty, 1e-3, 1000),
+            ("seed", self.seed, 0, 2**63 - 1),
+            ("beams", self.beams, 1, 64),
+            ("length_penalty", self.length_penalty, -100, 100),
+            ("answers", self.answers, 1, 64),
+        ]
+        problems = [
+            f"{name}: {value:g} given; {low:g} to {high:g} is allowed" for name, value, low, high in limits if not low <= value <= high
+        ]
+        if any(not text for text in self.stop):
+            problems.append("stop: an empty text given; give at least one character")
+        if self.beams > 1 and self.temperature > 0:
+            problems.append(f"beams: {self.beams} given with temperature {self.temperature:g}; beams do not sample: give temperature 0")
+        if self.answers > self.beams:
+            problems.append(f"answers: {self.answers} given with {self.beams} beams; give at least as many beams")
+        if problems:
+            raise InputError(*problems)
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return self.temperature > 0
+
+    def message(self) -> dict[str, Any]:
+        """Returns the settings as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Decoding:
+        """Reads what `message` gave."""
+        return cls(**{**message, "stop": tuple(message["stop"]), "stop_tokens": tuple(message["stop_tokens"])})
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a language model answered to one prompt."""
+
+    tokens: tuple[tuple[int, ...], ...]
+    """Token ids of each answer, best first; one unless more were asked."""
+    seconds: tuple[float, ...]
+    """When each token of a single answer came, counted from the start of all prompts; empty for a search with beams."""
+
+    def message(self) -> dict[str, Any]:
+        """Returns the answer as JSON types."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Answer:
+        """Reads what `message` gave."""
+        return cls(tuple(tuple(one) for one in message["tokens"]), tuple(message["seconds"]))

@@ -1,0 +1,67 @@
+"""Compares the tokens of two language models that answer the same prompts, each in its own words from the first difference on.
+
+    decisions      tokens that both chose after the same tokens: for each prompt all up to the first that differs, and that one
+    disagreements  prompts with such a token: after it the models read different texts, and nothing more is compared
+    equal_share    share of all positions with the same token; also counts those that are equal behind a difference by chance
+
+Disagreements among decisions are judged like other predictions of two engines (`compress.standalone.tolerance`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.standalone.tolerance import disagreements_allowed
+
+Tokens = NDArray[np.int32]
+
+
+def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
+    """Compares answers of equal length.
+
+    Args:
+        reference: Token ids of one model, int32 [n, T].
+        found: Those of the other, int32 [n, T].
+
+    Returns:
+        `prompts` n, `tokens` T, `equal_share`, `identical` (answers that are equal throughout), `first_other` (position of the first token
+        that differs, 0 to T - 1: the median over the answers that differ; None where none does), `decisions`, `disagreements`, `limit`,
+        `passed`.
+    """
+    if reference.shape != found.shape or reference.ndim != 2:
+        raise ValueError(f"answers of shapes {list(reference.shape)} and {list(found.shape)}; two of [n, T] are compared")
+    prompts, tokens = reference.shape
+    other_nT = reference != found
+    differs_n = other_nT.any(axis=1)
+    first_n = np.where(differs_n, other_nT.argmax(axis=1), tokens)
+    decisions, disagreements = int(np.minimum(first_n + 1, tokens).sum()), int(differs_n.sum())
+    limit = disagreements_allowed(decisions)
+    return {
+        "prompts": prompts,
+        "tokens": tokens,
+        "equal_share": round(float(1 - other_nT.mean()), 6),
+        "identical": prompts - disagreements,
+        "first_other": float(np.median(first_n[differs_n])) if disagreements else None,
+        "decisions": decisions,
+        "disagreements": disagreements,
+        "limit": limit,
+        "passed": disagreements <= limit,
+    }
+
+
+def token_shortfall(compared: dict[str, Any], other: str) -> str | None:
+    """Returns in one line why two models do not agree, None if they do.
+
+    Args:
+        compared: Result of `compare_tokens`.
+        other: Name of the reference.
+    """
+    if compared["passed"]:
+        return None
+    return (
+        f"{compared['disagreements']} of {compared['decisions']} tokens that follow equal ones differ from {other} "
+        f"(at most {compared['limit']}), in {compared['disagreements']} of {compared['prompts']} answers"
+    )

@@ -1,0 +1,75 @@
+"""What the stage `export` builds: which variants, in which precisions (`export.export` says which)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from compress.artifacts.artifact import lineage
+from compress.core.engines import ENGINES
+from compress.stage.context import Context
+from export.engines.registry import engine_module
+from export.graph.quantized import precision_of
+
+
+@dataclass(frozen=True)
+class Build:
+    """One checkpoint in one precision."""
+
+    variant: str
+    checkpoint: Path
+    precision: str
+    floating: str
+    """The float variant that it was made of; itself where it is float."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.variant}-{self.precision}"
+
+    @property
+    def float_precision(self) -> str:
+        """What its float part runs in."""
+        return "bf16" if self.precision == "bf16" else "fp32"
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its checkpoint is quantized."""
+        return self.precision not in ("fp32", "bf16")
+
+
+def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
+    """Returns what is built, in order: variants first to last, then the float one behind the last in bf16, from the files of its fp32."""
+    precisions = {name: precision_of(artifact.path) for name, artifact in context.checkpoints.items()}
+    made = {name: lineage(name, context.checkpoints) for name in precisions}
+    floating = {name: floating_of(line, lambda other: precisions[other] == "fp32") for name, line in made.items()}
+    names = list(precisions) if variants == "all" else ends(made, floating)
+    builds = {name: Build(name, context.checkpoints[name].path, precisions[name], floating[name]) for name in names}
+    last = replace(builds[floating[names[-1]]], precision="bf16")
+    return [*builds.values(), *([last] if computes_bf16(context) else [])]
+
+
+def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
+    """Returns the last variant of a line that is float."""
+    return next(name for name in reversed(line) if is_float(name))
+
+
+def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str]) -> list[str]:
+    """Returns what is built of the variants where not all are.
+
+    Args:
+        made: Variants, in order, and for each those that it was made by: itself the last.
+        floating: For each the float one that it was made of.
+    """
+    within = {name for line in made.values() for name in line[:-1]}
+    last = [name for name in made if name not in within]
+    return [name for name in made if name in {next(iter(made)), *last, *(floating[end] for end in last)}]
+
+
+def computes_bf16(context: Context) -> bool:
+    """Whether an engine is built whose float part may be bf16, and the processor has bf16 arithmetic."""
+    return context.target.device == "cpu" and any(
+        ENGINES[engine].bf16_float_part and engine_module(engine).computes_bf16() for engine in context.target.engines
+    )

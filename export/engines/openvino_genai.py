@@ -1,0 +1,279 @@
+"""OpenVINO GenAI: language models that answer, from a graph with a cache of keys and values (`export.generation`).
+
+Modes; they are alternatives, of which the first that passes is kept:
+
+    paged      paged attention with continuous batching: many requests at once
+    stateful   the graph as it is, one request after the other; for attention that paged attention would get wrong
+
+`predict` gives the logits of whole blocks through the same graph with its cache: the first half of a block, then the second half, which
+reads keys and values of the first from the cache in the precision that it is kept in. `generate` runs the pipelines of OpenVINO GenAI.
+
+GenAI's own default is a cache of 8-bit integers, which changes answers; the precision of the cache is therefore always given. An engine
+that computes in fp32 keeps it in fp32, fp16 or int8, one that computes in bf16 in bf16 or int8; others are refused by paged attention, and
+ignored by stateful attention without a word.
+
+Left out: devices other than the CPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+from compress.core.decoding import Answer, Decoding
+from compress.schemes.table import of_precision
+from export.engines import openvino as blocks
+from export.engines.openvino import PRECISIONS, RuntimeLayer
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+
+FOLDER = "genai"
+CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
+BACKENDS = {"paged": "PA", "stateful": "SDPA"}
+BACKEND = "ATTENTION_BACKEND"
+"""A property of GenAI, unknown to the engine below it."""
+ROOT = "__module.model."
+"""What the names of the trace start with."""
+INTEGERS = ("i8", "u8")
+NO_TOKEN = 2**31 - 1
+"""An id that no token has."""
+ATTENTION_PRODUCTS = ("qk", "pv")
+
+
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why a model of this precision cannot run; None where it can."""
+    scheme = of_precision(precision)
+    return blocks.NO_FP8 if scheme is not None and not scheme.integer else None
+
+
+def absence(device: str) -> str | None:
+    """Returns None: OpenVINO runs on every CPU."""
+    return None
+
+
+def computes_bf16() -> bool:
+    """Whether this processor has bf16 arithmetic."""
+    return blocks.computes_bf16()
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Writes the folder that GenAI reads; yields the paged mode, then the stateful one."""
+    from export.generation.genai_folder import model_files, paged_obstacle, write_genai_folder
+
+    folder, options = request.shared / FOLDER, blocks.runtime_options(request.precision, request.model)
+    if request.shared == request.folder:
+        write_genai_folder(request.checkpoint, folder, options)
+    obstacle = paged_obstacle(folder)
+    precisions = dict.fromkeys((request.float_precision, *(["bf16"] if request.bf16_float_part else [])))
+    for mode, floating in itertools.product(BACKENDS, precisions):
+        reason, cache = obstacle if mode == "paged" else None, cache_precision(request.kv_cache, floating)
+        given = {**properties(request.target.num_threads, floating, cache), **options, BACKEND: BACKENDS[mode]}
+        told = {"float_precision": floating, "cache_precision": cache, "properties": given}
+        yield request.entry(mode, model_files(folder), **told, runnable=reason is None, reason=reason, int8_share_reason=reason)
+
+
+def cache_precision(kv_cache: str, float_precision: str) -> str:
+    """Returns what keys and values are kept in.
+
+    Args:
+        kv_cache: float, fp16 or int8, as the recipe says.
+        float_precision: What the engine computes in; one that computes in bf16 has bf16 for fp16 too.
+    """
+    return float_precision if kv_cache == "float" or (kv_cache, float_precision) == ("fp16", "bf16") else kv_cache
+
+
+def open_engine(spec: EngineSpec) -> OpenVinoGenai:
+    """Opens the files of `build`."""
+    return OpenVinoGenai(spec)
+
+
+def properties(threads: int, float_precision: str, cache_precision: str) -> dict[str, str]:
+    """Returns the settings that a model is compiled with, wherever it is timed, evaluated or served."""
+    return {**blocks.properties(threads, float_precision), "KV_CACHE_PRECISION": CACHE[cache_precision]}
+
+
+class OpenVinoGenai:
+    """An engine from the files of `build`. The graph for blocks and the pipeline for answers are compiled when they are first asked."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._properties = dict(spec.properties)
+        self._compile_properties = {name: value for name, value in self._properties.items() if name != BACKEND}
+
+    def predict(self, features: Features) -> Logits:
+        """Returns the logits of every position, float32 [n, L, V]."""
+        ids = features["input_ids"]
+        self._request.reset_state()
+        half = ids.shape[1] // 2
+        parts = [self._forward(ids[:, :stop], start) for start, stop in ((0, half), (half, ids.shape[1])) if stop > start]
+        return np.concatenate(parts, axis=1)
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision of each GEMM node from the runtime model; int8 where both sides of the product are integers."""
+        layers = [RuntimeLayer(node) for node in self._compiled.get_runtime_model().get_ops()]
+        layers = [layer for layer in layers if layer.is_gemm or layer.is_fused]
+        head = self._model.output("logits").get_node().input_value(0).get_node().get_friendly_name()
+        found = {gemm: _layer(gemm, layers) for gemm in gemms}
+        if gemms and found[gemms[-1]] is None:  # the product that gives the logits goes by the name of the output
+            found[gemms[-1]] = next((layer for layer in layers if layer.made_of(head)), None)
+        told = {gemm: _precision(layer) for gemm, layer in found.items() if layer is not None}
+        # a product behind a smoothed input loses its name; what those are is known where all that are left run alike
+        rest = {_precision(layer) for layer in layers if layer.is_product and layer not in found.values()}
+        if len(rest) == 1:
+            told |= dict.fromkeys((gemm for gemm, layer in found.items() if layer is None), rest.pop())
+        return {gemm: precision for gemm, precision in told.items() if precision is not None}
+
+    def placement(self) -> Placement:
+        """Returns the settings that the compiled model reports."""
+        (device,) = self._compiled.get_property("EXECUTION_DEVICES")
+        precision = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        return {"device": device.lower(), "provider": f"OpenVINO GenAI {device}", "float_precision": PRECISIONS[precision]}
+
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+        """Returns the answers to prompts of token ids; in paged mode all run at once, in stateful mode one after the other."""
+        answered = self._paged if self._spec.mode == "paged" else self._stateful
+        return answered(prompts, decoding)
+
+    @cached_property
+    def _model(self) -> Any:
+        return openvino.Core().read_model(self._spec.path)
+
+    @cached_property
+    def _compiled(self) -> Any:
+        return openvino.Core().compile_model(self._model, "CPU", self._compile_properties)
+
+    @cached_property
+    def _request(self) -> Any:
+        return self._compiled.create_infer_request()
+
+    def _forward(self, seen: NDArray[Any], start: int) -> Logits:
+        """Returns the logits of tokens from position `start` on; those before are in the cache."""
+        rows, length = seen.shape
+        positions = np.arange(start, length, dtype=np.int64)
+        self._request.infer(
+            {
+                "input_ids": np.ascontiguousarray(seen[:, start:], np.int64),
+                "attention_mask": np.ones((rows, length), np.int64),
+                "position_ids": np.tile(positions, (rows, 1)),
+                "beam_idx": np.arange(rows, dtype=np.int32),
+            }
+        )
+        return np.array(self._request.get_output_tensor(0).data, np.float32)
+
+    @cached_property
+    def _paged_pipeline(self) -> Any:
+        import openvino_genai
+
+        folder, scheduler = str(Path(self._spec.path).parent), openvino_genai.SchedulerConfig()
+        return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", self._compile_properties)
+
+    @cached_property
+    def _stateful_pipeline(self) -> Any:
+        import openvino_genai
+
+        return openvino_genai.LLMPipeline(str(Path(self._spec.path).parent), "CPU", **self._properties)
+
+    def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+        pipeline = self._paged_pipeline
+        settings, started = generation_config(decoding, pipeline.get_config()), time.perf_counter()
+        handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
+        seconds: list[list[float]] = [[] for _ in prompts]
+        answers: list[list[list[int]]] = [[] for _ in prompts]
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+            now = time.perf_counter() - started
+            for number, handle in enumerate(handles):
+                if decoding.beams == 1 and handle.can_read():
+                    (output,) = handle.read().values()
+                    answers[number] = [[*(answers[number] or [[]])[0], *output.generated_ids]]
+                    seconds[number] += [now] * len(output.generated_ids)
+        if decoding.beams > 1:
+            answers = [[list(output.generated_ids) for output in _best_first(handle)][: decoding.answers] for handle in handles]
+        return [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
+
+    def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+        import openvino_genai
+
+        class Clock(openvino_genai.StreamerBase):  # type: ignore[misc]
+            """Notes when each token comes."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.seconds: list[float] = []
+
+            def write(self, token: int | list[int]) -> Any:
+                count = 1 if isinstance(token, int) else len(token)
+                self.seconds += [time.perf_counter() - started] * count
+                return openvino_genai.StreamingStatus.RUNNING
+
+            def end(self) -> None:
+                pass
+
+        pipeline, answers = self._stateful_pipeline, []
+        settings, started = generation_config(decoding, pipeline.get_generation_config()), time.perf_counter()
+        for prompt in prompts:
+            clock = Clock() if decoding.beams == 1 else None
+            found = pipeline.generate(_tensor(prompt), settings, *([clock] if clock else []))
+            tokens = tuple(tuple(one) for one in found.tokens[: decoding.answers])
+            answers.append(Answer(tokens, tuple(clock.seconds) if clock else ()))
+        return answers
+
+
+def generation_config(decoding: Decoding, of_model: Any) -> Any:
+    """Returns the settings in GenAI's words.
+
+    Args:
+        decoding: The settings.
+        of_model: GenAI's config of the model, for its end tokens.
+    """
+    import openvino_genai
+
+    config = openvino_genai.GenerationConfig()
+    config.max_new_tokens = decoding.max_tokens
+    config.ignore_eos = decoding.ignore_end
+    known = () if decoding.ignore_end else (*of_model.stop_token_ids, of_model.eos_token_id)
+    config.stop_token_ids = {*decoding.stop_tokens, *(token for token in known if token >= 0)}
+    # without an end token GenAI takes that of the tokenizer, and fails where it has none
+    config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
+    config.stop_strings = set(decoding.stop)
+    config.repetition_penalty = decoding.repetition_penalty
+    config.do_sample = decoding.samples
+    if decoding.samples:
+        config.temperature, config.rng_seed = decoding.temperature, decoding.seed
+        config.top_p, config.min_p = decoding.top_p, decoding.min_p
+        if decoding.top_k:
+            config.top_k = decoding.top_k
+    if decoding.beams > 1:
+        config.num_beams, config.num_return_sequences = decoding.beams, decoding.answers
+        config.length_penalty = decoding.length_penalty
+    return config
+
+
+def _tensor(prompt: NDArray[np.int32]) -> Any:
+    return openvino.Tensor(np.ascontiguousarray(prompt, np.int64)[None])
+
+
+def _best_first(handle: Any) -> list[Any]:
+    return sorted(handle.read_all(), key=lambda output: -output.score)
+
+
+def _layer(gemm: str, layers: Sequence[RuntimeLayer]) -> RuntimeLayer | None:
+    """Returns the layer that a GEMM node of the ONNX graph became, by the path of its module; None where no layer has its name."""
+    module, _, product = gemm.rpartition("/")
+    of_attention = product in ATTENTION_PRODUCTS
+    return next((layer for layer in layers if layer.is_product != of_attention and layer.belongs_to(f"{ROOT}{module}/")), None)
+
+
+def _precision(layer: RuntimeLayer) -> str | None:
+    """Returns what a layer multiplies; None where it does not tell: integer weights beside a float input may be multiplied either way."""
+    first, second = layer.types[:2]
+    if first in INTEGERS and second in INTEGERS:
+        return PRECISIONS["i8"]
+    return None if second in INTEGERS else PRECISIONS.get(second, second)

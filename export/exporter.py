@@ -1,0 +1,318 @@
+"""The work of the stage `export` on one build: its graphs and engines, the gate of parity, the evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from numpy.typing import NDArray
+
+from compress.core.engines import ENGINES, REFERENCE, EngineName
+from compress.core.tasks import TASKS
+from compress.data.splits import Split
+from compress.measure.engine_process import EngineProcess
+from compress.schemes.table import is_static_int8, of_precision
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
+from export.builds import Build, computes_bf16
+from export.engines.registry import engine_module
+from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
+from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
+from export.generation.agreement import Agreement
+from export.graph.quantized import write_graphs
+from export.parity.rows import gate_rows
+
+MODEL = "model.onnx"
+NO_GRAPH = "torch has no graph of its own that could be counted"
+BATCH_SIZE = 32
+PROBED_TOKENS = 256
+"""Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
+Asked = tuple[str, str, str]
+"""Variant, precision and float precision."""
+
+
+class Exporter:
+    """The work on one build."""
+
+    def __init__(
+        self,
+        build: Build,
+        context: Context,
+        out: Path,
+        rest: FloatPrecision | Literal["auto"],
+        answers: dict[Asked, NDArray[Any]],
+        agreement: Agreement,
+    ) -> None:
+        """Looks at one build.
+
+        Args:
+            build: What to build.
+            context: That of the stage.
+            out: Where its folder goes.
+            rest: The setting `float_precision`.
+            answers: What OpenVINO's static engines answered to the trial rows so far; added to.
+            agreement: Compares the tokens of engines that generate.
+        """
+
+        self.build, self.context, self.out, self.answers, self.agreement = build, context, out, answers, agreement
+        self.rest: FloatPrecision | Literal["auto"] = rest if computes_bf16(context) else "fp32"
+        self.folder = out / build.name
+        self.folder.mkdir()
+        self.files = self.folder if build.precision != "bf16" else out / replace(build, precision="fp32").name
+        self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint)
+        self.preprocessor.save(self.folder)
+
+    def run(self) -> dict[str, Any]:
+        """Builds, evaluates, compares; returns the entry of export.json."""
+        model = self._onnx()
+        names = self._engines()
+        engines = [entry for engine in names for entry in self._engine(engine, model)]
+        self._require(engines)
+        judgement = self._judgement(engines)
+        precision = judgement.precision if judgement else self.rest if is_static_int8(self.build.precision) else self.build.float_precision
+        engines = recommended_first(engines, precision)
+        return {
+            "variant": self.build.variant,
+            "precision": self.build.precision,
+            "float_precision": self.build.float_precision,
+            "folder": self.build.name,
+            "onnx": self._relative(model),
+            "engines": sorted(engines, key=lambda entry: (names.index(entry["engine"]), not entry["runnable"])),
+            "parity": _worst([entry for entry in engines if entry["float_precision"] == self.build.float_precision]),
+            "float_part": asdict(judgement) if judgement else None,
+        }
+
+    def _judgement(self, engines: list[dict[str, Any]]) -> Judgement | None:
+        """Decides between fp32 and bf16 for the float part where that is asked for and both were built."""
+        half = next((entry for entry in engines if entry["float_precision"] == "bf16"), None)
+        if not is_static_int8(self.build.precision) or self.rest != "auto" or half is None or not half["runnable"]:
+            return None
+        floating = self.answers[self.build.floating, "fp32", "fp32"]
+        int8 = {precision: self.answers[self.build.variant, self.build.precision, precision] for precision in ("fp32", "bf16")}
+        found = judge(self.context.task, floating, int8["fp32"], int8["bf16"])
+        self.context.progress.log(
+            f"    float part in {found.precision}: on {found.rows} selection rows the distance to the float model is "
+            f"{found.bf16:.5f} in bf16, {found.fp32:.5f} in fp32"
+        )
+        return found
+
+    def _engines(self) -> list[EngineName]:
+        """Returns the engines that are built; a float build in bf16 needs one that computes it from the files of fp32."""
+        halves = self.build.precision == "bf16"
+        return [engine for engine in self.context.target.engines if ENGINES[engine].bf16_float_part or not halves]
+
+    def _onnx(self) -> Path:
+        """Writes the ONNX model, float or quantized; returns its path. bf16 has that of fp32."""
+        destination = self.files / MODEL
+        if self.build.precision == "bf16":
+            return destination
+        return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
+
+    def _engine(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+        """Builds one engine and judges its modes; where modes are alternatives, those behind the first that passes are left out."""
+        passed = None
+        for entry in self._build(engine, model):
+            if passed not in (None, entry["mode"]):
+                return
+            judged = self._judged(entry, model) if entry["runnable"] else entry
+            yield judged
+            if judged["runnable"] and ENGINES[engine].generates:
+                passed = entry["mode"]
+
+    def _build(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
+        """Writes the files of one engine; yields its entries, the recommended mode first."""
+        reason = engine_module(engine).refusal(self.build.precision, model)
+        if reason is not None:
+            self.context.progress.warn(f"{self.build.name} {engine}: {reason}")
+            yield self._request(engine, model).entry("dynamic", runnable=False, reason=reason, int8_share_reason="there is no engine")
+            return
+        yield from engine_module(engine).build(self._request(engine, model))
+
+    def _request(self, engine: EngineName, model: Path) -> BuildRequest:
+        """Returns what an engine is asked to build."""
+        return BuildRequest(
+            engine=engine,
+            checkpoint=self.build.checkpoint,
+            model=model,
+            root=self.out,
+            folder=self.folder,
+            shared=self.files,
+            precision=self.build.precision,
+            float_precision=self.build.float_precision,
+            bf16_float_part=is_static_int8(self.build.precision) and self.rest != "fp32",
+            buckets=self.preprocessor.buckets,
+            target=self.context.target,
+            kv_cache=self.agreement.settings.kv_cache,
+            log=lambda line: self.context.progress.log(f"    {line}"),
+        )
+
+    @cached_property
+    def _gate(self) -> tuple[Split, NDArray[Any]]:
+        """The rows of the parity gate and what torch eager answers to them: what every engine has to agree with."""
+        rows = gate_rows(self.context.data)
+        return rows, self._in_torch(rows)
+
+    def _in_torch(self, split: Split) -> NDArray[Any]:
+        """Returns the predictions of torch eager."""
+        from compress.measure.predictions import predict, predict_streamed, predicts_streamed
+        from compress.models.checkpoint import load
+
+        checkpoint = self.build.checkpoint
+        if predicts_streamed(checkpoint, self.context.task):
+            return predict_streamed(checkpoint, self.preprocessor, split.rows, BATCH_SIZE, self.context.scratch)
+        return predict(load(checkpoint), self.preprocessor, split.rows, BATCH_SIZE)
+
+    def _judged(self, entry: dict[str, Any], model: Path) -> dict[str, Any]:
+        """Compares one engine with torch on selection rows, and evaluates it if it passes; returns its entry.
+
+        A mode whose predictions do not pass is not runnable: it is neither evaluated, timed nor served, and its entry says why.
+        """
+        from compress.measure.answers import load_predictions
+        from export.engines.spec import spec_of
+
+        if not ENGINES[entry["engine"]].builds:
+            compared = self._compared(entry, self._gate[1])
+            there = self.context.predictions.get(self.build.variant)
+            logits = load_predictions(there)[0] if there else self._in_torch(self.context.data.evaluation)
+            return self._evaluated({**entry, "int8_share_reason": NO_GRAPH}, compared, logits)
+        spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
+        with EngineProcess(spec) as process:
+            answers = process.predict(self._gate[0].rows, spec.evaluation_batch)
+            counted = {**entry, **self._share(process, model)}
+            probed = ENGINES[entry["engine"]].probed and entry["float_precision"] == "fp32"
+            compared = self._compared(entry, answers, self._layers(process, model, entry["engine"]) if probed else [])
+            if self._decides_float_part(entry):
+                asked = self.build.variant, self.build.precision, entry["float_precision"]
+                self.answers[asked] = process.predict(trial_rows(self.context), spec.evaluation_batch)
+            reason = compared.pop("reason")
+            if reason is None and ENGINES[entry["engine"]].generates:
+                compared["tokens"], reason = self._answers(process, entry)
+            if reason is not None:
+                return {**counted, "runnable": False, "reason": reason, "parity": compared}
+            if ENGINES[entry["engine"]].generates:
+                counted["generation"] = self._generation(process, entry)
+            logits = process.predict(self.context.data.evaluation.rows, spec.evaluation_batch)
+        return self._evaluated(counted, compared, logits)
+
+    def _answers(self, process: EngineProcess, entry: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+        """Compares the tokens of an engine with those of torch; returns the comparison, and why it does not pass, or None."""
+        compared, reason = self.agreement.gate(process, self.build.checkpoint)
+        name = f"{entry['engine']} {entry['mode']}"
+        held = entry["float_precision"] == "fp32"
+        self.context.progress.log(
+            f"    {name}: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of torch, "
+            f"{100 * compared['equal_share']:.1f} % of the tokens"
+        )
+        return compared, f"parity: {self.build.name} {name}: {reason}" if held and reason is not None else None
+
+    def _generation(self, process: EngineProcess, entry: Mapping[str, Any]) -> dict[str, Any]:
+        """Answers the evaluation prompts and compares with the baseline; returns `generation` of the engine's entry."""
+        path = self.folder / f"{entry['engine']}-{entry['mode']}-answers.safetensors"
+        found = self.agreement.evaluate(process, self.build.checkpoint, path)
+        baseline = found["baseline"]
+        self.context.progress.log(
+            f"    {entry['engine']} {entry['mode']}: {100 * baseline['equal_share']:.1f} % of the tokens are those of the float baseline "
+            f"({baseline['prompts']} prompts)"
+        )
+        return {"file": self._relative(path), **found}
+
+    def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:
+        """Returns how an engine compares with torch on the rows of the gate, and as `reason` why it does not pass, or None.
+
+        Raises:
+            ParityError: The integers of a layer are wrong.
+        """
+        from compress.measure.agreement import compare_predictions, shortfall
+        from export.parity.parity import as_rows, check_layers
+
+        split, expected = self._gate
+        name = f"{self.build.name} {entry['engine']} {entry['mode']}"
+        check_layers(name, layers)
+        compared = compare_predictions(self.context.task, expected, answers, split.labels)
+        rest = ", rest bf16" if entry["float_precision"] not in (self.build.float_precision, self.build.precision) else ""
+        self.context.progress.log(
+            f"    {entry['engine']} {entry['mode']}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
+            f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
+        )
+        short = shortfall(compared, REFERENCE) if entry["float_precision"] == "fp32" else None
+        reason = None if short is None else f"parity: {name}: {short}"
+        return {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared, "reason": reason}
+
+    def _evaluated(self, entry: dict[str, Any], compared: dict[str, Any], logits: NDArray[Any]) -> dict[str, Any]:
+        """Writes the predictions of an engine for the evaluation split; returns its entry with the metrics."""
+        from compress.measure.answers import save_predictions
+        from compress.measure.metrics import metrics, num_predictions
+
+        labels, task = self.context.data.evaluation.labels, self.context.task
+        half = "-bf16" if entry["float_precision"] != self.build.float_precision else ""
+        predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
+        save_predictions(predictions, logits, labels)
+        figures, count = metrics(task, logits, labels), num_predictions(labels)
+        share = f", int8 share {entry['int8_share']:.4f}" if entry.get("int8_share") else ""
+        self.context.progress.log(f"    {entry['engine']} {entry['mode']}{half}: {figures[TASKS[task].metric]:.4f} (n={count}){share}")
+        there = {"metrics": figures, "n": count, "predictions": self._relative(predictions)}
+        return {**entry, **there, "runnable": True, "reason": None, "parity": {key: compared[key] for key in compared if key != "reason"}}
+
+    def _decides_float_part(self, entry: Mapping[str, Any]) -> bool:
+        """Whether the answers of an engine to the trial rows are needed to choose between fp32 and bf16."""
+        if not ENGINES[entry["engine"]].bf16_float_part or entry["mode"] == "dynamic" or self.rest != "auto":
+            return False
+        return self.build.precision == "fp32" or is_static_int8(self.build.precision)
+
+    def _require(self, engines: list[dict[str, Any]]) -> None:
+        """Raises where no mode of an engine passed; warns of each one that did not."""
+        from export.parity.parity import ParityError
+
+        held = [entry for entry in engines if entry["float_precision"] == self.build.float_precision]
+        passed = {entry["engine"] for entry in held if entry["runnable"]}
+        for entry in engines:
+            if entry.get("parity") and not entry["runnable"]:
+                if entry["engine"] not in passed:
+                    raise ParityError(entry["reason"])
+                self.context.progress.warn(f"{entry['reason']}; this mode is left out")
+
+    def _share(self, process: Any, model: Path) -> dict[str, Any]:
+        from export.graph.macs import count_macs
+        from export.share import share
+
+        images = self.preprocessor.modality == "image"
+        batch, sequence = max(self.context.target.batch_sizes), None if images else max(self.preprocessor.buckets)
+        gemms = count_macs(model, batch, sequence)
+        told = process.ask("precisions", gemms=[gemm.node for gemm in gemms], batch=batch, sequence=sequence)["precisions"]
+        return share(gemms, told)
+
+    def _layers(self, process: Any, model: Path, engine: str) -> list[Any]:
+        from export.parity.dynamic import compare_all, dynamic_gemms
+        from export.parity.parity import compare_layers, quantized_gemms
+        from export.parity.products import compare_sites, quantized_sites
+
+        scheme = of_precision(self.build.precision)
+        if scheme is not None and scheme.activations == "dynamic":
+            tokens = dynamic_gemms(model.with_name(DYNAMIC_GRAPH)) if ENGINES[engine].token_scales_in_graph else []
+            return compare_all(tokens, self._probe(process, tokens)) if tokens else []
+        gemms, sites = quantized_gemms(model), quantized_sites(model)
+        if not gemms:
+            return []
+        tensors = self._probe(process, [*gemms, *sites])
+        return [*compare_layers(gemms, tensors), *compare_sites(sites, tensors)]
+
+    def _probe(self, process: Any, entries: Sequence[Any]) -> Any:
+        """Returns the tensors of these layers and sites on some rows of the gate."""
+        length = max(self.preprocessor.buckets) if self.preprocessor.buckets else None
+        rows = self._gate[0].rows[: max(1, PROBED_TOKENS // length) if length else 1]
+        return process.probe(list(dict.fromkeys(name for entry in entries for name in entry.tensors)), rows, length)
+
+    def _as_entry(self) -> dict[str, Any]:
+        return {"precision": self.build.precision, "float_precision": self.build.float_precision, "folder": self.build.name}
+
+    def _relative(self, path: Path) -> str:
+        return path.relative_to(self.out).as_posix()
+
+
+def _worst(engines: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Returns the comparison that stands for a build: of what passed, that which is furthest from torch."""
+    compared = [entry["parity"] for entry in engines if entry["runnable"] and ENGINES[entry["engine"]].builds]
+    return max(compared, key=lambda parity: (parity["disagreements"], parity["median_abs"]), default=None)

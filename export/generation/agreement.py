@@ -1,0 +1,88 @@
+"""Whether an engine that generates gives the tokens of torch, and how far its answers are from those of the float baseline.
+
+Before an engine is taken, its greedy answers to prompts from selection rows have to be those of the same checkpoint in torch
+(`compress.measure.tokens`). Of an engine that is taken, the answers to prompts from evaluation rows are kept, compared with the baseline in
+torch: what compression did to the answers.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.core.decoding import Decoding
+from compress.core.engines import REFERENCE
+from compress.core.errors import InputError
+from compress.measure.engine_process import EngineProcess
+from compress.measure.tokens import compare_tokens, token_shortfall
+from compress.stage.context import Context
+from export.generation.prompts import Generation, Prompts, Tokens, greedy, save_answers
+from export.parity.rows import gate_rows
+
+GATE_PROMPTS = 32
+
+
+class Agreement:
+    """The prompts of a run and what torch answers to them; each checkpoint is asked once."""
+
+    def __init__(self, context: Context, settings: Generation) -> None:
+        self._context, self.settings = context, settings
+        self._known: dict[tuple[Path, bool], Tokens] = {}
+
+    def gate(self, process: EngineProcess, checkpoint: Path) -> tuple[dict[str, Any], str | None]:
+        """Compares an engine with torch on selection rows.
+
+        Args:
+            process: The engine, open.
+            checkpoint: The checkpoint that it was built from.
+
+        Returns:
+            What `compare_tokens` gave, and why the engine does not pass, or None.
+        """
+        compared = compare_tokens(self._in_torch(checkpoint, held_out=False), answer(process, self._gate_prompts))
+        return compared, token_shortfall(compared, REFERENCE)
+
+    def evaluate(self, process: EngineProcess, checkpoint: Path, path: Path) -> dict[str, Any]:
+        """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch."""
+        prompts = self._evaluation_prompts
+        found = answer(process, prompts)
+        save_answers(path, prompts, found)
+        return {
+            "prompt_tokens": prompts.ids.shape[1],
+            "baseline": compare_tokens(self._in_torch(self._context.baseline.path, held_out=True), found),
+            REFERENCE: compare_tokens(self._in_torch(checkpoint, held_out=True), found),
+        }
+
+    @cached_property
+    def _gate_prompts(self) -> Prompts:
+        settings = self.settings.model_copy(update={"prompts": min(GATE_PROMPTS, self.settings.prompts)})
+        return Prompts.of_blocks(gate_rows(self._context.data).rows, settings, self._context.max_length)
+
+    @cached_property
+    def _evaluation_prompts(self) -> Prompts:
+        return Prompts.of_blocks(self._context.data.evaluation.rows, self.settings, self._context.max_length)
+
+    def _in_torch(self, checkpoint: Path, *, held_out: bool) -> Tokens:
+        """Returns the greedy answers of a checkpoint to the prompts from evaluation rows, or from selection rows.
+
+        Raises:
+            InputError: The model does not fit into memory.
+        """
+        from compress.measure.predictions import predicts_streamed
+        from compress.models.checkpoint import load
+
+        if (checkpoint, held_out) not in self._known:
+            if predicts_streamed(checkpoint, self._context.task):
+                raise InputError(f"{checkpoint.name}: too large to answer in torch here; use a machine with more memory")
+            prompts = self._evaluation_prompts if held_out else self._gate_prompts
+            self._known[checkpoint, held_out] = greedy(load(checkpoint), prompts)
+        return self._known[checkpoint, held_out]
+
+
+def answer(process: EngineProcess, prompts: Prompts) -> Tokens:
+    """Returns the greedy tokens of an engine, int32 [n, T]; end tokens do not end an answer."""
+    answers = process.generate(list(prompts.ids), Decoding(max_tokens=prompts.tokens, ignore_end=True))
+    return np.array([one.tokens[0] for one in answers], np.int32)

@@ -1,0 +1,132 @@
+"""The integers of a quantized checkpoint in the graph of `export.generation.cached_graph`: codes as constants, beside their scales.
+
+    weights int8      Constant(i8 [O, I]) -> Convert -> Multiply(scale [O, 1])
+    weights int4      Constant(i4 [O, G, g]) -> Convert -> Multiply(scale [O, G, 1]) -> Reshape [O, I]
+    static w8a8       FakeQuantize of the input, 256 levels from -128 s to 127 s
+    smoothed inputs   Multiply of the input by 1 / v
+
+OpenVINO keeps such constants as integers: it multiplies i8 by i8 where the input is a FakeQuantize, and reads i8 or i4 weights where the
+input is float. Where the last group of an int4 layer is shorter, all its groups are cut to the largest width that divides both.
+
+Left out: int8 products of attention and residual additions (the attention of the cached graph is float), and FP8, which OpenVINO does not
+multiply on a CPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import openvino
+import torch
+from openvino import opset15 as ops
+from torch import Tensor
+
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
+from compress.schemes.scales import Scales
+
+
+def insert_codes(graph: openvino.Model, layers: Mapping[str, Scales]) -> None:
+    """Lets linear layers of a graph read codes and scales instead of float weights, in place.
+
+    Args:
+        graph: What `cached_graph` returned for the model with its weights on the grids of `layers`.
+        layers: Scales by module path.
+
+    Raises:
+        ValueError: A layer is not in the graph exactly once, or its weights are on another grid.
+    """
+    products, inputs = weight_products(graph), _Inputs()
+    for name, scales in layers.items():
+        if name not in products:
+            raise ValueError(f"{name}: no product with a constant weight in the graph")
+        _insert(products[name], name, scales, inputs)
+    graph.validate_nodes_and_infer_types()
+
+
+def weight_products(graph: openvino.Model) -> dict[str, Any]:
+    """Returns the MatMul nodes that read a constant [O, I], by the path of their module; the head has none and is left out."""
+    return {
+        module_of(node.get_friendly_name()): node
+        for node in graph.get_ops()
+        if node.get_type_name() == "MatMul" and node.input_value(1).get_node().get_type_name() == "Constant"
+    }
+
+
+def module_of(node: str) -> str:
+    """Returns the path of the module that a node of the trace belongs to: the trace names it `__module.model.<path>/aten::...`."""
+    return node.partition("/")[0].removeprefix("__module.model.")
+
+
+def _insert(product: Any, name: str, scales: Scales, inputs: _Inputs) -> None:
+    attributes, constant = product.get_attributes(), product.input_value(1).get_node()
+    assert attributes["transpose_b"], f"{name}: the trace gives weights as [O, I]"
+    weight_OI = torch.from_numpy(np.array(constant.data, np.float32))
+    if not torch.allclose(scales.on_grid(weight_OI), weight_OI, rtol=1e-5, atol=0):
+        raise ValueError(f"{name}: weights of the graph are not on the grid of their scales: make it from this checkpoint")
+    codes_OI = scales.codes(weight_OI)
+    if isinstance(scales, Int4Scales):
+        weight = int4_weight(codes_OI, scales)
+    else:
+        assert isinstance(scales, LayerScales | DynamicScales), type(scales)
+        weight = _multiplied(_constant(codes_OI.numpy()), scales.weight_scale[:, None])
+        product.input(0).replace_source_output(inputs.of(product.input_value(0), scales))
+    weight.set_friendly_name(f"{name}.weight")
+    product.input(1).replace_source_output(weight.output(0))
+
+
+class _Inputs:
+    """What quantized layers multiply; layers that read one tensor with one scale share its rounding."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[Any, ...], Any] = {}
+
+    def of(self, value: Any, scales: LayerScales | DynamicScales) -> Any:
+        """Returns the input of a layer, divided by its smoothing vector if it has one, and rounded where its scale is fixed."""
+        source: tuple[Any, ...] = value.get_node().get_friendly_name(), value.get_index()
+        smooth, step = scales.input_smooth, scales.input_scale if isinstance(scales, LayerScales) else None
+        if smooth is not None:
+            factor_I = smooth.reciprocal().numpy()
+            source = *source, factor_I.tobytes()
+            value = self._once(source, lambda: ops.multiply(value, _constant(factor_I)))
+        return value if step is None else self._once((*source, step.item()), lambda: _rounded(value, step.item()))
+
+    def _once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        if key not in self._made:
+            self._made[key] = make().output(0)
+        return self._made[key]
+
+
+def _rounded(value: Any, step: float) -> Any:
+    low, high = (_constant(np.float32(code * step)) for code in (ACTIVATION_LOW, ACTIVATION_HIGH))
+    return ops.fake_quantize(value, low, high, low, high, ACTIVATION_HIGH - ACTIVATION_LOW + 1)
+
+
+def int4_weight(codes_OI: Tensor, scales: Int4Scales) -> Any:
+    """Returns the weight float32 [O, I] of int4 codes in groups of equal width."""
+    outputs, inputs = codes_OI.shape
+    width = math.gcd(scales.group_size, inputs)
+    scale_OG = scales.expanded(inputs)[:, ::width]
+    grouped = _packed(codes_OI.reshape(outputs, -1, width))
+    shape = ops.constant([outputs, inputs], dtype=np.int64)
+    return ops.reshape(_multiplied(grouped, scale_OG[..., None]), shape, special_zero=False)
+
+
+def _packed(codes: Tensor) -> Any:
+    """Returns an i4 constant: two codes a byte, the first in the low half."""
+    flat = np.pad(codes.numpy().reshape(-1), (0, codes.numel() % 2))
+    pairs = flat.reshape(-1, 2).view(np.uint8) & 0xF
+    packed = np.ascontiguousarray(pairs[:, 0] | (pairs[:, 1] << 4))
+    tensor = openvino.Tensor(packed, openvino.Shape(list(codes.shape)), openvino.Type.i4)
+    return ops.constant(tensor, shared_memory=False)  # shared, it would point at memory that is freed
+
+
+def _multiplied(codes: Any, scale: Tensor) -> Any:
+    return ops.multiply(ops.convert(codes, np.float32), _constant(scale.numpy()))
+
+
+def _constant(array: Any) -> Any:
+    return ops.constant(np.ascontiguousarray(array), shared_memory=False)

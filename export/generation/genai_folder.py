@@ -1,0 +1,132 @@
+"""The folder that OpenVINO GenAI reads: a decoder with its cache, its tokenizer and its settings.
+
+    openvino_model.xml, .bin           the graph of `export.generation.cached_graph`, with the integers of the checkpoint
+    openvino_tokenizer.xml, .bin       text to ids, as graphs too; the chat template, if there is one, is kept in the first
+    openvino_detokenizer.xml, .bin     ids to text
+    config.json, generation_config.json
+
+Any program with OpenVINO GenAI runs it: `openvino_genai.LLMPipeline(folder, "CPU")`.
+
+Two ways to run attention. Paged attention serves many requests at once; OpenVINO makes it from the graph where it finds the operator
+ScaledDotProductAttention in every layer, and drops the attention mask. That is right for causal attention alone: `paged_obstacle` names
+the models for which it is not. Stateful attention runs the graph as it is, one request at a time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import openvino
+from openvino_tokenizers import convert_tokenizer
+from torch import nn
+from transformers import AutoTokenizer, GenerationConfig
+
+from compress.core.errors import InputError
+from compress.models.checkpoint import load_float
+from compress.models.config import read_config
+from compress.models.library import quiet
+from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from compress.schemes.sites import load_sites
+from export.generation.cached_graph import cached_graph
+from export.generation.codes import insert_codes
+
+MODEL, TOKENIZER, DETOKENIZER = "openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml"
+ATTENTION = "ScaledDotProductAttention"
+RUNTIME_OPTIONS = "runtime_options"
+
+
+def model_files(folder: Path) -> list[Path]:
+    """Returns the paths of the model in a folder: network and weights."""
+    return [folder / MODEL, (folder / MODEL).with_suffix(".bin")]
+
+
+def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[str, str]) -> None:
+    """Writes the folder of a checkpoint, float or quantized.
+
+    Args:
+        checkpoint: A decoder.
+        folder: Folder to write; created.
+        runtime_options: Properties that the model is compiled with wherever it is read; kept in the xml.
+
+    Raises:
+        InputError: The model keeps no keys and values, or its attention products are quantized.
+    """
+    folder.mkdir()
+    graph = quantized_graph(checkpoint)
+    for name, value in runtime_options.items():
+        graph.set_rt_info(value, [RUNTIME_OPTIONS, name])
+    openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
+    _write_tokenizer(checkpoint, folder)
+    shutil.copyfile(checkpoint / "config.json", folder / "config.json")
+    _write_generation_config(checkpoint, folder)
+
+
+def quantized_graph(checkpoint: Path) -> openvino.Model:
+    """Returns the graph with cache of a checkpoint, with its integers as constants if it is quantized.
+
+    Raises:
+        InputError: See `write_genai_folder`.
+    """
+    model: Any = load_float(checkpoint)
+    if not (checkpoint / QUANTIZATION_JSON).exists():
+        return cached_graph(model)
+    sites = load_sites(checkpoint).names
+    if sites:
+        raise InputError(
+            f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "
+            "those in float: give attention: false and residual: false"
+        )
+    layers, _ = load_quantization(checkpoint)
+    for name, scales in layers.items():
+        weight: nn.Parameter = model.get_submodule(name).weight
+        weight.data = scales.on_grid(weight.data)  # 16-bit checkpoints hold the grid to the precision of their type
+    graph = cached_graph(model)
+    insert_codes(graph, layers)
+    return graph
+
+
+def paged_obstacle(folder: Path) -> str | None:
+    """Returns in one line why paged attention would give other tokens for the model of a folder; None where nothing is known against it.
+
+    Args:
+        folder: What `write_genai_folder` wrote.
+    """
+    config = read_config(folder, "checkpoint")
+    window = sliding_window(config)
+    if window is not None:
+        return f"its attention slides over a window of {window} tokens, which paged attention does not see in the mask"
+    graph = openvino.Core().read_model(folder / MODEL)
+    layers, found = len(graph.get_sinks()) // 2, sum(node.get_type_name() == ATTENTION for node in graph.get_ops())
+    if found < layers:
+        return f"{layers - found} of {layers} layers compute attention without the operator {ATTENTION} (ALiBi or capped scores)"
+    return None
+
+
+def sliding_window(config: Any) -> int | None:
+    """Returns the window of a model whose attention slides over one in any layer, in tokens; None where it reads all tokens."""
+    window = getattr(config, "sliding_window", None)
+    if window is None or getattr(config, "use_sliding_window", True) is False:
+        return None
+    kinds = getattr(config, "layer_types", None)
+    return None if kinds is not None and set(kinds) == {"full_attention"} else int(window)
+
+
+def _write_tokenizer(checkpoint: Path, folder: Path) -> None:
+    with quiet():
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
+        parts = convert_tokenizer(tokenizer, with_detokenizer=True)
+    for part, name in zip(parts, (TOKENIZER, DETOKENIZER), strict=True):
+        openvino.save_model(part, folder / name, compress_to_fp16=False)
+
+
+def _write_generation_config(checkpoint: Path, folder: Path) -> None:
+    """Writes generation_config.json: that of the checkpoint, or one with the special tokens of its config.json."""
+    given = checkpoint / "generation_config.json"
+    if given.is_file():
+        shutil.copyfile(given, folder / given.name)
+        return
+    with quiet():
+        GenerationConfig.from_model_config(read_config(checkpoint, "checkpoint")).save_pretrained(folder)

@@ -1,0 +1,171 @@
+"""OpenVINO GenAI on tiny decoders: its tokens are those of Transformers, its integers those of the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from compress.core.decoding import Decoding
+from compress.models.checkpoint import load, load_float
+from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, cache_precision, properties, refusal
+from export.engines.spec import EngineSpec
+from export.generation.genai_folder import MODEL, paged_obstacle
+from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, prompts
+from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY
+
+pytestmark = pytest.mark.whole
+
+STATEFUL = {"mistral": "window of 8 tokens", "qwen2": "window of 8", "gemma3": "window of 8", "gemma2": "window of 8", "bloom": "ALiBi"}
+TOKENS = 64
+PENALTY = 3.0
+"""Random models repeat one token for ever, which would hide errors."""
+
+
+def spec(kind: str, scheme: str | None = None, mode: str | None = None, cache_precision: str = "fp32") -> EngineSpec:
+    mode = mode or ("stateful" if kind in STATEFUL else "paged")
+    path = genai_folder(kind, scheme)
+    given = {**properties(1, "fp32", cache_precision), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", BACKEND: BACKENDS[mode]}
+    precision = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16"}[scheme]
+    return EngineSpec("openvino_genai", mode, precision, "fp32", "cpu", 1, str(path / MODEL), str(path), (1,), given)
+
+
+@cache
+def engine(kind: str, scheme: str | None = None, mode: str | None = None) -> OpenVinoGenai:
+    return OpenVinoGenai(spec(kind, scheme, mode))
+
+
+def in_transformers(kind: str, prompt: np.ndarray, **settings: Any) -> list[list[int]]:
+    model: Any = load_float(checkpoint(kind))
+    ids = torch.from_numpy(prompt.astype(np.int64))[None]
+    with torch.no_grad():
+        found = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            **{"max_new_tokens": TOKENS, "do_sample": False, "repetition_penalty": PENALTY, "pad_token_id": 0, **settings},
+        )
+    answers: list[list[int]] = found[:, len(prompt) :].tolist()
+    return answers
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
+    decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
+    for asked in (prompts((9,)), prompts((1, 7, 12, 20, 33), seed=1)):
+        answers = engine(kind).generate(asked, decoding)
+        assert [len(answer.seconds) for answer in answers] == [TOKENS] * len(asked)
+        for prompt, answer in zip(asked, answers, strict=True):
+            assert [list(one) for one in answer.tokens] == in_transformers(kind, prompt)
+            assert len(set(answer.tokens[0])) > 3  # or equality would prove little
+            assert list(answer.seconds) == sorted(answer.seconds)
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_models_that_paged_attention_gets_wrong_are_known(kind: str) -> None:
+    obstacle = paged_obstacle(genai_folder(kind))
+    if kind in STATEFUL:
+        assert obstacle is not None
+        assert STATEFUL[kind] in obstacle
+    else:
+        assert obstacle is None
+
+
+def test_paged_attention_does_get_a_sliding_window_wrong() -> None:
+    decoding = Decoding(max_tokens=8, repetition_penalty=PENALTY, ignore_end=True)
+    (prompt,) = prompts((20,))
+    right, wrong = (engine("mistral", None, mode).generate([prompt], decoding)[0].tokens for mode in ("stateful", "paged"))
+    assert right != wrong  # once they are equal, the mode need not be avoided any more
+
+
+@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | None) -> None:
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
+    with torch.no_grad():
+        reference: Any = load_float(checkpoint(kind, scheme)) if scheme == "w8a8-dynamic" else load(checkpoint(kind, scheme))
+        expected = reference(input_ids=torch.from_numpy(ids)).logits.numpy()
+    found = engine(kind, scheme).predict({"input_ids": ids})
+    np.testing.assert_allclose(found, expected, atol=5e-5 * np.abs(expected).max())
+    np.testing.assert_array_equal(engine(kind, scheme).predict({"input_ids": ids}), found)  # nothing is left in the cache
+
+
+@pytest.mark.parametrize(("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", None), ("w4a16", "w4a16")])
+@pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom"])
+def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None, expected: str | None) -> None:
+    model: Any = load_float(checkpoint(kind))
+    head = next(name for name, module in model.named_modules() if module is model.get_output_embeddings())
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and name != head]
+    attention = {name.rpartition(".")[0] for name in names if "attn" in name or "attention" in name}
+    asked = [*(f"{name}/MatMul" for name in names), *(f"{name}/{one}" for name in attention for one in ("qk", "pv")), f"{head}/MatMul"]
+    told = engine(kind, scheme).precisions(asked, 1, 8)
+    assert {told.get(f"{name}/MatMul") for name in names} == {expected}
+    assert {told[f"{name}/{one}"] for name in attention for one in ("qk", "pv")} == {"fp32"}
+    assert told[f"{head}/MatMul"] == "fp32"
+
+
+def test_the_cache_is_kept_in_what_was_asked() -> None:
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (2, 40))
+    exact = engine("llama").predict({"input_ids": ids})
+    for precision in ("fp16", "int8"):
+        found = OpenVinoGenai(spec("llama", cache_precision=precision)).predict({"input_ids": ids})
+        np.testing.assert_allclose(found[:, :20], exact[:, :20], atol=1e-5)  # the first half reads nothing from the cache
+        change = np.abs(found[:, 20:] - exact[:, 20:]).mean() / exact.std()
+        assert 1e-5 < change < 0.1, precision
+
+
+def test_a_cache_is_never_finer_than_the_engine_that_reads_it() -> None:
+    asked = [(kv_cache, floating) for floating in ("fp32", "bf16") for kv_cache in ("float", "fp16", "int8")]
+    assert [cache_precision(*one) for one in asked] == ["fp32", "fp16", "int8", "bf16", "bf16", "int8"]
+
+
+@pytest.mark.parametrize("mode", ["paged", "stateful"])
+def test_beams_are_those_of_transformers(mode: str) -> None:
+    (prompt,) = prompts((9,))
+    decoding = Decoding(max_tokens=20, beams=4, answers=3, length_penalty=0.7, ignore_end=True)
+    (answer,) = engine("llama", None, mode).generate([prompt], decoding)
+    expected = in_transformers(
+        "llama", prompt, num_beams=4, num_return_sequences=3, length_penalty=0.7, max_new_tokens=20, repetition_penalty=1.0
+    )
+    assert [list(one) for one in answer.tokens] == expected
+    assert len({tuple(one) for one in expected}) == 3
+
+
+@pytest.mark.parametrize("mode", ["paged", "stateful"])
+def test_sampling_follows_the_seed(mode: str) -> None:
+    (prompt,) = prompts((9,))
+    decoding = Decoding(max_tokens=24, temperature=1.5, ignore_end=True, seed=3)
+    first, again, other = (
+        engine("llama", None, mode).generate([prompt], settings)[0].tokens for settings in (decoding, decoding, replace(decoding, seed=4))
+    )
+    assert first == again != other
+    narrow = replace(decoding, temperature=1e-3)
+    greedy = Decoding(max_tokens=24, ignore_end=True)
+    assert (
+        engine("llama", None, mode).generate([prompt], narrow)[0].tokens == engine("llama", None, mode).generate([prompt], greedy)[0].tokens
+    )
+    for limit in ({"top_k": 1}, {"top_p": 1e-6}, {"min_p": 0.999}):
+        cut = engine("llama", None, mode).generate([prompt], replace(decoding, **limit))[0].tokens
+        assert cut == engine("llama", None, mode).generate([prompt], greedy)[0].tokens, limit
+
+
+@pytest.mark.parametrize("mode", ["paged", "stateful"])
+def test_a_stop_token_ends_the_answer(mode: str) -> None:
+    (prompt,) = prompts((9,))
+    decoding = Decoding(max_tokens=24, repetition_penalty=PENALTY)
+    (whole,) = engine("llama", None, mode).generate([prompt], decoding)
+    stop = whole.tokens[0][5]
+    (cut,) = engine("llama", None, mode).generate([prompt], replace(decoding, stop_tokens=(stop,)))
+    at = whole.tokens[0].index(stop)
+    assert cut.tokens[0][:at] == whole.tokens[0][:at]
+    assert len(cut.tokens[0]) <= at + 1
+
+
+def test_fp8_is_refused() -> None:
+    assert refusal("fp32", genai_folder("llama") / MODEL) is None
+    reason = refusal("fp8", genai_folder("llama") / MODEL)
+    assert reason is not None
+    assert "no FP8" in reason

@@ -1,0 +1,134 @@
+"""Codes of quantized decoders in the graph with a cache: what OpenVINO multiplies equals what torch multiplies in integers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import openvino
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openvino import opset15 as ops
+from torch import nn
+
+from compress.models.conv1d import with_linears
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.scales import Scales
+from export.generation.cached_graph import cached_graph
+from export.generation.codes import insert_codes, int4_weight
+from tests.export.generation.tiny_decoders import VOCABULARY, decoder
+
+FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+KINDS = ("gpt2", "llama", "bloom", "phi3", "gpt_neox")
+
+
+def quantized(kind: str, scheme: str, group: int = 32) -> tuple[Any, nn.Module, dict[str, Scales]]:
+    """Returns a decoder with weights on their grids, the same in integers, and the scales of its blocks' layers."""
+    torch.manual_seed(1)
+    floating, integer = (with_linears(decoder(kind)) for _ in range(2))
+    head = floating.get_output_embeddings()
+    layers: dict[str, Scales] = {}
+    for name, module in list(floating.named_modules()):
+        if not isinstance(module, nn.Linear) or module is head:
+            continue
+        scales = chosen(scheme, module.weight.detach(), group)
+        layers[name] = scales
+        module.weight.data = scales.on_grid(module.weight.detach())
+        parent, _, child = name.rpartition(".")
+        setattr(integer.get_submodule(parent), child, scales.module(name, module))
+    return floating.eval(), integer.eval(), layers
+
+
+def chosen(scheme: str, weight_OI: torch.Tensor, group: int = 32) -> Scales:
+    """Returns random scales that fit a weight; with int4 some codes are cut off."""
+    outputs, inputs = weight_OI.shape
+    if scheme == "w4a16":
+        return Int4Scales(0.01 + 0.05 * torch.rand(outputs, -(-inputs // group)), group)
+    smooth_I = 0.5 + torch.rand(inputs)
+    scale_O = weight_scale(weight_OI * smooth_I, 127)
+    return LayerScales(scale_O, torch.tensor(0.03), 8, smooth_I) if scheme == "w8a8" else DynamicScales(scale_O, 8, smooth_I)
+
+
+def logits(graph: openvino.Model, ids: np.ndarray) -> np.ndarray:
+    request = openvino.Core().compile_model(graph, "CPU", FLOAT).create_infer_request()
+    batch, length = ids.shape
+    request.infer(
+        {
+            "input_ids": ids,
+            "attention_mask": np.ones_like(ids),
+            "position_ids": np.tile(np.arange(length), (batch, 1)),
+            "beam_idx": np.arange(batch, dtype=np.int32),
+        }
+    )
+    return np.array(request.get_output_tensor(0).data)
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_equal_those_of_the_integers_in_torch(kind: str, scheme: str) -> None:
+    floating, integer, layers = quantized(kind, scheme)
+    graph = cached_graph(floating)
+    insert_codes(graph, layers)
+    ids = np.random.default_rng(0).integers(3, VOCABULARY, (2, 9))
+    # the engine was told to leave tokens in float, so that of dynamic int8 the weights are compared
+    reference = floating if scheme == "w8a8-dynamic" else integer
+    with torch.no_grad():
+        expected = reference(input_ids=torch.from_numpy(ids)).logits.numpy()
+    np.testing.assert_allclose(logits(graph, ids), expected, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+def test_what_openvino_multiplies_are_integers(scheme: str) -> None:
+    floating, _, layers = quantized("llama", scheme)
+    graph = cached_graph(floating)
+    insert_codes(graph, layers)
+    compiled = openvino.Core().compile_model(graph, "CPU", FLOAT).get_runtime_model()
+    products = [node for node in compiled.get_ops() if str(node.get_rt_info()["layerType"].value) == "FullyConnected"]
+    types = [tuple(value.get_element_type().get_type_name() for value in node.input_values()[:2]) for node in products]
+    expected = {"w8a8": ("i8", "i8"), "w8a8-dynamic": ("f32", "i8"), "w4a16": ("f32", "i4")}[scheme]
+    assert types.count(expected) == len(layers), types
+    assert types.count(("f32", "f32")) == 1  # the head
+
+
+def test_layers_that_read_one_tensor_with_one_scale_share_its_rounding() -> None:
+    torch.manual_seed(0)
+    floating = with_linears(decoder("llama"))
+    same = torch.tensor(0.03)
+    layers: dict[str, Scales] = {}
+    for name, module in floating.named_modules():
+        if name.endswith(("q_proj", "k_proj", "v_proj")):
+            step = same if "layers.0" in name else same + 0.01 * len(layers)
+            layers[name] = LayerScales(weight_scale(module.weight.detach(), 127), step, 8)
+            module.weight.data = layers[name].on_grid(module.weight.detach())
+    graph = cached_graph(floating)
+    insert_codes(graph, layers)
+    rounded = [node for node in graph.get_ops() if node.get_type_name() == "FakeQuantize"]
+    assert len(rounded) == 1 + 3  # one for layer 0; the layers of block 1 have scales of their own
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 7), st.integers(1, 50), st.sampled_from([3, 16, 32]), st.integers(0, 2**31))
+def test_int4_weights_of_any_shape_come_out_as_they_went_in(outputs: int, inputs: int, group: int, seed: int) -> None:
+    torch.manual_seed(seed)
+    weight_OI = torch.randn(outputs, inputs)
+    scales = chosen("w4a16", weight_OI, group)
+    assert isinstance(scales, Int4Scales)
+    codes_OI = scales.codes(weight_OI)
+    given_x = ops.parameter([-1, inputs], np.float32)
+    model = openvino.Model([ops.matmul(given_x, int4_weight(codes_OI, scales), False, True)], [given_x])
+    found = openvino.Core().compile_model(model, "CPU", FLOAT)(np.eye(inputs, dtype=np.float32))[0]
+    expected = torch.stack([codes_OI[:, i].float() * scales.weight_scale[:, i // group] for i in range(inputs)])
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-7)
+
+
+def test_weights_off_the_grid_are_refused() -> None:
+    floating, _, layers = quantized("llama", "w8a8")
+    name, scales = next(iter(layers.items()))
+    graph = cached_graph(floating)
+    with pytest.raises(ValueError, match=f"{name}: weights of the graph are not on the grid"):
+        insert_codes(graph, {name: chosen("w8a8", 2 * scales.codes(floating.get_submodule(name).weight).float() + 1)})
+    with pytest.raises(ValueError, match="other: no product"):
+        insert_codes(graph, {"other": scales})
