@@ -132,6 +132,54 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
 
 
 @app.command()
+def generate(
+    folder: RunFolder,
+    prompt: Annotated[
+        list[str] | None, typer.Option("--prompt", metavar="TEXT", help="The prompt; repeatable. Default: every line of standard input.")
+    ] = None,
+    variant: Annotated[
+        str | None, typer.Option("--variant", metavar="ID", help="What answers, such as quantize or quantize-int8; default: the last.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option("--engine", metavar="NAME", help="The engine; default: the first that answers, else torch.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option("--compare", metavar="ID", help="A second variant or engine, whose answers stand beside.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 64,
+    temperature: Annotated[float, typer.Option("--temperature", help="Above 0, tokens are drawn; 0 takes the most likely one.")] = 0.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k most likely tokens; 0: from all.")] = 0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Draw from the likeliest tokens with this probability in all.")] = 1.0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Draw from tokens with this share of the largest probability.")] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1, tokens that occurred get less likely.")] = 1.0,
+    stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends the answer. Repeatable.")] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the drawing.")] = 0,
+    beams: Annotated[int, typer.Option("--beams", help="Above 1, a search with that many beams.")] = 1,
+    chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template of the tokenizer, if it has one.")] = True,
+    verbose: Verbose = False,
+) -> None:
+    """Let a language model of a run answer prompts, token by token.
+
+    Examples: compress generate runs/my-language-model --prompt "Once upon a time";
+    compress generate runs/my-language-model --prompt "Once" --compare baseline
+    """
+
+    def work() -> None:
+        from compress.commands.generate import generate as answer
+        from compress.core.decoding import Decoding
+
+        decoding = Decoding(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, tuple(stop or ()), seed=seed, beams=beams)
+        prompts = iter(prompt) if prompt else (line.rstrip("\n") for line in sys.stdin if line.strip())
+
+        def note(line: str) -> None:
+            typer.echo(line, err=True)
+
+        answer(folder, prompts, decoding, variant=variant, engine=engine, compare=compare, chat=chat, write=_write, note=note)
+
+    _finish(work, verbose)
+
+
+@app.command()
 def serve(folder: RunFolder, verbose: Verbose = False) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
 
@@ -223,6 +271,12 @@ def doctor(
             typer.echo(line)
 
     _finish(work, verbose)
+
+
+def _write(piece: str) -> None:
+    """Prints a piece of an answer at once."""
+    typer.echo(piece, nl=False)
+    sys.stdout.flush()
 
 
 def _read(recipe: Path, settings: list[str] | None) -> Any:

@@ -29,7 +29,7 @@ def test_help_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-@pytest.mark.parametrize("verb", ["init", "plan", "run", "report", "bench", "serve", "verify", "clean", "list", "doctor"])
+@pytest.mark.parametrize("verb", ["init", "plan", "run", "report", "bench", "generate", "serve", "verify", "clean", "list", "doctor"])
 def test_every_verb_explains_itself(verb: str) -> None:
     status, out, _ = compress(verb, "--help")
     assert status == 0

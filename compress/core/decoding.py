@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from compress.core.errors import InputError
+
+NO_TOKEN = 2**31 - 1
+"""An id that no token has."""
+TokensTold = Callable[[int, Sequence[int]], None]
+"""Takes the number of a prompt and its next tokens, as they come."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
-from compress.core.decoding import Answer, Decoding
+from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.machine.process import environment, spawn
 from compress.standalone.preprocess import Row
 
@@ -84,15 +84,19 @@ class EngineProcess:
             EngineError: The engine reported an error, runs elsewhere than it was asked to, or its process exited.
         """
         assert self._process.stdin is not None
-        assert self._process.stdout is not None
         try:
             self._process.stdin.write(json.dumps({"op": op, **fields}).encode() + b"\n")
             self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
+        except BrokenPipeError as error:
+            raise self._gone(op) from error
+        return self._read(op)
+
+    def _read(self, op: str) -> dict[str, Any]:
+        """Waits for the next line of the process."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
-            raise EngineError(f"{self._name}: its process exited with status {self._process.wait()} during {op!r}{self._last_words()}")
+            raise self._gone(op)
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise EngineError(f"{self._name}: {answer['error']}")
@@ -127,16 +131,25 @@ class EngineProcess:
         found: dict[str, Array] = load_file(answered)
         return found
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
         """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can.
+
+        Args:
+            prompts: Token ids.
+            decoding: How tokens are chosen.
+            told: Called with the tokens of each prompt as they come.
 
         Raises:
             EngineError: The engine failed.
         """
         given = Path(self._files.name, "prompts.safetensors")
         write_rows(given, prompts)
-        found = self.ask("generate", rows=str(given), decoding=decoding.message())["answers"]
-        return [Answer.from_message(one) for one in found]
+        line = self.ask("generate", rows=str(given), decoding=decoding.message(), stream=told is not None)
+        while "answers" not in line:
+            assert told is not None
+            told(line["prompt"], line["tokens"])
+            line = self._read("generate")
+        return [Answer.from_message(one) for one in line["answers"]]
 
     def close(self) -> None:
         """Stops the process and removes its files; a second call does nothing."""
@@ -169,6 +182,9 @@ class EngineProcess:
             if found != asked:
                 provider = placement["provider"]
                 raise EngineError(f"{self._name}: {fact} {asked} was asked for, but the engine reports {found} ({provider}); give {found}")
+
+    def _gone(self, op: str) -> EngineError:
+        return EngineError(f"{self._name}: its process exited with status {self._process.wait()} during {op!r}{self._last_words()}")
 
     @property
     def _name(self) -> str:

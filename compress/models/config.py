@@ -155,13 +155,18 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
 
 def check_length(config: Any, max_length: int) -> None:
     """Raises an `InputError` if a text model cannot read `max_length` tokens."""
+    usable = most_tokens(config)
+    if usable is not None and max_length > usable:
+        raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
+
+
+def most_tokens(config: Any) -> int | None:
+    """Returns the most tokens that a text model reads; None where its positions have no limit."""
     positions = getattr(config, "max_position_embeddings", None)
     if positions is None or positions < 1:  # XLNet, whose positions are relative, says -1
-        return
+        return None
     # RoBERTa and related models count positions from pad id + 1.
-    usable = positions - ((config.pad_token_id or 0) + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0)
-    if max_length > usable:
-        raise InputError(f"data.max_length: {max_length} given; this {config.model_type} reads at most {usable} tokens")
+    return int(positions - ((config.pad_token_id or 0) + 1 if re.search("roberta|camembert|mpnet|longformer", config.model_type) else 0))
 
 
 def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) -> Any:

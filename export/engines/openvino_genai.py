@@ -28,7 +28,7 @@ import numpy as np
 import openvino
 from numpy.typing import NDArray
 
-from compress.core.decoding import Answer, Decoding
+from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS, RuntimeLayer
@@ -42,8 +42,6 @@ BACKEND = "ATTENTION_BACKEND"
 ROOT = "__module.model."
 """What the names of the trace start with."""
 INTEGERS = ("i8", "u8")
-NO_TOKEN = 2**31 - 1
-"""An id that no token has."""
 ATTENTION_PRODUCTS = ("qk", "pv")
 
 
@@ -136,10 +134,10 @@ class OpenVinoGenai:
         precision = self._compiled.get_property("INFERENCE_PRECISION_HINT").get_type_name()
         return {"device": device.lower(), "provider": f"OpenVINO GenAI {device}", "float_precision": PRECISIONS[precision]}
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
         """Returns the answers to prompts of token ids; in paged mode all run at once, in stateful mode one after the other."""
         answered = self._paged if self._spec.mode == "paged" else self._stateful
-        return answered(prompts, decoding)
+        return answered(prompts, decoding, told or (lambda number, tokens: None))
 
     @cached_property
     def _model(self) -> Any:
@@ -180,7 +178,7 @@ class OpenVinoGenai:
 
         return openvino_genai.LLMPipeline(str(Path(self._spec.path).parent), "CPU", **self._properties)
 
-    def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+    def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         pipeline = self._paged_pipeline
         settings, started = generation_config(decoding, pipeline.get_config()), time.perf_counter()
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
@@ -194,23 +192,26 @@ class OpenVinoGenai:
                     (output,) = handle.read().values()
                     answers[number] = [[*(answers[number] or [[]])[0], *output.generated_ids]]
                     seconds[number] += [now] * len(output.generated_ids)
+                    told(number, output.generated_ids)
         if decoding.beams > 1:
             answers = [[list(output.generated_ids) for output in _best_first(handle)][: decoding.answers] for handle in handles]
         return [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
 
-    def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
+    def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         import openvino_genai
 
         class Clock(openvino_genai.StreamerBase):  # type: ignore[misc]
             """Notes when each token comes."""
 
-            def __init__(self) -> None:
+            def __init__(self, number: int) -> None:
                 super().__init__()
+                self.number = number
                 self.seconds: list[float] = []
 
             def write(self, token: int | list[int]) -> Any:
-                count = 1 if isinstance(token, int) else len(token)
-                self.seconds += [time.perf_counter() - started] * count
+                tokens = [token] if isinstance(token, int) else token
+                self.seconds += [time.perf_counter() - started] * len(tokens)
+                told(self.number, tokens)
                 return openvino_genai.StreamingStatus.RUNNING
 
             def end(self) -> None:
@@ -218,8 +219,8 @@ class OpenVinoGenai:
 
         pipeline, answers = self._stateful_pipeline, []
         settings, started = generation_config(decoding, pipeline.get_generation_config()), time.perf_counter()
-        for prompt in prompts:
-            clock = Clock() if decoding.beams == 1 else None
+        for number, prompt in enumerate(prompts):
+            clock = Clock(number) if decoding.beams == 1 else None
             found = pipeline.generate(_tensor(prompt), settings, *([clock] if clock else []))
             tokens = tuple(tuple(one) for one in found.tokens[: decoding.answers])
             answers.append(Answer(tokens, tuple(clock.seconds) if clock else ()))

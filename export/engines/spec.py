@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core.decoding import Answer, Decoding
+from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.engines import REFERENCE, EngineName, device_of
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
@@ -117,8 +117,14 @@ class Engine(Protocol):
 class Generates(Protocol):
     """An engine that answers prompts."""
 
-    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding) -> list[Answer]:
-        """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can."""
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+        """Returns the answer to each prompt, token ids int32 [length]; as many prompts run at once as the engine can.
+
+        Args:
+            prompts: Token ids.
+            decoding: How tokens are chosen.
+            told: Called with tokens as they come; not called by a search with beams.
+        """
 
 
 @runtime_checkable

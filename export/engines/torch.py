@@ -11,22 +11,21 @@ Left out: CUDA graphs.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
 
+from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
-from compress.models.checkpoint import load
-from compress.models.config import read_config
-from compress.models.conv1d import with_linears
+from compress.models.checkpoint import load, load_float
 from compress.models.forward import forward
 from compress.models.library import quiet
-from compress.models.shapes import auto_class
-from compress.schemes.checkpoint import scheme_of
-from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -65,11 +64,11 @@ class Torch:
         torch.set_num_threads(spec.threads)
         self._dtype = DTYPES[spec.float_precision]
         self._device = torch.device(spec.device)
-        folder = Path(spec.path)
+        folder = self._folder = Path(spec.path)
         if spec.precision == "int8":
             self._model = load(folder, self._device, self._dtype)
         else:
-            self._model = load_float(folder, Path(spec.folder)).to(self._device, self._dtype)
+            self._model = load_float(folder).to(self._device, self._dtype)
         if spec.mode == "compiled":
             if not can_compile():
                 raise InputError("torch compiled: no C++ compiler is on PATH; install g++, or leave this mode out")
@@ -84,6 +83,61 @@ class Torch:
             logits: Logits = forward(self._model, tensors).cpu().numpy()
         return logits
 
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+        """Returns the answers to prompts of token ids, one after the other, by `generate` of Transformers."""
+        started = time.perf_counter()
+        return [self._answer(number, prompt, decoding, started, told) for number, prompt in enumerate(prompts)]
+
+    def _answer(self, number: int, prompt: NDArray[np.int32], decoding: Decoding, started: float, told: TokensTold | None) -> Answer:
+        seconds: list[float] = []
+
+        class Clock:
+            """Notes when each token comes; Transformers gives it the prompt first."""
+
+            def __init__(self) -> None:
+                self.is_prompt = True
+
+            def put(self, tokens: torch.Tensor) -> None:
+                if not self.is_prompt:
+                    seconds.append(time.perf_counter() - started)
+                    if told is not None:
+                        told(number, tokens.reshape(-1).tolist())
+                self.is_prompt = False
+
+            def end(self) -> None:
+                pass
+
+        model: Any = self._model
+        ids = torch.from_numpy(prompt.astype(np.int64))[None].to(self._device)
+        streamer = {"streamer": Clock()} if decoding.beams == 1 else {}
+        torch.manual_seed(decoding.seed)
+        with torch.inference_mode(), quiet():
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), **self._settings(decoding), **streamer)
+        answers = tuple(tuple(row) for row in found[:, ids.shape[1] :].tolist())
+        return Answer(answers, tuple(seconds))
+
+    def _settings(self, decoding: Decoding) -> dict[str, Any]:
+        """Returns the settings in the words of Transformers; what is left out there would be taken from the model."""
+        model: Any = self._model
+        ends = model.generation_config.eos_token_id
+        known = [] if ends is None or decoding.ignore_end else [ends] if isinstance(ends, int) else list(ends)
+        settings: dict[str, Any] = {
+            "max_new_tokens": decoding.max_tokens,
+            "do_sample": decoding.samples,
+            "repetition_penalty": decoding.repetition_penalty,
+            "eos_token_id": [*known, *decoding.stop_tokens] or [NO_TOKEN],
+            "pad_token_id": 0,
+            "num_beams": decoding.beams,
+            "num_return_sequences": decoding.answers,
+            "length_penalty": decoding.length_penalty,
+        }
+        if decoding.samples:
+            settings |= {name: getattr(decoding, name) for name in ("temperature", "top_k", "top_p", "min_p")}
+        if decoding.stop:
+            tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+            settings |= {"stop_strings": list(decoding.stop), "tokenizer": tokenizer}
+        return settings
+
     def placement(self) -> Placement:
         """Returns the device and the type of the float weights."""
         weight = next(weight for weight in self._model.parameters() if weight.is_floating_point())
@@ -93,17 +147,3 @@ class Torch:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns nothing: eager torch has no graph of its own that could be read."""
         return {}
-
-
-def load_float(checkpoint: Path, preprocess: Path) -> nn.Module:
-    """Loads a checkpoint as a float32 model with sdpa attention; where it is quantized, its grid weights without the int8 layers."""
-    if scheme_of(checkpoint) is None:
-        return load(checkpoint)
-    task: Any = Preprocessor.load(preprocess).task
-    config = read_config(checkpoint, "checkpoint")
-    with quiet():
-        model = auto_class(task, config).from_pretrained(
-            checkpoint, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=True
-        )
-    floating: nn.Module = with_linears(model).eval()
-    return floating

@@ -8,7 +8,7 @@ output as they like, so that the channel is a copy of it, and standard output it
     measure     batch, sequence, least, most, seconds -> samples_ms, peak_memory_bytes, placement
     precisions  gemms, batch, sequence               -> precisions
     probe       rows, out (files), tensors, length   -> n
-    generate    rows (file), decoding                -> answers, peak_memory_bytes
+    generate    rows (file), decoding, stream         -> answers, peak_memory_bytes; with stream first lines {"prompt", "tokens"}
 
 An answer {"error": line} says what went wrong; the traceback goes to standard error.
 """
@@ -21,7 +21,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,15 @@ WARM_UP_SECONDS = 0.1
 class Worker:
     """An open engine and the rows it understands."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        self.spec = spec
-        self.preprocessor = Preprocessor.load(Path(spec.folder))
+    def __init__(self, spec: EngineSpec, tell: Callable[[Mapping[str, Any]], None] = lambda line: None) -> None:
+        self.spec, self.tell = spec, tell
         self.engine: Engine = open_engine(spec)
         self.seen: set[tuple[int, int | None]] = set()
+
+    @cached_property
+    def preprocessor(self) -> Preprocessor:
+        """How rows are prepared; prompts are token ids already and need none."""
+        return Preprocessor.load(Path(self.spec.folder))
 
     def predict(self, request: Request) -> dict[str, Any]:
         """Writes the logits of all rows, float32 [n, C], or for generation the answers [n, T, 2], in row order."""
@@ -94,8 +99,13 @@ class Worker:
         if not isinstance(self.engine, Generates):
             raise ValueError(f"{self.spec.engine} does not answer prompts")
         prompts = [block for block in read_rows(Path(request["rows"])) if isinstance(block, np.ndarray)]
-        answers = self.engine.generate(prompts, Decoding.from_message(request["decoding"]))
+        told = self.tell_tokens if request["stream"] else None
+        answers = self.engine.generate(prompts, Decoding.from_message(request["decoding"]), told)
         return {"answers": [answer.message() for answer in answers], "peak_memory_bytes": peak_memory_bytes()}
+
+    def tell_tokens(self, number: int, tokens: Sequence[int]) -> None:
+        """Tells the tokens of a prompt before its answer is complete."""
+        self.tell({"prompt": number, "tokens": list(tokens)})
 
     def _warm_up(self, features: Features, calls: int) -> None:
         spent, done = 0.0, 0
@@ -127,11 +137,11 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
     return {name: arrays[name] for name in preprocessor.input_names}
 
 
-def answer(worker: list[Worker], request: Request) -> dict[str, Any]:
-    """Does what one request asks; `worker` holds the open engine once there is one."""
+def answer(worker: list[Worker], request: Request, tell: Callable[[Mapping[str, Any]], None] = lambda line: None) -> dict[str, Any]:
+    """Does what one request asks; `worker` holds the open engine once there is one; `tell` takes lines before the answer."""
     if request["op"] == "open":
         spec = EngineSpec.from_message(request["spec"])
-        worker.append(Worker(spec))
+        worker.append(Worker(spec, tell))
         library = ENGINES[spec.engine].library
         return {"versions": {library: importlib.metadata.version(library)}}
     known: dict[str, Callable[[Request], dict[str, Any]]] = {
@@ -149,14 +159,18 @@ def main() -> None:
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     worker: list[Worker] = []
+
+    def tell(line: Mapping[str, Any]) -> None:
+        channel.write(json.dumps(line) + "\n")
+        channel.flush()
+
     for line in sys.stdin:
         try:
-            reply = answer(worker, json.loads(line))
+            reply = answer(worker, json.loads(line), tell)
         except Exception as error:  # whatever a library raises has to reach the parent as a line
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        channel.write(json.dumps(reply) + "\n")
-        channel.flush()
+        tell(reply)
 
 
 if __name__ == "__main__":

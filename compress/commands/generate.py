@@ -1,0 +1,299 @@
+"""`compress generate`: a variant of a run answers prompts, token by token, in one of its engines.
+
+    prompt -> (chat template) -> tokenizer.json -> engine in a process of its own -> text as it comes
+
+A prompt goes through the chat template where the tokenizer has one, as the only message of a user. With `--compare` two variants or engines
+answer the same prompt, one after the other, and their answers stand side by side.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compress.artifacts.run_folder import Run
+from compress.core.decoding import Answer, Decoding
+from compress.core.engines import ENGINES, REFERENCE
+from compress.core.errors import InputError, nearest
+from compress.core.named import one_of
+from compress.core.target import Target
+from compress.core.tasks import TASKS, tasks_with
+from compress.measure.engine_process import EngineProcess
+from compress.models.config import most_tokens, read_config
+from compress.pipeline import opened
+from compress.schemes.checkpoint import scheme_of
+from compress.schemes.table import SCHEMES
+
+Write = Callable[[str], None]
+GAP = 4
+"""Columns between two answers."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What answers: a variant of the run in one engine."""
+
+    variant: str
+    precision: str
+    engine: str
+    checkpoint: Path
+    spec: Any
+    """The `EngineSpec` to open."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """What the user may call it."""
+        return self.variant, f"{self.variant}-{self.precision}"
+
+    @property
+    def title(self) -> str:
+        """How it is shown."""
+        mode = "" if self.engine == REFERENCE else f" {self.spec.mode}"
+        floating = "" if self.precision == self.spec.float_precision else f", rest {self.spec.float_precision}"
+        return f"{self.variant} ({self.precision}{floating}, {ENGINES[self.engine].title}{mode})"
+
+
+@dataclass
+class Told:
+    """One answer as text, and how long it took."""
+
+    text: str
+    answer: Answer
+    prompt_tokens: int
+    decoding: Decoding = field(repr=False)
+
+    def summary(self) -> str:
+        """Returns tokens and times in one line."""
+        seconds, count = self.answer.seconds, len(self.answer.tokens[0])
+        line = f"{self.prompt_tokens} tokens in, {count} out"
+        if not seconds:
+            return line
+        rate = f", then {(count - 1) / (seconds[-1] - seconds[0]):.1f} tokens/s" if count > 1 and seconds[-1] > seconds[0] else ""
+        return f"{line}; first after {1e3 * seconds[0]:.0f} ms{rate}"
+
+
+class Answerer:
+    """An open engine with its tokenizer; a context manager."""
+
+    def __init__(self, choice: Choice, chat: bool) -> None:
+        """Opens the engine.
+
+        Args:
+            choice: What answers.
+            chat: Whether prompts go through the chat template, if there is one.
+
+        Raises:
+            EngineError: The engine could not be opened.
+        """
+        from transformers import AutoTokenizer
+
+        self.choice = choice
+        self._tokenizer: Any = AutoTokenizer.from_pretrained(choice.checkpoint, local_files_only=True)
+        self._chat = chat and getattr(self._tokenizer, "chat_template", None) is not None
+        self._longest = most_tokens(read_config(choice.checkpoint, "checkpoint"))
+        self._process = EngineProcess(choice.spec)
+
+    def ids(self, prompt: str, tokens: int) -> NDArray[np.int32]:
+        """Returns the token ids of a prompt.
+
+        Args:
+            prompt: The text.
+            tokens: Most tokens of the answer.
+
+        Raises:
+            InputError: The prompt has no token, or there is no room for it and its answer in what the model reads.
+        """
+        if self._chat:
+            message = [{"role": "user", "content": prompt}]
+            found = self._tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
+        else:
+            found = self._tokenizer(prompt)["input_ids"]
+        if not found:
+            raise InputError("--prompt: no token in it; give at least one character")
+        if self._longest is not None and len(found) + tokens > self._longest:
+            raise InputError(
+                f"--prompt: {len(found)} tokens and --max-tokens {tokens} given; the model reads {self._longest} in all: give fewer"
+            )
+        return np.array(found, np.int32)
+
+    def answer(self, prompt: str, decoding: Decoding, write: Write | None = None) -> Told:
+        """Answers one prompt.
+
+        Args:
+            prompt: The text.
+            decoding: How tokens are chosen.
+            write: Takes the text in pieces, as it comes.
+        """
+        from tokenizers.decoders import DecodeStream
+
+        ids, stream = self.ids(prompt, decoding.max_tokens), DecodeStream(skip_special_tokens=True)
+
+        def told(_: int, tokens: Sequence[int]) -> None:
+            for token in tokens:
+                piece = stream.step(self._tokenizer.backend_tokenizer, token)
+                if piece and write is not None:
+                    write(piece)
+
+        streams = write is not None and decoding.beams == 1
+        (found,) = self._process.generate([ids], decoding, told if streams else None)
+        text = self._tokenizer.decode(list(found.tokens[0]), skip_special_tokens=True)
+        if write is not None and not streams:
+            write("\n---\n".join(self._tokenizer.decode(list(one), skip_special_tokens=True) for one in found.tokens))
+        return Told(text, found, len(ids), decoding)
+
+    def __enter__(self) -> Answerer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._process.__exit__(kind, error, trace)
+
+
+def generate(
+    folder: Path,
+    prompts: Iterator[str],
+    decoding: Decoding,
+    *,
+    variant: str | None = None,
+    engine: str | None = None,
+    compare: str | None = None,
+    chat: bool = True,
+    write: Write,
+    note: Write,
+) -> None:
+    """Answers prompts.
+
+    Args:
+        folder: A finished run of a language model.
+        prompts: The texts.
+        decoding: How tokens are chosen.
+        variant: What answers, with its precision or without: `quantize-int8`, `quantize`. Default: the last one.
+        engine: The engine. Default: the first of the run that answers prompts, else torch.
+        compare: A second variant, or an engine, whose answers stand beside.
+        chat: Whether to use the chat template of the tokenizer, if it has one.
+        write: Takes the answer in pieces.
+        note: Takes whole lines about it.
+
+    Raises:
+        InputError: The run is no language model, or nothing of that name answers.
+        EngineError: An engine failed.
+    """
+    known = choices(opened(folder))
+    first = chosen(known, variant, engine)
+    second = None if compare is None else _compared(known, first, compare)
+    with ExitStack() as stack:
+        answerer = stack.enter_context(Answerer(first, chat))
+        if second is None:
+            for prompt in prompts:
+                note(first.title)
+                told = answerer.answer(prompt, decoding, write)
+                write("\n")
+                note(told.summary())
+            return
+        other = stack.enter_context(Answerer(second, chat))
+        for prompt in prompts:
+            answers = [one.answer(prompt, decoding) for one in (answerer, other)]
+            width = (shutil.get_terminal_size().columns - GAP) // 2
+            headings = [one.choice.title for one in (answerer, other)]
+            for line in side_by_side(headings, [told.text for told in answers], [told.summary() for told in answers], width):
+                write(line + "\n")
+            note(_difference([told.answer.tokens[0] for told in answers]))
+
+
+def choices(run: Run) -> list[Choice]:
+    """Returns what can answer in a run: the engines of its builds that generate, then every variant in torch.
+
+    Raises:
+        InputError: The run is no language model.
+    """
+    from export.engines.spec import spec_of, torch_spec
+
+    task = run.recipe["model"]["task"]
+    if TASKS[task].answer != "tokens":
+        raise InputError(f"{run.folder}: a run of {task}; compress generate is for {tasks_with(lambda row: row.answer == 'tokens')}")
+    target, found = Target(**run.recipe["target"]), []
+    exported = run.of_kind("engine")
+    document = json.loads((exported.path / "export.json").read_text(encoding="utf-8")) if exported else {"builds": []}
+    for build in document["builds"]:
+        for entry in build["engines"]:
+            if entry["runnable"] and ENGINES[entry["engine"]].generates:
+                assert exported is not None
+                checkpoint = run.variants[build["variant"]].path
+                spec = spec_of(exported.path, build, entry, target)
+                found.append(Choice(build["variant"], build["precision"], entry["engine"], checkpoint, spec))
+    for variant, artifact in run.variants.items():
+        scheme = scheme_of(artifact.path)
+        spec = torch_spec(artifact.path, artifact.path, "fp32" if scheme is None else "int8", target)  # int8: quantized as it is
+        found.append(Choice(variant, "fp32" if scheme is None else SCHEMES[scheme].precision, REFERENCE, artifact.path, spec))
+    order = list(run.variants)
+    return sorted(found, key=lambda choice: (choice.engine == REFERENCE, order.index(choice.variant)))
+
+
+def chosen(known: Sequence[Choice], variant: str | None, engine: str | None, option: str = "--variant") -> Choice:
+    """Returns what the user means.
+
+    Args:
+        known: What `choices` gave.
+        variant: A variant; None: the last one that the engine has.
+        engine: An engine; None: the first one that has the variant.
+        option: What the variant was given with, for messages.
+
+    Raises:
+        InputError: Nothing has that name.
+    """
+    names = list(dict.fromkeys(name for choice in known for name in choice.names))
+    if variant is not None and variant not in names:
+        raise InputError(f"{option} {variant}: no such variant; {one_of(names)} is allowed{nearest(variant, names)}")
+    engines = list(dict.fromkeys(choice.engine for choice in known))
+    if engine is not None and engine not in engines:
+        raise InputError(
+            f"--engine {engine}: nothing of this run answers in it; {one_of(engines)} is allowed; put others into target.engines"
+        )
+    fitting = [choice for choice in known if variant in (None, *choice.names) and engine in (None, choice.engine)]
+    if not fitting:
+        raise InputError(f"{option} {variant} --engine {engine}: this variant was not built for this engine; leave one of them out")
+    preferred = [choice for choice in fitting if choice.engine == fitting[0].engine]
+    last = preferred[-1].variant
+    return next(choice for choice in preferred if choice.variant == last)  # of a variant the recommended engine comes first
+
+
+def _compared(known: Sequence[Choice], first: Choice, name: str) -> Choice:
+    """Returns what stands beside the first: a variant in the same engine if it was built for it, or an engine with the same variant."""
+    if name in {choice.engine for choice in known}:
+        return chosen(known, first.variant, name)
+    built = any(choice.engine == first.engine and name in choice.names for choice in known)
+    return chosen(known, name, first.engine if built else None, "--compare")
+
+
+def side_by_side(headings: Sequence[str], texts: Sequence[str], feet: Sequence[str], width: int) -> list[str]:
+    """Returns two texts in columns, with a line above and below each.
+
+    Args:
+        headings: A line for each.
+        texts: The texts.
+        feet: A line for each.
+        width: Characters of a column.
+    """
+    columns = []
+    for heading, text, foot in zip(headings, texts, feet, strict=True):
+        body = [part for line in text.splitlines() or [""] for part in textwrap.wrap(line, width) or [""]]
+        columns.append([*textwrap.wrap(heading, width), "-" * width, *body, "-" * width, *textwrap.wrap(foot, width)])
+    return [f"{left:<{width}}{' ' * GAP}{right}".rstrip() for left, right in zip_longest(*columns, fillvalue="")]
+
+
+def _difference(answers: Sequence[Sequence[int]]) -> str:
+    first, second = answers
+    equal = next((at for at, (one, other) in enumerate(zip(first, second, strict=False)) if one != other), min(len(first), len(second)))
+    if equal == len(first) == len(second):
+        return f"all {equal} tokens are equal"
+    return f"the first {equal} tokens are equal"

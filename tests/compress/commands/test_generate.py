@@ -1,0 +1,178 @@
+"""`compress generate`: what answers, what it says, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from cli import app
+from compress.commands.generate import Choice, chosen, side_by_side
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.measure import latency
+from compress.models.checkpoint import load
+from compress.pipeline import run
+from export.engines.spec import EngineSpec
+from tests.compress import tiny_gpt
+from tests.test_generation import recipe
+
+TOKENS = 6
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = {"engines": ["openvino_genai"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
+    stages = [
+        {"finetune": {"epochs": 0.5, "learning_rate": 0.01}},
+        {"quantize": {"calibration": {"rows": 64}}},
+        {"export": {"float_precision": "fp32", "generation": {"prompts": 4, "tokens": 4}}},
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(latency, "MAX_SAMPLES", 30)
+        folder = tmp_path_factory.mktemp("runs") / "tiny"
+        return run(recipe(target=target, stages=stages), folder, progress=ConsoleProgress("quiet")).folder
+
+
+def generate(folder: Path, *arguments: str, lines: str = "") -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["generate", str(folder), "--max-tokens", str(TOKENS), *arguments], input=lines)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def in_torch(folder: Path, variant: str, prompt: str) -> str:
+    """Returns the greedy answer of a checkpoint, without a cache."""
+    [checkpoint] = folder.glob(f"stages/{variant}-*")
+    model: Any = load(checkpoint) if variant == "quantize" else AutoModelForCausalLM.from_pretrained(checkpoint).eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+    start = ids.shape[1]
+    with torch.no_grad():
+        for _ in range(TOKENS):
+            ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)
+    text: str = tokenizer.decode(ids[0, start:], skip_special_tokens=True)
+    return text
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("arguments", "variant", "title"),
+    [
+        ((), "quantize", "quantize (int8, rest fp32, OpenVINO GenAI paged)"),
+        (("--variant", "finetune"), "finetune", "finetune (fp32, OpenVINO GenAI paged)"),
+        (("--variant", "finetune-fp32", "--engine", "torch"), "finetune", "finetune (fp32, torch)"),
+        (("--engine", "torch"), "quantize", "quantize (int8, rest fp32, torch)"),
+    ],
+)
+def test_an_answer_is_that_of_the_checkpoint(finished: Path, arguments: tuple[str, ...], variant: str, title: str) -> None:
+    status, out, err = generate(finished, "--prompt", "The old", *arguments)
+    assert status == 0, err
+    assert out == in_torch(finished, variant, "The old") + "\n"
+    assert title in err
+    assert f"{TOKENS} out; first after " in err
+
+
+@pytest.mark.whole
+def test_prompts_come_line_by_line_from_standard_input(finished: Path) -> None:
+    status, out, _ = generate(finished, lines="The old\n\nThere\n")
+    assert status == 0
+    assert out == "".join(in_torch(finished, "quantize", prompt) + "\n" for prompt in ("The old", "There"))
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("other", ["finetune", "finetune-fp32", "torch"])
+def test_two_answers_stand_side_by_side(finished: Path, other: str) -> None:
+    status, out, err = generate(finished, "--prompt", "The old", "--compare", other)
+    assert status == 0, err
+    heading = out.splitlines()[0]
+    assert heading.startswith("quantize (int8")
+    assert ("finetune" in heading) == (other != "torch")
+    assert "tokens are equal" in err
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--prompt", ""), "--prompt: no token in it"),
+        (("--prompt", "a " * 30), "the model reads 16 in all: give fewer"),
+        (("--prompt", "a", "--variant", "quantise"), "--variant quantise: no such variant; finetune"),
+        (("--prompt", "a", "--compare", "other"), "--compare other: no such variant"),
+        (("--prompt", "a", "--engine", "openvino"), "--engine openvino: nothing of this run answers in it"),
+        (("--prompt", "a", "--temperature", "-1"), "temperature: -1 given; 0 to 100 is allowed"),
+        (("--prompt", "a", "--beams", "2", "--temperature", "1"), "beams do not sample"),
+        (("--prompt", "a", "--stop", ""), "stop: an empty text given"),
+    ],
+)
+def test_wrong_input_is_one_line(finished: Path, arguments: tuple[str, ...], words: str) -> None:
+    status, out, err = generate(finished, *arguments)
+    assert status == 2
+    assert out == ""
+    assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
+
+
+@pytest.mark.whole
+def test_a_seed_and_a_search_give_the_same_answer_again(finished: Path) -> None:
+    drawn = [generate(finished, "--prompt", "The", "--temperature", "2", "--seed", seed)[1] for seed in ("1", "1", "2")]
+    assert drawn[0] == drawn[1] != drawn[2]
+    searched = generate(finished, "--prompt", "The", "--beams", "3")
+    assert searched[0] == 0
+    assert searched[1] == generate(finished, "--prompt", "The", "--beams", "3", "--engine", "torch")[1]
+
+
+@pytest.mark.whole
+def test_the_chat_template_of_the_tokenizer_is_used(finished: Path) -> None:
+    [checkpoint] = finished.glob("stages/quantize-*")
+    settings = checkpoint / "tokenizer_config.json"
+    before = settings.read_text()
+    template = "{% for message in messages %}There was {{ message['content'] }}{% endfor %}"
+    try:
+        settings.write_text(json.dumps({**json.loads(before), "chat_template": template}))
+        with pytest.MonkeyPatch.context() as patch:  # the file is part of the artifact, whose hashes are another test's subject
+            patch.setattr("compress.commands.generate.opened", __import__("compress.artifacts.run_folder", fromlist=["open_run"]).open_run)
+            assert generate(finished, "--prompt", " gold")[1] == in_torch(finished, "quantize", "There was gold") + "\n"
+            assert generate(finished, "--prompt", " gold", "--no-chat")[1] == in_torch(finished, "quantize", " gold") + "\n"
+    finally:
+        settings.write_text(before)
+
+
+def test_a_run_without_answers_is_refused(tmp_path: Path) -> None:
+    status, _, err = generate(tmp_path, "--prompt", "a")
+    assert status == 2
+    assert "not a finished run" in err
+
+
+def test_the_last_variant_in_the_first_engine_answers() -> None:
+    def choice(variant: str, engine: str, precision: str = "fp32") -> Choice:
+        spec = EngineSpec("openvino_genai", "paged", precision, "fp32", "cpu", 1, "", "")
+        return Choice(variant, precision, engine, tiny_gpt.data_folder(), spec)
+
+    known = [
+        choice("baseline", "openvino_genai"),
+        choice("quantize", "openvino_genai", "int8"),
+        choice("quantize", "openvino_genai", "w4a16"),
+        choice("baseline", "torch"),
+    ]
+    assert chosen(known, None, None) is known[1]
+    assert chosen(known, "quantize-w4a16", None) is known[2]
+    assert chosen(known, None, "torch") is known[3]
+    with pytest.raises(InputError, match="--variant quantize --engine torch: this variant was not built for this engine"):
+        chosen(known, "quantize", "torch")
+
+
+def test_columns_are_wrapped_and_of_equal_height() -> None:
+    lines = side_by_side(["left", "right"], ["one two three four", "one"], ["12 tokens", "3 tokens"], 9)
+    assert lines == [
+        "left         right",
+        "---------    ---------",
+        "one two      one",
+        "three        ---------",
+        "four         3 tokens",
+        "---------",
+        "12 tokens",
+    ]
