@@ -165,6 +165,7 @@ def generate(
     """
 
     def work() -> None:
+        from compress.commands.generate import Wanted
         from compress.commands.generate import generate as answer
         from compress.core.decoding import Decoding
 
@@ -174,7 +175,7 @@ def generate(
         def note(line: str) -> None:
             typer.echo(line, err=True)
 
-        answer(folder, prompts, decoding, variant=variant, engine=engine, compare=compare, chat=chat, write=_write, note=note)
+        answer(folder, prompts, decoding, Wanted(variant, engine, compare, chat), write=_write, note=note)
 
     _finish(work, verbose)
 

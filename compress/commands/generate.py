@@ -41,6 +41,20 @@ GAP = 4
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What the user asked to answer."""
+
+    variant: str | None = None
+    """A variant, with its precision or without: `quantize-int8`, `quantize`. None: the last one."""
+    engine: str | None = None
+    """The engine. None: the first of the run that answers prompts, else torch."""
+    compare: str | None = None
+    """A second variant, or an engine, whose answers stand beside."""
+    chat: bool = True
+    """Whether to use the chat template of the tokenizer, if it has one."""
+
+
+@dataclass(frozen=True)
 class Choice:
     """What answers: a variant of the run in one engine."""
 
@@ -163,11 +177,8 @@ def generate(
     folder: Path,
     prompts: Iterator[str],
     decoding: Decoding,
+    wanted: Wanted,
     *,
-    variant: str | None = None,
-    engine: str | None = None,
-    compare: str | None = None,
-    chat: bool = True,
     write: Write,
     note: Write,
 ) -> None:
@@ -177,10 +188,7 @@ def generate(
         folder: A finished run of a language model.
         prompts: The texts.
         decoding: How tokens are chosen.
-        variant: What answers, with its precision or without: `quantize-int8`, `quantize`. Default: the last one.
-        engine: The engine. Default: the first of the run that answers prompts, else torch.
-        compare: A second variant, or an engine, whose answers stand beside.
-        chat: Whether to use the chat template of the tokenizer, if it has one.
+        wanted: What answers.
         write: Takes the answer in pieces.
         note: Takes whole lines about it.
 
@@ -189,10 +197,10 @@ def generate(
         EngineError: An engine failed.
     """
     known = choices(opened(folder))
-    first = chosen(known, variant, engine)
-    second = None if compare is None else _compared(known, first, compare)
+    first = chosen(known, wanted.variant, wanted.engine)
+    second = None if wanted.compare is None else _compared(known, first, wanted.compare)
     with ExitStack() as stack:
-        answerer = stack.enter_context(Answerer(first, chat))
+        answerer = stack.enter_context(Answerer(first, wanted.chat))
         if second is None:
             for prompt in prompts:
                 note(first.title)
@@ -200,7 +208,7 @@ def generate(
                 write("\n")
                 note(told.summary())
             return
-        other = stack.enter_context(Answerer(second, chat))
+        other = stack.enter_context(Answerer(second, wanted.chat))
         for prompt in prompts:
             answers = [one.answer(prompt, decoding) for one in (answerer, other)]
             width = (shutil.get_terminal_size().columns - GAP) // 2

@@ -66,6 +66,7 @@ class EngineProcess:
 
     def __init__(self, job: Job) -> None:
         self.job = job
+        self.peak_memory_bytes = 0
         self._files = tempfile.TemporaryDirectory(prefix="compress-engine-")
         env = environment(OMP_NUM_THREADS=str(job.threads), MKL_NUM_THREADS=str(job.threads), HF_HUB_OFFLINE="1")
         self._errors = Path(self._files.name, "stderr")
@@ -149,6 +150,7 @@ class EngineProcess:
             assert told is not None
             told(line["prompt"], line["tokens"])
             line = self._read("generate")
+        self.peak_memory_bytes = int(line["peak_memory_bytes"])
         return [Answer.from_message(one) for one in line["answers"]]
 
     def close(self) -> None:

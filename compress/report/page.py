@@ -19,6 +19,7 @@ from compress.report import goals, phrases
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy
 from compress.report.sections.export import layers, parity
+from compress.report.sections.generation import generation
 from compress.report.sections.prune import pruning
 from compress.report.sections.quantize import quantization
 from compress.report.sections.sparsify import sparsity
@@ -58,6 +59,7 @@ def render(report: Report) -> str:
         sizes=_sizes(whole),
         pruning=pruning(whole),
         sparsity=sparsity(whole),
+        generation=generation(whole),
         layers=layers(whole),
         quantization=quantization(whole),
         parity=parity(whole),

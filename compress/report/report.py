@@ -24,6 +24,7 @@ from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import primary
 from compress.report import evaluations, goals, intervals, page
+from compress.report.answers import answers, bandwidth
 from compress.report.evaluations import Evaluation
 
 SCHEMA = 1
@@ -95,6 +96,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "baseline": baseline,
         "target": dict(run.recipe["target"]),
         "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
+        "bandwidth_bytes_per_s": bandwidth(run),
         "stages": [_stage(run, stage) for stage in run.stages],
         "triton": {"models": evaluations.served(run)},
         "flips": _count_lines(run.folder / "flips.jsonl"),
@@ -130,6 +132,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "drops": {one.backend: intervals.paired(metric, reference.logits, one.logits, one.labels) for one in mine if one is not reference},
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
         "parity": build.get("parity") if build else None,
+        "answers": answers(run, name),
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
         "sparsity": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "sparsify" else None,

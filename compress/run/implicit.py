@@ -14,7 +14,7 @@ from compress.core.tasks import TASKS, Task
 from compress.measure.answers import save_predictions
 from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
-from compress.models.config import ModelConfig, read_config
+from compress.models.config import ModelConfig, most_tokens, read_config
 from compress.models.importing import import_model, source_digest
 from compress.models.tokenizer import TrainTokenizer, resolve_tokenizer
 from compress.stage.context import Context
@@ -24,7 +24,7 @@ from compress.training.finetune import Finetune
 BATCH_SIZE = 32
 PREDICTIONS = "torch.safetensors"
 EXPORTED = "export.json"
-LATENCY = "latency.json"
+LATENCY, GENERATION = "latency.json", "generation.json"
 
 
 class Source(Stage):
@@ -85,13 +85,36 @@ class Latency(Stage):
     PRODUCES: ClassVar[Kind] = "latency"
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
-        """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report."""
+        """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report; where engines answer prompts also
+        `generation.json`, their speeds and the read bandwidth of the machine."""
         from compress.measure.latency import measure
 
         jobs = engine_jobs(parent, context)
         rows = measure([spec for _, spec in jobs], shapes(context.task, context.target), context.progress)
         write_json(out / LATENCY, [{"variant": jobs[row.pop("job")][0], **row} for row in rows])
+        answered = _generation(parent, context)
+        if answered is not None:
+            write_json(out / GENERATION, answered)
         return {"rows": len(rows)}
+
+
+def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
+    """Measures the engines that answer prompts; returns the contents of generation.json, None where there is none."""
+    from compress.machine.bandwidth import read_bandwidth
+    from compress.measure.generation import Reads, measure_generation, workloads
+
+    jobs = [(variant, entry, spec) for variant, entry, spec in _built(exported, context) if ENGINES[entry["engine"]].generates]
+    if not jobs:
+        return None
+    config, bandwidth = read_config(context.baseline.path, "checkpoint"), read_bandwidth(context.target.num_threads)
+    reads = [Reads(**entry["reads"]) for _, entry, _ in jobs]
+    loads = workloads(most_tokens(config))
+    rows = measure_generation([spec for _, _, spec in jobs], reads, loads, config.vocab_size, bandwidth, context.progress)
+    named = []
+    for row in rows:
+        variant, entry, _ = jobs[row.pop("job")]
+        named.append({"variant": variant, "cache_precision": entry["cache_precision"], **row})
+    return {"bandwidth_bytes_per_s": round(bandwidth), "rows": named}
 
 
 def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
@@ -104,18 +127,28 @@ def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
 
 def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
     """Returns (variant, engine spec) of every runnable engine: the baseline in torch, then each build with its recommended mode first."""
-    from export.engines.spec import spec_of, torch_spec
+    from export.engines.spec import torch_spec
 
-    builds = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-    preprocess = exported.path / builds[0]["folder"]
-    jobs = [
-        (context.baseline.id, torch_spec(context.baseline.path, preprocess, precision, context.target)) for precision in ("fp32", "bf16")
+    preprocess, baseline = exported.path / _builds(exported)[0]["folder"], context.baseline
+    in_torch = [(baseline.id, torch_spec(baseline.path, preprocess, precision, context.target)) for precision in ("fp32", "bf16")]
+    return [*in_torch, *((variant, spec) for variant, _, spec in _built(exported, context))]
+
+
+def _built(exported: Artifact, context: Context) -> list[tuple[str, dict[str, Any], Any]]:
+    """Returns (variant, entry of export.json, engine spec) of every runnable engine that was built."""
+    from export.engines.spec import spec_of
+
+    return [
+        (build["variant"], entry, spec_of(exported.path, build, entry, context.target))
+        for build in _builds(exported)
+        for entry in build["engines"]
+        if entry["runnable"] and ENGINES[entry["engine"]].builds
     ]
-    for build in builds:
-        for engine in build["engines"]:
-            if engine["runnable"] and ENGINES[engine["engine"]].builds:
-                jobs.append((build["variant"], spec_of(exported.path, build, engine, context.target)))
-    return jobs
+
+
+def _builds(exported: Artifact) -> list[dict[str, Any]]:
+    builds: list[dict[str, Any]] = json.loads((exported.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
+    return builds
 
 
 def is_variant(step: Stage, steps: Sequence[Stage]) -> bool:

@@ -64,6 +64,7 @@ def computes_bf16() -> bool:
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Writes the folder that GenAI reads; yields the paged mode, then the stateful one."""
     from export.generation.genai_folder import model_files, paged_obstacle, write_genai_folder
+    from export.generation.reads import reads_per_token
 
     folder, options = request.shared / FOLDER, blocks.runtime_options(request.precision, request.model)
     if request.shared == request.folder:
@@ -74,6 +75,7 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         reason, cache = obstacle if mode == "paged" else None, cache_precision(request.kv_cache, floating)
         given = {**properties(request.target.num_threads, floating, cache), **options, BACKEND: BACKENDS[mode]}
         told = {"float_precision": floating, "cache_precision": cache, "properties": given}
+        told["reads"] = reads_per_token(model_files(folder)[0], floating, cache)
         yield request.entry(mode, model_files(folder), **told, runnable=reason is None, reason=reason, int8_share_reason=reason)
 
 

@@ -11,6 +11,7 @@ WIDTH, HEIGHT = 500, 260
 LEFT, RIGHT, TOP, BOTTOM = 56.0, 34.0, 12.0, 40.0
 LABEL_HEIGHT = 12.0
 FAINTEST = 0.35
+THOUSAND = 1000
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def line_chart(name: str, caption: str, series: Sequence[Series], x_tick: Callab
         TOP,
         bottom,
         [(place(tick, 0)[0], x_tick(tick)) for tick in linear_ticks(0, most_x, 5)],
-        [(place(0, tick)[1], f"{tick:.3g}") for tick in linear_ticks(0, most_y, 4)],
+        [(place(0, tick)[1], f"{tick:,.0f}" if tick >= THOUSAND else f"{tick:.3g}") for tick in linear_ticks(0, most_y, 4)],
         lines,
         caption,
         name,

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from cli import app
 from compress.commands.generate import Choice, chosen, side_by_side
+from compress.commands.verify import verify
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.measure import latency
@@ -176,3 +177,19 @@ def test_columns_are_wrapped_and_of_equal_height() -> None:
         "---------",
         "12 tokens",
     ]
+
+
+@pytest.mark.whole
+def test_the_report_tells_how_well_and_how_fast_it_answers(finished: Path) -> None:
+    report = json.loads((finished / "report.json").read_text())
+    answers = [engine for variant in report["variants"] for engine in variant["answers"]]
+    assert [(engine["precision"], engine["float_precision"]) for engine in answers][-1] == ("int8", "fp32")
+    for engine in answers:
+        assert engine["agreement"]["baseline"]["prompts"] == 4
+        assert {(row["prompt_tokens"], row["streams"]) for row in engine["speeds"]} == {(9, streams) for streams in (1, 4, 8)}
+        assert all(row["tokens_per_s"] > 0 and row["weight_bytes"] > 0 for row in engine["speeds"])
+    assert report["bandwidth_bytes_per_s"] > 0
+    assert verify(finished, log=lambda line: None) == []
+    page = (finished / "report.html").read_text()
+    assert "Tokens of the baseline" in page
+    assert "Prompts of 9 tokens" in page

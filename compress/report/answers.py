@@ -1,0 +1,60 @@
+"""How well and how fast the engines of a run answer prompts: read from its artifacts, by variant.
+
+The agreement of an engine is that of its greedy answers with the float baseline in torch (`compress.measure.tokens`); its speeds are
+those of `compress.measure.generation`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress.artifacts import artifact
+from compress.artifacts.run_folder import Run
+from compress.core.engines import REFERENCE
+from compress.report.evaluations import builds
+
+GENERATION = "generation.json"
+
+
+def answers(run: Run, variant: str) -> list[dict[str, Any]]:
+    """Returns one entry for each engine of a variant that answers prompts, the recommended one of a build first.
+
+    Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `agreement` (with the baseline, and with the
+    same checkpoint in torch) and `speeds`, one for each load.
+    """
+    measured = _speeds(run)
+    found = []
+    for build in builds(run):
+        for entry in build["engines"]:
+            if build["variant"] == variant and entry["runnable"] and "generation" in entry:
+                what = {"engine": entry["engine"], "mode": entry["mode"], "precision": build["precision"]}
+                what["float_precision"] = entry["float_precision"]
+                speeds = [row for row in measured if row["variant"] == variant and all(row[key] == value for key, value in what.items())]
+                generation = entry["generation"]
+                found.append(
+                    {
+                        **what,
+                        "cache_precision": entry["cache_precision"],
+                        "metrics": entry["metrics"],
+                        "prompt_tokens": generation["prompt_tokens"],
+                        "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
+                        "speeds": [{key: value for key, value in row.items() if key not in ("variant", *what)} for row in speeds],
+                    }
+                )
+    return found
+
+
+def bandwidth(run: Run) -> float | None:
+    """Returns the bytes per second that the machine read when the speeds were measured; None where no engine answers prompts."""
+    measured = run.of_kind("latency")
+    if measured is None or not (measured.path / GENERATION).exists():
+        return None
+    return float(artifact.read_json(measured.path / GENERATION)["bandwidth_bytes_per_s"])
+
+
+def _speeds(run: Run) -> list[dict[str, Any]]:
+    measured = run.of_kind("latency")
+    if measured is None or not (measured.path / GENERATION).exists():
+        return []
+    rows: list[dict[str, Any]] = artifact.read_json(measured.path / GENERATION)["rows"]
+    return rows

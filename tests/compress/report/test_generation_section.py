@@ -1,0 +1,56 @@
+"""The section on answers in the report, from figures made up by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compress.report.sections.generation import generation
+
+
+def speed(streams: int, tokens_per_s: float, **changes: Any) -> dict[str, Any]:
+    times = {"p50": 2.0, "p90": 3.0, "p99": None}
+    row = {"prompt_tokens": 32, "streams": streams, "first_token_ms": times, "token_ms": times, "tokens_per_s": tokens_per_s}
+    sizes = {"weight_bytes": 10**6, "cache_bytes_per_token": 2048, "peak_memory_bytes": 10**8, "bandwidth_share": 0.5}
+    return {**row, **sizes, **changes}
+
+
+def report(*speeds: dict[str, Any]) -> dict[str, Any]:
+    compared = {"equal_share": 0.9, "identical": 3, "prompts": 4, "first_other": 7.0}
+    engine = {
+        "engine": "openvino_genai",
+        "mode": "paged",
+        "precision": "int8",
+        "float_precision": "bf16",
+        "cache_precision": "int8",
+        "agreement": {"baseline": compared, "torch": {**compared, "equal_share": 1.0, "first_other": None}},
+        "speeds": list(speeds),
+    }
+    return {"variants": [{"id": "baseline"}, {"id": "quantize", "answers": [engine]}], "bandwidth_bytes_per_s": 4e10}
+
+
+def test_a_run_without_answers_has_no_section() -> None:
+    assert generation({"variants": [{"id": "baseline", "answers": []}, {"id": "quantize"}]}) is None
+
+
+def test_agreement_and_speeds_stand_in_tables_and_charts() -> None:
+    found = generation(report(speed(4, 300.0, bandwidth_share=None), speed(1, 100.0), speed(1, 90.0, prompt_tokens=512)))
+    assert found is not None
+    [row] = found["agreement"]
+    assert (row["name"], row["engine"]) == ("quantize int8, rest bf16", "OpenVINO GenAI paged, cache int8")
+    assert (row["equal"], row["identical"], row["first"], row["own"]) == ("90.0\xa0%", "3 of 4", "7", "100\xa0%")
+    assert found["bandwidth"] == "40.0 GB/s"
+    short, long = found["loads"]
+    assert (short["tokens"], long["tokens"]) == (32, 512)
+    first, second = short["rows"]
+    assert (first["name"], first["streams"], first["rate"], first["share"]) == ("quantize int8, rest bf16", 1, "100.0", "50.0\xa0%")
+    assert (second["name"], second["streams"], second["share"]) == ("", 4, "")
+    assert first["token"] == ["2.00", "3.00", ""]
+    assert [point.point.y for point in short["wide"].marks] == [0.9]
+    [line] = short["throughput"].lines
+    assert len(line.points) == 2
+
+
+def test_what_was_not_timed_stands_in_the_table_of_agreement_alone() -> None:
+    found = generation(report())
+    assert found is not None
+    assert found["loads"] == []
