@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compress.artifacts.artifact import Artifact
+from compress.core.errors import InputError
+from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
 from compress.measure.closeness import TRIAL_ROWS
 from compress.models.origin import same_shape
 from compress.schemes.sites import save_sites
 from compress.schemes.table import SCHEMES
+from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
 from compress.training.distilled import check_distillation
 from quantize.calibration import METHODS
+from quantize.embeddings import quantize_tables
 from quantize.escalation import budget_of, escalate
 from quantize.in_memory import quantize_in_memory
 from quantize.ptq import SELECTION_ROWS, write_checkpoint
@@ -58,6 +62,11 @@ class Quantize(QuantizeSettings):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
+        if self.embeddings and TASKS[context.task].answer != "tokens":
+            tasks = tasks_with(lambda row: row.answer == "tokens")
+            raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
+        if self.embeddings and self.stream is True:
+            raise InputError(f"stages.{self.title}.embeddings: true given with stream: true, which leaves tables in float; leave out one")
         if self.stream is True:
             check_streamed(self, config, context)
         if self.mode != "ptq" and teacher is not None:
@@ -70,21 +79,28 @@ class Quantize(QuantizeSettings):
             `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each layer its input scale, the
             largest input on calibration and selection rows, the clipped share of inputs and the signal-to-noise ratios of its codes (dB).
             Depending on model and settings: `batch_norms` (the folded norm of a convolution), `calibrators` (the distance for each method
-            tried by auto), `equalization`, `smoothquant`,
-            `bias_correction`, `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8,
-            the distance each adds, its tensors), `sites_choice`, `awq`, `rounding` (the method and the output error of each layer), and
+            tried by auto), `equalization`, `smoothquant`, `bias_correction`, `sensitivity`, `mixed_precision`, `qat`, `sites` (attention
+            products and residuals: whether they are int8, the distance each adds, its tensors), `sites_choice`, `tables` (embeddings and
+            head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method and the output error of each layer), and
             `attempts` of the mode auto.
 
         Raises:
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
                 failed.
         """
-        if self.stream is True or (self.stream == "auto" and worth_streaming(self, parent.path, context)):
+        if self.stream is True or (self.stream == "auto" and not self.embeddings and worth_streaming(self, parent.path, context)):
             figures, kept, warnings = quantize_streamed(self, parent.path, out, context)
         else:
             made = escalate(self, parent.path, context) if self.mode == "auto" else quantize_in_memory(self, parent.path, context)
             figures, kept, warnings = made.figures, made.kept, made.warnings
+            tables, noise = quantize_tables(made.model) if self.embeddings else ({}, {})
+            if tables:  # a tied head is one of them
+                held = {module.weight for module in table_modules(made.model).values()}
+                kept = {name: reason for name, reason in kept.items() if made.model.get_submodule(name).weight not in held}
             write_checkpoint(made.model, parent.path, out, made.scales, kept, f"{SCHEMES[self.scheme].numbers} ({self.scheme})")
+            if tables:
+                save_tables(out, tables)
+                figures = {**figures, "tables": noise}
             if made.sites.names:
                 save_sites(out, made.sites)
         for warning in warnings:

@@ -103,6 +103,10 @@ class QuantizeSettings(ModelStage):
     convolutions: Switch = "auto"
     """Whether convolutions are int8 too, for w8a8. auto: those in the blocks of a model without attention (ResNet, ConvNeXt); in a
     Transformer they stay float, as does a convolution that reads the image (`quantize.convolutions`)."""
+    embeddings: bool = False
+    """Whether the embeddings and the head of a language model get int8 rows, a scale for each token (`compress.schemes.tables`).
+    Activations stay as they are; a small model reads up to half of its bytes there for every token. Beside w8a8 OpenVINO makes tables
+    float again when it reads the model, so that only its file is smaller."""
     exclude: tuple[str, ...] = ()
     """Layers that stay float, as patterns of module names with `*`; each pattern must match a layer."""
     weight_bits: Literal["auto", 7, 8] = "auto"

@@ -42,6 +42,8 @@ BACKEND = "ATTENTION_BACKEND"
 ROOT = "__module.model."
 """What the names of the trace start with."""
 INTEGERS = ("i8", "u8")
+INT8_WEIGHTS = "w8a16"
+"""Int8 weights, multiplied in float."""
 ATTENTION_PRODUCTS = ("qk", "pv")
 
 
@@ -66,7 +68,8 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     from export.generation.genai_folder import model_files, paged_obstacle, write_genai_folder
     from export.generation.reads import reads_per_token
 
-    folder, options = request.shared / FOLDER, blocks.runtime_options(request.precision, request.model)
+    folder = request.shared / FOLDER
+    options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
     if request.shared == request.folder:
         write_genai_folder(request.checkpoint, folder, options)
     obstacle = paged_obstacle(folder)
@@ -123,9 +126,10 @@ class OpenVinoGenai:
         found = {gemm: _layer(gemm, layers) for gemm in gemms}
         if gemms and found[gemms[-1]] is None:  # the product that gives the logits goes by the name of the output
             found[gemms[-1]] = next((layer for layer in layers if layer.made_of(head)), None)
-        told = {gemm: _precision(layer) for gemm, layer in found.items() if layer is not None}
+        exact = self._compile_properties.get(blocks.GROUP) == "0"
+        told = {gemm: _precision(layer, exact) for gemm, layer in found.items() if layer is not None}
         # a product behind a smoothed input loses its name; what those are is known where all that are left run alike
-        rest = {_precision(layer) for layer in layers if layer.is_product and layer not in found.values()}
+        rest = {_precision(layer, exact) for layer in layers if layer.is_product and layer not in found.values()}
         if len(rest) == 1:
             told |= dict.fromkeys((gemm for gemm, layer in found.items() if layer is None), rest.pop())
         return {gemm: precision for gemm, precision in told.items() if precision is not None}
@@ -274,9 +278,17 @@ def _layer(gemm: str, layers: Sequence[RuntimeLayer]) -> RuntimeLayer | None:
     return next((layer for layer in layers if layer.is_product != of_attention and layer.belongs_to(f"{ROOT}{module}/")), None)
 
 
-def _precision(layer: RuntimeLayer) -> str | None:
-    """Returns what a layer multiplies; None where it does not tell: integer weights beside a float input may be multiplied either way."""
+def _precision(layer: RuntimeLayer, exact: bool) -> str | None:
+    """Returns what a layer multiplies.
+
+    Args:
+        layer: The layer.
+        exact: Whether the engine leaves float inputs as they are. Where it may quantize tokens by itself, a layer with int8 weights and a
+            float input does not tell what it multiplies: None.
+    """
     first, second = layer.types[:2]
-    if first in INTEGERS and second in INTEGERS:
+    if second not in INTEGERS:
+        return PRECISIONS.get(second, second)
+    if first in INTEGERS:
         return PRECISIONS["i8"]
-    return None if second in INTEGERS else PRECISIONS.get(second, second)
+    return INT8_WEIGHTS if exact else None

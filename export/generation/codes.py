@@ -4,9 +4,12 @@
     weights int4      Constant(i4 [O, G, g]) -> Convert -> Multiply(scale [O, G, 1]) -> Reshape [O, I]
     static w8a8       FakeQuantize of the input, 256 levels from -128 s to 127 s
     smoothed inputs   Multiply of the input by 1 / v
+    tables int8       Constant(i8 [V, D]) -> Convert -> Multiply(scale [V, 1]), read by the look-up of embeddings and by the head
 
 OpenVINO keeps such constants as integers: it multiplies i8 by i8 where the input is a FakeQuantize, and reads i8 or i4 weights where the
 input is float. Where the last group of an int4 layer is shorter, all its groups are cut to the largest width that divides both.
+
+Beside static int8 layers OpenVINO makes tables float again when it compiles the model: they are small in the file alone.
 
 Left out: int8 products of attention and residual additions (the attention of the cached graph is float), and FP8, which OpenVINO does not
 multiply on a CPU.
@@ -27,6 +30,7 @@ from torch import Tensor
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
 from compress.schemes.scales import Scales
+from compress.schemes.tables import on_table_grid, table_codes
 
 
 def insert_codes(graph: openvino.Model, layers: Mapping[str, Scales]) -> None:
@@ -45,6 +49,38 @@ def insert_codes(graph: openvino.Model, layers: Mapping[str, Scales]) -> None:
             raise ValueError(f"{name}: no product with a constant weight in the graph")
         _insert(products[name], name, scales, inputs)
     graph.validate_nodes_and_infer_types()
+
+
+def insert_tables(graph: openvino.Model, tables: Mapping[str, Tensor]) -> None:
+    """Lets embeddings and head read codes and row scales instead of float tables, in place.
+
+    Args:
+        graph: What `cached_graph` returned for the model with its tables on the grids of their scales.
+        tables: Row scales, float32 [V], by module path (`compress.schemes.tables`).
+
+    Raises:
+        ValueError: The table of a scale is not in the graph.
+    """
+    for name, scale_V in tables.items():
+        found = [node for node in graph.get_ops() if node.get_type_name() == "Constant" and _holds_table(node, scale_V)]
+        if not found:
+            raise ValueError(f"{name}: no table of the graph is on the grid of its scales")
+        for node in found:  # one, or where the trace has copied a tied table two
+            codes_VD = table_codes(torch.from_numpy(np.array(node.data, np.float32)), scale_V)
+            weight = _multiplied(_constant(codes_VD.numpy()), scale_V[:, None])
+            weight.set_friendly_name(f"{name}.weight")
+            for reader in list(node.output(0).get_target_inputs()):
+                reader.replace_source_output(weight.output(0))
+    graph.validate_nodes_and_infer_types()
+
+
+def _holds_table(node: Any, scale_V: Tensor) -> bool:
+    """Whether a constant is a table on the grid of these scales."""
+    shape = list(node.get_output_shape(0))
+    if len(shape) != 2 or shape[0] != len(scale_V) or not node.get_element_type().is_real():
+        return False
+    table_VD = torch.from_numpy(np.array(node.data, np.float32))
+    return torch.allclose(on_table_grid(table_VD, scale_V), table_VD, rtol=1e-5, atol=0)
 
 
 def weight_products(graph: openvino.Model) -> dict[str, Any]:

@@ -30,8 +30,9 @@ from compress.models.config import read_config
 from compress.models.library import quiet
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.schemes.sites import load_sites
+from compress.schemes.tables import load_tables, on_table_grid
 from export.generation.cached_graph import cached_graph
-from export.generation.codes import insert_codes
+from export.generation.codes import insert_codes, insert_tables
 
 MODEL, TOKENIZER, DETOKENIZER = "openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 ATTENTION = "ScaledDotProductAttention"
@@ -79,12 +80,16 @@ def quantized_graph(checkpoint: Path) -> openvino.Model:
             f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "
             "those in float: give attention: false and residual: false"
         )
-    layers, _ = load_quantization(checkpoint)
+    layers, tables = load_quantization(checkpoint)[0], load_tables(checkpoint)
     for name, scales in layers.items():
         weight: nn.Parameter = model.get_submodule(name).weight
         weight.data = scales.on_grid(weight.data)  # 16-bit checkpoints hold the grid to the precision of their type
+    for name, scale_V in tables.items():
+        table: nn.Parameter = model.get_submodule(name).weight
+        table.data = on_table_grid(table.data, scale_V)
     graph = cached_graph(model)
     insert_codes(graph, layers)
+    insert_tables(graph, tables)
     return graph
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import openvino
 
 BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8}
 """Bits of a number; the few scales of an int8 cache are not counted."""
+ROUNDING = "FakeQuantize"
+"""What rounds the input of a static int8 layer."""
 LOOK_UPS = ("Gather", "ShapeOf")
 BETWEEN = ("Convert", "Multiply", "Reshape")
 """What stands between stored integers and the product that reads them."""
@@ -25,28 +29,38 @@ def reads_per_token(model: Path, float_precision: str, cache_precision: str) -> 
         cache_precision: What keys and values are kept in.
     """
     graph = openvino.Core().read_model(model)
-    bits = sum(
-        _bits(node, BITS[float_precision]) for node in graph.get_ops() if node.get_type_name() == "Constant" and _is_multiplied(node)
-    )
+    nodes = graph.get_ops()
+    is_static = any(node.get_type_name() == ROUNDING for node in nodes)
+    bits = sum(_bits(node, BITS[float_precision], is_static) for node in nodes if node.get_type_name() == "Constant")
     values = 0
-    for node in graph.get_ops():
+    for node in nodes:
         if node.get_type_name() == "ReadValue":
             _, heads, _, size = node.get_output_partial_shape(0)
             values += heads.get_length() * size.get_length()
     return {"weight_bytes": bits // 8, "cache_bytes_per_token": values * BITS[cache_precision] // 8}
 
 
-def _bits(constant: Any, float_bits: int) -> int:
-    kind, count = constant.get_element_type(), 1
-    for size in constant.get_output_shape(0):
-        count *= size
-    return count * (float_bits if kind.is_real() else kind.bitwidth)
+def _bits(constant: Any, float_bits: int, is_static: bool) -> int:
+    """Returns the bits of a constant that are read for each token.
+
+    Args:
+        constant: The node.
+        float_bits: Bits of a float weight.
+        is_static: Whether the graph has static int8 layers: OpenVINO makes integers that meet a float input float again then.
+    """
+    readers = [node for node in _readers(constant) if node.get_type_name() not in LOOK_UPS]
+    if not readers:
+        return 0
+    kind, count = constant.get_element_type(), math.prod(constant.get_output_shape(0))
+    rounded = any(node.input_value(0).get_node().get_type_name() == ROUNDING for node in readers)
+    kept = not kind.is_real() and (rounded or not is_static)
+    return int(count) * (kind.bitwidth if kept else float_bits)
 
 
-def _is_multiplied(node: Any) -> bool:
-    """Whether anything but a look-up reads a constant."""
-    readers = [target.get_node() for value in node.outputs() for target in value.get_target_inputs()]
-    kinds = [
-        (_is_multiplied(reader) if reader.get_type_name() in BETWEEN else reader.get_type_name() not in LOOK_UPS) for reader in readers
-    ]
-    return any(kinds)
+def _readers(node: Any) -> Iterator[Any]:
+    """Yields what reads a constant, past what stands between stored integers and their product."""
+    for reader in (target.get_node() for value in node.outputs() for target in value.get_target_inputs()):
+        if reader.get_type_name() in BETWEEN:
+            yield from _readers(reader)
+        else:
+            yield reader

@@ -93,7 +93,7 @@ def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | 
     np.testing.assert_array_equal(engine(kind, scheme).predict({"input_ids": ids}), found)  # nothing is left in the cache
 
 
-@pytest.mark.parametrize(("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", None), ("w4a16", "w4a16")])
+@pytest.mark.parametrize(("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w4a16", "w4a16")])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom"])
 def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None, expected: str | None) -> None:
     model: Any = load_float(checkpoint(kind))
@@ -105,6 +105,12 @@ def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | Non
     assert {told.get(f"{name}/MatMul") for name in names} == {expected}
     assert {told[f"{name}/{one}"] for name in attention for one in ("qk", "pv")} == {"fp32"}
     assert told[f"{head}/MatMul"] == "fp32"
+
+
+def test_what_an_engine_that_rounds_tokens_multiplies_is_not_told() -> None:
+    given = spec("llama", "w8a8-dynamic")
+    rounding = OpenVinoGenai(replace(given, properties={**given.properties, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "32"}))
+    assert rounding.precisions(["model.layers.0.mlp.up_proj/MatMul", "lm_head/MatMul"], 1, 8) == {"lm_head/MatMul": "fp32"}
 
 
 def test_the_cache_is_kept_in_what_was_asked() -> None:
