@@ -59,7 +59,7 @@ goals:
   min_speedup: {speedup}      # over torch (fp32, eager), at the worst shape below
 target:
   device: cpu
-  engines: [openvino, onnxruntime]   # goals are judged on the first one; add tensorrt for NVIDIA GPUs
+  engines: {engines}
   batch_sizes: [1, 8]
 {lengths}stages:
 {finetune}  # - distill: {{student: {{layers: {layers}}}, loss: {loss}, epochs: 3}}   # a student with fewer layers
@@ -68,6 +68,8 @@ target:
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
+SCORING = "[openvino, onnxruntime]   # goals are judged on the first one; add tensorrt for NVIDIA GPUs"
+GENERATING = "[openvino_genai]   # answers prompts (compress generate); openvino and onnxruntime score text"
 DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
 
@@ -87,6 +89,7 @@ def template(task: str, file: str) -> str:
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
     values["drop"] = DROPS[primary(task).relative]
+    values["engines"] = GENERATING if generates else SCORING
     values["speedup"], values["triton"] = ("2.0", "") if generates else ("3.0", TRITON)
     body = IMAGE_MODEL if row.modality == "image" else GENERATION_MODEL if generates else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
