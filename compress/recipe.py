@@ -14,14 +14,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationError
 
 from compress.core.config import Config
-from compress.core.engines import served_on
+from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError, nearest
 from compress.core.files import local, read_plain
 from compress.core.problems import explain
 from compress.core.shown import reason, shown
 from compress.core.step_names import BASELINE, INPUT, is_reserved
 from compress.core.target import Parallel, Target
-from compress.core.tasks import TASKS
+from compress.core.tasks import TASKS, tasks_with
 from compress.core.yaml_file import DEEPEST, parse_yaml
 from compress.data.config import DataConfig
 from compress.models.config import ModelConfig
@@ -140,7 +140,7 @@ def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise InputError(*problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe) + _check_task(recipe)
+    problems = _check_order(recipe) + _check_task(recipe) + _check_generating(recipe)
     if problems:
         raise InputError(*problems)
     return recipe
@@ -386,6 +386,25 @@ def _check_order(recipe: Recipe) -> list[str]:
     return problems
 
 
+def _check_generating(recipe: Recipe) -> list[str]:
+    """Returns the settings that an engine that answers prompts cannot have."""
+    engine = next((name for name in recipe.target.engines if ENGINES[name].generates), None)
+    row = TASKS[recipe.model.task]
+    if engine is None:
+        return []
+    if row.answer != "tokens":
+        tasks = tasks_with(lambda other: other.answer == "tokens")
+        return [f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
+    return [
+        f"stages.{stage.id}.{key}: {str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals "
+        f"in float; give {key}: false, or leave {engine} out"
+        for stage in recipe.stages
+        if isinstance(stage, Quantize)
+        for key in ("attention", "residual")
+        if getattr(stage, key) is not False
+    ]
+
+
 def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:
     """Returns the problems of the `input` of a stage: no stage makes it, or it is already quantized."""
     named, problems = input_named(stage), []
@@ -406,6 +425,7 @@ def _check_task(recipe: Recipe) -> list[str]:
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
+    problems += _check_generating(recipe)
     if row.answer != "tokens":
         return problems
     if recipe.model.head == "new":

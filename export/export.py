@@ -29,7 +29,6 @@ from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.named import one_of
-from compress.core.tasks import TASKS, tasks_with
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from export.builds import computes_bf16, planned
@@ -73,7 +72,6 @@ class Export(Stage):
 
     def _check_precision(self, context: Context) -> None:
         _check_target(context)
-        _check_task(context)
         if self.float_precision == "bf16" and not computes_bf16(context):
             raise InputError(f"stages.{self.id or self.NAME}.float_precision: bf16 given; this processor has no bf16: give auto or fp32")
 
@@ -122,13 +120,6 @@ def _check_target(context: Context) -> None:
         if ENGINES[engine].cpu_only and context.target.device != "cpu":
             others = one_of([name for name, row in ENGINES.items() if not row.cpu_only])
             raise InputError(f"target.engines: {engine} given with target.device {context.target.device}; it runs on cpu; give {others}")
-
-
-def _check_task(context: Context) -> None:
-    for engine in context.target.engines:
-        if ENGINES[engine].generates and TASKS[context.task].answer != "tokens":
-            tasks = tasks_with(lambda row: row.answer == "tokens")
-            raise InputError(f"target.engines: {engine} given for the task {context.task}; it answers prompts of {tasks}: leave it out")
 
 
 def _summary(entry: dict[str, Any]) -> dict[str, Any]:

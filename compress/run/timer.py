@@ -22,13 +22,14 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from compress.artifacts.artifact import Artifact
-from compress.core.engines import ENGINES
+from compress.core.engines import ENGINES, EngineName
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.data.splits import Split
 from compress.measure.latency import Shape, measure
 from compress.schemes.table import SCHEMES, is_static_int8
 from compress.stage.context import Context, TimedPrecision
+from export.engines.registry import engine_module
 
 if TYPE_CHECKING:
     from export.engines.spec import EngineSpec
@@ -108,9 +109,13 @@ class Timer:
         self._fast_quantizer().run(Artifact(checkpoint, {"id": "timed", "digest": ""}), replace(context, progress=silent, data=data), out)
         return out
 
+    def _halves(self, engine: EngineName, precision: str) -> bool:
+        """Whether `export` may choose bf16 for the float part of this engine."""
+        wanted = is_static_int8(precision) and self.exporter.float_precision != "fp32" and ENGINES[engine].bf16_float_part
+        return wanted and engine_module(engine).computes_bf16()
+
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
         """Builds an engine in `folder` and returns its spec in the recommended mode."""
-        from export.engines.registry import engine_module
         from export.engines.spec import BuildRequest, spec_of, torch_spec
         from export.graph.quantized import precision_of, write_graphs
 
@@ -130,22 +135,18 @@ class Timer:
             shared=folder,
             precision=precision,
             float_precision="fp32",
-            bf16_float_part=False,
+            bf16_float_part=self._halves(engine, precision),
             buckets=prepared.buckets,
             target=context.target,
             log=lambda line: None,
         )
         module = engine_module(engine)
         reason = module.refusal(precision, model)
-        entry = next(iter(module.build(request))) if reason is None else {}
-        reason = reason or entry["reason"]
-        if reason is not None:
-            raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {reason}; put another engine first")
-        halved = (
-            is_static_int8(precision)
-            and self.exporter.float_precision != "fp32"
-            and ENGINES[engine].bf16_float_part
-            and module.computes_bf16()
-        )
-        build = {"precision": precision, "float_precision": "bf16" if halved else "fp32", "folder": folder.name}
-        return spec_of(folder.parent, build, {"engine": engine, "mode": entry["mode"], "file": entry["file"]}, context.target)
+        entries = list(module.build(request)) if reason is None else []
+        entry = next((entry for entry in entries if entry["runnable"]), None)
+        if entry is None:
+            why = reason or entries[0]["reason"]
+            raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {why}; put another engine first")
+        halves = next((other for other in entries if (other["mode"], other["float_precision"]) == (entry["mode"], "bf16")), entry)
+        build = {"precision": precision, "float_precision": "fp32", "folder": folder.name}
+        return spec_of(folder.parent, build, halves, context.target)

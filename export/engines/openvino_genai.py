@@ -29,6 +29,7 @@ import openvino
 from numpy.typing import NDArray
 
 from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
+from compress.core.errors import InputError
 from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS, RuntimeLayer
@@ -71,7 +72,13 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     folder = request.shared / FOLDER
     options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
     if request.shared == request.folder:
-        write_genai_folder(request.checkpoint, folder, options)
+        try:
+            write_genai_folder(request.checkpoint, folder, options)
+        except InputError as error:  # the model keeps no keys and values, for one
+            problem = "; ".join(error.problems)
+            request.log(f"{request.engine}: {problem}")
+            yield request.entry("stateful", runnable=False, reason=problem, int8_share_reason="there is no engine")
+            return
     obstacle = paged_obstacle(folder)
     precisions = dict.fromkeys((request.float_precision, *(["bf16"] if request.bf16_float_part else [])))
     for mode, floating in itertools.product(BACKENDS, precisions):

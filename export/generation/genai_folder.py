@@ -55,8 +55,8 @@ def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[
     Raises:
         InputError: The model keeps no keys and values, or its attention products are quantized.
     """
-    folder.mkdir()
     graph = quantized_graph(checkpoint)
+    folder.mkdir()
     for name, value in runtime_options.items():
         graph.set_rt_info(value, [RUNTIME_OPTIONS, name])
     openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)

@@ -233,3 +233,18 @@ def test_schema_names_every_stage_and_key() -> None:
     entries = document["properties"]["stages"]["items"]["anyOf"]
     assert [next(iter(entry["properties"])) for entry in entries] == [stage.NAME for stage in STAGES]
     assert not any(entry["additionalProperties"] for entry in entries)
+
+
+@pytest.mark.parametrize(
+    ("task", "stages", "words"),
+    [
+        ("text-generation", [{"quantize": {"attention": True}}], "stages.quantize.attention: true given with the engine openvino_genai"),
+        ("text-generation", [{"quantize": {"residual": "auto"}}], "stages.quantize.residual: auto given with the engine openvino_genai"),
+        ("text-classification", [{"quantize": {}}], "openvino_genai given for the task text-classification; it answers prompts of"),
+    ],
+)
+def test_engines_that_answer_prompts_say_what_they_cannot_have(task: str, stages: list[dict[str, object]], words: str) -> None:
+    raw = {"name": "a", "model": {"path": "x/y", "task": task}, "data": {"path": "x/z"}, "target": {"engines": ["openvino_genai"]}}
+    with pytest.raises(InputError) as raised:
+        check({**raw, "stages": [*stages, {"export": {}}]})
+    assert any(words in problem for problem in raised.value.problems)

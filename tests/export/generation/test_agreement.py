@@ -78,10 +78,15 @@ def test_an_engine_with_other_tokens_is_left_out(tmp_path: Path, monkeypatch: py
         exported("gpt2", tmp_path)
 
 
-def test_engines_that_answer_prompts_are_for_language_models(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="openvino_genai given for the task text-classification; it answers prompts of text-generation"):
-        Export().check(None, None, context("gpt2", tmp_path, task="text-classification"))
-    Export().check(None, None, context("gpt2", tmp_path))
+@pytest.mark.whole
+def test_a_model_without_keys_and_values_is_left_out_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(model: object) -> None:
+        raise InputError("model: generation needs a decoder that keeps keys and values of every layer")
+
+    monkeypatch.setattr("export.generation.genai_folder.cached_graph", refused)
+    [entry] = exported("gpt2", tmp_path)["builds"][0]["engines"]
+    assert not entry["runnable"]
+    assert entry["reason"] == "model: generation needs a decoder that keeps keys and values of every layer"
 
 
 def test_prompts_are_starts_of_evenly_spaced_blocks() -> None:
