@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -66,19 +66,16 @@ def computes_bf16() -> bool:
 
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Writes the folder that GenAI reads; yields the paged mode, then the stateful one."""
-    from export.generation.genai_folder import model_files, paged_obstacle, write_genai_folder
+    from export.generation.genai_folder import model_files, paged_obstacle
     from export.generation.reads import reads_per_token
 
     folder = request.shared / FOLDER
     options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
-    if request.shared == request.folder:
-        try:
-            write_genai_folder(request.checkpoint, folder, options)
-        except InputError as error:  # the model keeps no keys and values, for one
-            problem = "; ".join(error.problems)
-            request.log(f"{request.engine}: {problem}")
-            yield request.entry("stateful", runnable=False, reason=problem, int8_share_reason="there is no engine")
-            return
+    problem = _written(request, folder, options)
+    if problem is not None:
+        request.log(f"{request.engine}: {problem}")
+        yield request.entry("stateful", runnable=False, reason=problem, int8_share_reason="there is no engine")
+        return
     obstacle = paged_obstacle(folder)
     precisions = dict.fromkeys((request.float_precision, *(["bf16"] if request.bf16_float_part else [])))
     for mode, floating in itertools.product(BACKENDS, precisions):
@@ -87,6 +84,19 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         told = {"float_precision": floating, "cache_precision": cache, "properties": given}
         told["reads"] = reads_per_token(model_files(folder)[0], floating, cache)
         yield request.entry(mode, model_files(folder), **told, runnable=reason is None, reason=reason, int8_share_reason=reason)
+
+
+def _written(request: BuildRequest, folder: Path, options: Mapping[str, str]) -> str | None:
+    """Writes the folder that GenAI reads, unless the fp32 build did; returns in one line why it cannot be, None where it is there."""
+    from export.generation.genai_folder import write_genai_folder
+
+    if request.shared != request.folder:
+        return None if folder.exists() else "the engine was not built in fp32, whose files it reads"
+    try:
+        write_genai_folder(request.checkpoint, folder, options)
+    except InputError as error:  # the model keeps no keys and values, for one
+        return "; ".join(error.problems)
+    return None
 
 
 def cache_precision(kv_cache: str, float_precision: str) -> str:
