@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,7 @@ class Torch:
             def put(self, tokens: torch.Tensor) -> None:
                 if not self.is_prompt:
                     seconds.append(time.perf_counter() - started)
-                    if told is not None:
+                    if told is not None and not decoding.stop:  # a text that ends the answer is only known once it is complete
                         told(number, tokens.reshape(-1).tolist())
                 self.is_prompt = False
 
@@ -109,12 +110,27 @@ class Torch:
 
         model: Any = self._model
         ids = torch.from_numpy(prompt.astype(np.int64))[None].to(self._device)
-        streamer = {"streamer": Clock()} if decoding.beams == 1 else {}
+        settings, streamer = self._settings(decoding), {"streamer": Clock()} if decoding.beams == 1 else {}
         torch.manual_seed(decoding.seed)
         with torch.inference_mode(), quiet():
-            found = model.generate(ids, attention_mask=torch.ones_like(ids), **self._settings(decoding), **streamer)
-        answers = tuple(tuple(row) for row in found[:, ids.shape[1] :].tolist())
-        return Answer(answers, tuple(seconds))
+            found = model.generate(ids, attention_mask=torch.ones_like(ids), **settings, **streamer)
+        answers = [self._before(_until(row, settings["eos_token_id"]), decoding.stop) for row in found[:, ids.shape[1] :].tolist()]
+        if told is not None and decoding.stop and decoding.beams == 1:
+            told(number, answers[0])
+        return Answer(tuple(answers), tuple(seconds[: len(answers[0])]))
+
+    def _before(self, tokens: tuple[int, ...], stop: Sequence[str]) -> tuple[int, ...]:
+        """Returns the tokens before the first text that ends the answer."""
+        lengths = range(1, len(tokens) + 1) if stop else ()
+        ended = next((at for at in lengths if any(text in self._tokenizer.decode(tokens[:at]) for text in stop)), None)
+        if ended is None:
+            return tokens
+        kept = next(at for at in range(ended, -1, -1) if not any(_overlaps(self._tokenizer.decode(tokens[:at]), text) for text in stop))
+        return tokens[:kept]
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
 
     def _settings(self, decoding: Decoding) -> dict[str, Any]:
         """Returns the settings in the words of Transformers; what is left out there would be taken from the model."""
@@ -134,8 +150,7 @@ class Torch:
         if decoding.samples:
             settings |= {name: getattr(decoding, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         if decoding.stop:
-            tokenizer = AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
-            settings |= {"stop_strings": list(decoding.stop), "tokenizer": tokenizer}
+            settings |= {"stop_strings": list(decoding.stop), "tokenizer": self._tokenizer}
         return settings
 
     def placement(self) -> Placement:
@@ -147,3 +162,14 @@ class Torch:
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns nothing: eager torch has no graph of its own that could be read."""
         return {}
+
+
+def _until(tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
+    """Returns the tokens up to the first that ends an answer: shorter answers of a search are filled up."""
+    last = next((at for at, token in enumerate(tokens) if token in ends), len(tokens) - 1)
+    return tuple(tokens[: last + 1])
+
+
+def _overlaps(answer: str, stop: str) -> bool:
+    """Whether a text holds another one, or ends in its start."""
+    return stop in answer or any(answer.endswith(stop[:length]) for length in range(1, len(stop)))

@@ -14,8 +14,9 @@ from compress.core.decoding import Decoding
 from compress.models.checkpoint import load, load_float
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, cache_precision, properties, refusal
 from export.engines.spec import EngineSpec
+from export.engines.torch import Torch
 from export.generation.genai_folder import MODEL, paged_obstacle
-from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, prompts
+from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, prompts, tokenizer
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY
 
 pytestmark = pytest.mark.whole
@@ -158,16 +159,53 @@ def test_sampling_follows_the_seed(mode: str) -> None:
         assert cut == engine("llama", None, mode).generate([prompt], greedy)[0].tokens, limit
 
 
-@pytest.mark.parametrize("mode", ["paged", "stateful"])
-def test_a_stop_token_ends_the_answer(mode: str) -> None:
+@pytest.mark.parametrize("name", ["paged", "stateful", "torch"])
+def test_a_stop_token_ends_the_answer(name: str) -> None:
     (prompt,) = prompts((9,))
     decoding = Decoding(max_tokens=24, repetition_penalty=PENALTY)
-    (whole,) = engine("llama", None, mode).generate([prompt], decoding)
+    (whole,) = any_engine(name).generate([prompt], decoding)
     stop = whole.tokens[0][5]
-    (cut,) = engine("llama", None, mode).generate([prompt], replace(decoding, stop_tokens=(stop,)))
+    (cut,) = any_engine(name).generate([prompt], replace(decoding, stop_tokens=(stop,)))
     at = whole.tokens[0].index(stop)
     assert cut.tokens[0][:at] == whole.tokens[0][:at]
     assert len(cut.tokens[0]) <= at + 1
+
+
+@pytest.mark.parametrize("name", ["paged", "stateful", "torch"])
+def test_a_text_ends_the_answer_and_is_not_part_of_it(name: str) -> None:
+    (prompt,) = prompts((9,))
+    decoding = Decoding(max_tokens=24, repetition_penalty=PENALTY)
+    (whole,) = any_engine(name).generate([prompt], decoding)
+    stop = tokenizer().decode(whole.tokens[0][5:7])
+    told: list[int] = []
+    (cut,) = any_engine(name).generate([prompt], replace(decoding, stop=(stop,)), lambda number, tokens: told.extend(tokens))
+    assert cut.tokens[0] == whole.tokens[0][:5]
+    assert tuple(told) == cut.tokens[0]
+    assert len(cut.seconds) == 5
+
+
+def any_engine(name: str) -> Any:
+    if name != "torch":
+        return engine("llama", None, name)
+    return Torch(EngineSpec("torch", "eager", "fp32", "fp32", "cpu", 1, str(checkpoint("llama")), ""))
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_torch_answers_alike_and_tells_tokens_as_they_come(kind: str) -> None:
+    asked = prompts((9, 3))
+    in_torch = Torch(EngineSpec("torch", "eager", "fp32", "fp32", "cpu", 1, str(checkpoint(kind)), ""))
+    for decoding in (Decoding(max_tokens=20, repetition_penalty=PENALTY), Decoding(max_tokens=12, beams=3, answers=2)):
+        (left, heard_left), (right, heard_right) = (overheard(one, asked, decoding) for one in (in_torch, engine(kind)))
+        assert left == right
+        if decoding.beams == 1:
+            assert heard_left == heard_right == [list(tokens) for (tokens,) in left]
+
+
+def overheard(one: Any, asked: list[np.ndarray], decoding: Decoding) -> tuple[list[Any], list[list[int]]]:
+    """Returns the answers of an engine, and the tokens that it told on the way."""
+    heard: list[list[int]] = [[] for _ in asked]
+    answers = one.generate(asked, decoding, lambda number, tokens: heard[number].extend(tokens))
+    return [answer.tokens for answer in answers], heard
 
 
 def test_fp8_is_refused() -> None:

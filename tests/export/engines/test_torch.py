@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from compress.models.checkpoint import load
+from compress.models.checkpoint import load, load_float
 from compress.schemes.int8 import Int8Linear
 from compress.standalone.preprocess import Preprocessor
 from export.engines.spec import EngineSpec
-from export.engines.torch import Torch, can_compile, load_float
+from export.engines.torch import Torch, can_compile
 from tests.export import sentiment
 
 pytestmark = pytest.mark.whole
@@ -36,7 +36,7 @@ def test_a_quantized_checkpoint_runs_in_int8_or_on_its_grid_weights(int8_build: 
 
 def test_float_attention_is_sdpa(int8_build: Path) -> None:
     for checkpoint in (sentiment.checkpoint(), sentiment.quantized()):
-        assert load_float(checkpoint, int8_build).config._attn_implementation == "sdpa"
+        assert load_float(checkpoint).config._attn_implementation == "sdpa"
 
 
 def test_bf16_stays_near_float32(float_build: Path, prepared: Preprocessor) -> None:
