@@ -69,8 +69,7 @@ def model_config(settings: ModelSettings) -> Any:
     Raises:
         InputError: The name is not a valid Triton model name.
     """
-    if not _NAME.fullmatch(settings.name):
-        raise InputError(f"model name {settings.name!r}: use at most 128 letters, digits, '.', '_' and '-', with a letter or digit first")
+    check_name(settings.name)
     config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
     for name in settings.inputs:
         config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
@@ -84,6 +83,12 @@ def model_config(settings: ModelSettings) -> Any:
     for sample in settings.warm_up:
         _add_warm_up(config, sample, settings.inputs)
     return config
+
+
+def check_name(name: str) -> None:
+    """Raises an `InputError` if Triton takes no model of this name."""
+    if not _NAME.fullmatch(name):
+        raise InputError(f"model name {name!r}: use at most 128 letters, digits, '.', '_' and '-', with a letter or digit first")
 
 
 def parameters(settings: ModelSettings) -> dict[str, str]:

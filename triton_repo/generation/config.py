@@ -1,0 +1,90 @@
+"""`config.pbtxt` of a language model: decoupled, without batch dimension, one process; its inputs are those of `served.asked`.
+
+The map `parameters` holds what may be changed in a deployment:
+
+    context           most tokens of prompt and answer together
+    max_running       answers that run at once (paged; 1 in stateful mode)
+    max_waiting       requests that wait; a further one is refused
+    request_seconds   most time for an answer, with the time that its request waits
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from tritonclient.grpc import model_config_pb2 as pb
+
+from triton_repo.config import check_name
+from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, STOP, STOP_TOKENS, TEXT
+
+MAX_WAITING = 64
+REQUEST_SECONDS = 600.0
+OUTPUTS: Mapping[str, tuple[str, int, str]] = {
+    "TEXT": ("TYPE_STRING", 1, "the new piece"),
+    "TOKENS": ("TYPE_INT64", -1, "its token ids"),
+    "INDEX": ("TYPE_INT32", 1, "number of the answer, 0 unless ANSWERS is above 1"),
+    "FINISH_REASON": ("TYPE_STRING", 1, "in the last response: stop, length, timeout or cancelled"),
+    "PROMPT_TOKENS": ("TYPE_INT32", 1, "in the last response"),
+    "COMPLETION_TOKENS": ("TYPE_INT32", 1, "in the last response"),
+}
+"""Datatype, shape and meaning of each output."""
+PROMPTS: Mapping[str, tuple[str, int, str]] = {
+    TEXT: ("TYPE_STRING", 1, "prompt"),
+    MESSAGES: ("TYPE_STRING", 1, 'or a conversation, JSON: [{"role": "user", "content": "..."}]'),
+    INPUT_IDS: ("TYPE_INT64", -1, "or token ids"),
+    STOP: ("TYPE_STRING", -1, "texts that end the answer; they are not part of it"),
+    STOP_TOKENS: ("TYPE_INT64", -1, "token ids that end the answer, besides those of the model"),
+}
+"""The same for each input that is no field."""
+
+
+@dataclass(frozen=True)
+class LanguageSettings:
+    """The settings that go into the configuration of a language model."""
+
+    name: str
+    mode: Literal["paged", "stateful"]
+    properties: Mapping[str, str]
+    """Properties of OpenVINO GenAI, those of the evaluated engine."""
+    context: int
+    vocabulary: int
+    max_running: int
+    max_waiting: int = MAX_WAITING
+    request_seconds: float = REQUEST_SECONDS
+
+
+def language_config(settings: LanguageSettings) -> Any:
+    """Returns the `ModelConfig` message.
+
+    Raises:
+        InputError: The name is not a valid Triton model name.
+    """
+    check_name(settings.name)
+    config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=0)
+    config.model_transaction_policy.decoupled = True
+    for name, (datatype, size, _) in PROMPTS.items():
+        config.input.add(name=name, data_type=pb.DataType.Value(datatype), dims=[size], optional=True)
+    for field in FIELDS:
+        config.input.add(name=field.name, data_type=pb.DataType.Value(field.datatype), dims=[1], optional=True)
+    for name, (datatype, size, _) in OUTPUTS.items():
+        config.output.add(name=name, data_type=pb.DataType.Value(datatype), dims=[size])
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
+    for name, value in parameters(settings).items():
+        config.parameters[name].string_value = value
+    return config
+
+
+def parameters(settings: LanguageSettings) -> dict[str, str]:
+    """Returns the `parameters` map; its values are strings, with maps as JSON."""
+    return {
+        "mode": settings.mode,
+        "context": str(settings.context),
+        "vocabulary": str(settings.vocabulary),
+        "max_running": str(settings.max_running),
+        "max_waiting": str(settings.max_waiting),
+        "request_seconds": f"{settings.request_seconds:g}",
+        "properties": json.dumps(dict(settings.properties), sort_keys=True),
+    }

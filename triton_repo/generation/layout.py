@@ -1,0 +1,137 @@
+"""Writes the model repository of language models: one folder for each exported build, with all that its answers need.
+
+    model_repository/
+      README.md
+      <variant>-<precision>/
+        config.pbtxt
+        1/  model.py asked.py answer.py engine.py paged.py stateful.py pieces.py   genai/ (what OpenVINO GenAI reads)
+
+Mode and properties come from export.json, so the server runs exactly what was evaluated.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from compress.models.config import read_config
+from triton_repo.config import MIN_BATCH, to_text
+from triton_repo.generation import served
+from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
+from triton_repo.generation.served.asked import FIELDS
+from triton_repo.layout import VERSION, Served
+
+UNLIMITED_CONTEXT = 2048
+"""Context of a model whose positions have no end (ALiBi)."""
+FILES = ("model.py", "asked.py", "answer.py", "engine.py", "paged.py", "stateful.py", "pieces.py")
+GENAI = "genai"
+
+
+def write_language_repository(
+    out: Path, models: list[Served], *, batch_sizes: tuple[int, ...], max_batch_size: int | None = None
+) -> list[LanguageSettings]:
+    """Writes the repository.
+
+    Args:
+        out: Folder to write into; created.
+        models: The models.
+        batch_sizes: Batch sizes of the target.
+        max_batch_size: Answers that run at once, where the model can do that. Default: the largest of `batch_sizes`, at least 8.
+
+    Returns:
+        The settings of each model.
+
+    Raises:
+        InputError: A model name is invalid.
+    """
+    written = []
+    for model in models:
+        config = read_config(model.xml.parent, "checkpoint").get_text_config()
+        paged = model.engine["mode"] == "paged"
+        settings = LanguageSettings(
+            name=model.name,
+            mode=model.engine["mode"],
+            properties=model.engine["properties"],
+            context=int(getattr(config, "max_position_embeddings", None) or UNLIMITED_CONTEXT),
+            vocabulary=int(config.vocab_size),
+            max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if paged else 1,
+        )
+        _write_model(out / model.name, model, settings)
+        written.append(settings)
+    (out / "README.md").write_text(readme(written), encoding="utf-8")
+    return written
+
+
+def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> None:
+    version = folder / VERSION
+    version.mkdir(parents=True)
+    (folder / "config.pbtxt").write_text(to_text(language_config(settings)), encoding="utf-8")
+    for name in FILES:
+        shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
+    shutil.copytree(model.xml.parent, version / GENAI)
+
+
+def readme(models: list[LanguageSettings]) -> str:
+    """Returns the README of the repository."""
+    lines = "\n".join(f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.context} |" for model in models)
+    rows = [(name, *about) for name, about in PROMPTS.items()] + [(field.name, field.datatype, 1, field.meaning) for field in FIELDS]
+    inputs = "\n".join(_row(*row) for row in rows)
+    outputs = "\n".join(_row(name, *about) for name, about in OUTPUTS.items())
+    return _README.format(lines=lines, inputs=inputs, outputs=outputs, name=models[0].name)
+
+
+def _row(name: str, datatype: str, size: int, meaning: str) -> str:
+    return f"| `{name}` | {datatype.removeprefix('TYPE_').lower()} [{'n' if size < 0 else size}] | {meaning} |"
+
+
+_README = """\
+# Language models for Triton Inference Server, CPU
+
+| model | mode | answers at once | waiting requests | context |
+|---|---|---|---|---|
+{lines}
+
+The models stream: each request gets one response for each piece of its answer. `paged`: the model answers several requests at once
+(continuous batching). `stateful`: one request after the other, because its attention needs it. A request that finds the queue full is
+refused. The numbers are `parameters` in config.pbtxt.
+
+Inputs; one prompt is needed, all else may be left out:
+
+| input | type | meaning |
+|---|---|---|
+{inputs}
+
+Outputs:
+
+| output | type | meaning |
+|---|---|---|
+{outputs}
+
+To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai` and
+`openvino-tokenizers`. In a Triton container with the Python backend:
+
+    pip install 'numpy<2' openvino openvino-genai openvino-tokenizers
+    tritonserver --model-repository=/models --disable-auto-complete-config
+
+With curl:
+
+    curl -N http://127.0.0.1:8000/v2/models/{name}/generate_stream -d '{{"TEXT": "Once upon a time", "MAX_TOKENS": 40}}'
+
+In Python:
+
+    import queue, numpy as np, tritonclient.grpc as grpc
+    answers, client = queue.Queue(), grpc.InferenceServerClient("127.0.0.1:8001")
+    text, most = grpc.InferInput("TEXT", [1], "BYTES"), grpc.InferInput("MAX_TOKENS", [1], "INT32")
+    text.set_data_from_numpy(np.array([b"Once upon a time"], dtype=object))
+    most.set_data_from_numpy(np.array([40], dtype=np.int32))
+    client.start_stream(lambda result, error: answers.put((result, error)))
+    client.async_stream_infer("{name}", [text, most])
+    while True:
+        result, error = answers.get()
+        if error:
+            raise error
+        print(result.as_numpy("TEXT")[0].decode(), end="", flush=True)
+        if result.as_numpy("FINISH_REASON") is not None:
+            break
+    client.stop_stream()
+"""

@@ -1,0 +1,1 @@
+"""What a language model in a Triton repository consists of: these files are copied there, and import nothing but each other."""

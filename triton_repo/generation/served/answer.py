@@ -1,0 +1,121 @@
+"""One answer under way: takes tokens from an engine and sends them to the client in pieces.
+
+Outputs of each response: TEXT string [1], the new piece; TOKENS int64 [k], its ids; INDEX int32 [1], the number of the answer where a
+search gives several. The last one also has FINISH_REASON string [1], PROMPT_TOKENS and COMPLETION_TOKENS int32 [1].
+
+    stop        an end token, a stop token or a stop text; tokens of the stop text are in TOKENS, its letters are not in TEXT
+    length      MAX_TOKENS were generated
+    timeout     TIMEOUT_SECONDS are over
+    cancelled   the client has gone, or the model is unloaded
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from .asked import Asked
+from .pieces import Pieces
+
+STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
+
+
+class Client(Protocol):
+    """Where an answer goes."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether nobody waits for the answer any more."""
+
+    def send(self, outputs: dict[str, Any], *, last: bool) -> None:
+        """Sends a response."""
+
+    def refuse(self, line: str, *, of_client: bool = True) -> None:
+        """Ends the answer with an error; `of_client`: the request was wrong."""
+
+
+class Answer:
+    """An answer.
+
+    Args:
+        asked: What was asked.
+        client: Where it goes.
+        decode: Returns the text of ids.
+        held: See `pieces.Decoded`.
+    """
+
+    def __init__(self, asked: Asked, client: Client, decode: Callable[[list[int]], str], held: int) -> None:
+        self.asked, self.client = asked, client
+        self._decode = decode
+        self._pieces = Pieces(decode, held, asked.stop)
+        self._deadline = time.monotonic() + asked.values["TIMEOUT_SECONDS"]
+        self._count = 0
+        self._text: list[str] = []
+        self._tokens: list[int] = []
+        self.ended = False
+
+    @property
+    def due(self) -> str | None:
+        """Returns why the answer has to end now, whatever the engine does; None if it need not."""
+        if self.client.gone:
+            return CANCELLED
+        return TIMEOUT if time.monotonic() > self._deadline else None
+
+    def take(self, ids: Sequence[int], reason: str | None = None) -> None:
+        """Takes the next tokens, and sends the new piece.
+
+        Args:
+            ids: Token ids.
+            reason: Why the engine generates no more; None if it does. The answer then ends only if a stop text was found.
+        """
+        for token in ids:  # one by one: tokens behind a stop text are no part of the answer
+            self._tokens.append(token)
+            self._text.append(self._pieces.add([token]))
+            self._count += 1
+            if self._pieces.stopped:
+                reason = STOP
+                break
+        if reason is not None:
+            self.end(reason)
+        elif self.asked.values["STREAM"] and self._tokens:
+            self._send({})
+
+    def end(self, reason: str) -> None:
+        """Sends what is left and the reason; the answer has then ended."""
+        self._text.append(self._pieces.end())
+        self.ended = True
+        self._send(self._last(STOP if self._pieces.stopped and reason == LENGTH else reason, self._count), last=True)
+
+    def fail(self, line: str) -> None:
+        """Ends the answer with an error that is not the client's."""
+        self.ended = True
+        self.client.refuse(line, of_client=False)
+
+    def give(self, found: Sequence[tuple[Sequence[int], str]]) -> None:
+        """Sends the answers of a search, best first: token ids and reason of each."""
+        self.ended = True
+        for index, (ids, reason) in enumerate(found):
+            outputs = {"TEXT": self._decode(list(ids)), "TOKENS": list(ids), "INDEX": index, **self._last(reason, len(ids))}
+            self.client.send(outputs, last=index == len(found) - 1)
+
+    def _last(self, reason: str, count: int) -> dict[str, Any]:
+        return {"FINISH_REASON": reason, "PROMPT_TOKENS": len(self.asked.prompt), "COMPLETION_TOKENS": count}
+
+    def _send(self, more: dict[str, Any], *, last: bool = False) -> None:
+        text, tokens = "".join(self._text), self._tokens
+        self._text, self._tokens = [], []
+        self.client.send({"TEXT": text, "TOKENS": tokens, "INDEX": 0, **more}, last=last)
+
+
+def tensors(outputs: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Returns the outputs of a response as arrays."""
+    made = {}
+    for name, value in outputs.items():
+        if isinstance(value, str):
+            made[name] = np.array([value.encode("utf-8")], np.object_)
+        else:
+            made[name] = np.array(value, np.int64) if isinstance(value, list) else np.array([value], np.int32)
+    return made

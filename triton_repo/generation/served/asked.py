@@ -1,0 +1,233 @@
+"""What a client asks of a language model: the inputs of a request, read and checked.
+
+The prompt is one of three:
+
+    TEXT        text as it is; with CHAT true one message of a user, put through the chat template of the model
+    MESSAGES    a conversation, JSON: [{"role": "system", "content": "..."}, ...], put through the chat template
+    INPUT_IDS   token ids
+
+A conversation has an input of its own, so that a user who types JSON into TEXT cannot speak as somebody else. All other inputs are in
+`FIELDS`; without them the most likely tokens are taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+DEFAULT_TOKENS = 128
+MAX_STOPS, MAX_STOP_LETTERS = 16, 256
+BYTES_PER_TOKEN = 32
+"""A longer prompt than this for each token of the longest context is refused before it is tokenized."""
+TEXT, MESSAGES, INPUT_IDS, CHAT = "TEXT", "MESSAGES", "INPUT_IDS", "CHAT"
+STOP, STOP_TOKENS = "STOP", "STOP_TOKENS"
+
+
+class Refused(ValueError):
+    """A request that cannot be answered; a one-line message."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """An optional input of one element."""
+
+    name: str
+    datatype: str
+    """As config.pbtxt spells it."""
+    default: Any
+    low: float
+    high: float
+    meaning: str
+
+    def read(self, values: np.ndarray) -> Any:
+        """Returns the value.
+
+        Raises:
+            Refused: It is not one value, or out of bounds.
+        """
+        if values.size != 1:
+            raise Refused(f"{self.name}: {values.size} values given; one is allowed")
+        value = values.reshape(-1)[0].item()
+        if self.datatype == "TYPE_BOOL":
+            return bool(value)
+        if not self.low <= value <= self.high:  # also refuses NaN
+            raise Refused(f"{self.name}: {value:g} given; {self.low:g} to {self.high:g} is allowed")
+        return value
+
+
+FIELDS = (
+    Field(CHAT, "TYPE_BOOL", False, 0, 1, f"true: {TEXT} is one message of a user, put through the chat template"),
+    Field("MAX_TOKENS", "TYPE_INT32", None, 1, 2**31 - 1, f"most tokens of the answer; {DEFAULT_TOKENS}, or what the context leaves"),
+    Field("TEMPERATURE", "TYPE_FP32", 0.0, 0, 100, "divides the logits before sampling; 0 takes the most likely token"),
+    Field("TOP_K", "TYPE_INT32", 0, 0, 10_000_000, "samples from the k most likely tokens; 0: from all"),
+    Field("TOP_P", "TYPE_FP32", 1.0, 1e-6, 1, "samples from the smallest set of tokens whose probabilities add up to this"),
+    Field("MIN_P", "TYPE_FP32", 0.0, 0, 0.999, "samples from tokens with at least this share of the largest probability"),
+    Field("REPETITION_PENALTY", "TYPE_FP32", 1.0, 1e-3, 1000, "divides positive and multiplies negative logits of tokens that occurred"),
+    Field("PRESENCE_PENALTY", "TYPE_FP32", 0.0, -100, 100, "subtracted from the logits of tokens that were generated"),
+    Field("FREQUENCY_PENALTY", "TYPE_FP32", 0.0, -100, 100, "the same, times how often they were"),
+    Field("SEED", "TYPE_INT64", 0, 0, 2**63 - 1, "seed of the sampling"),
+    Field("IGNORE_EOS", "TYPE_BOOL", False, 0, 1, "goes on past the end token"),
+    Field("BEAMS", "TYPE_INT32", 1, 1, 64, "beams of a search; above 1 needs STREAM false, and nothing is sampled"),
+    Field("ANSWERS", "TYPE_INT32", 1, 1, 64, "answers of a search, best first, one response each; at most BEAMS"),
+    Field("LENGTH_PENALTY", "TYPE_FP32", 1.0, -100, 100, "power of the length that the score of a beam is divided by"),
+    Field("STREAM", "TYPE_BOOL", True, 0, 1, "false: one response, with the whole answer"),
+    Field("TIMEOUT_SECONDS", "TYPE_FP32", None, 1e-3, 1e6, "ends the answer so long after the request arrived; at most the limit of the model"),
+)
+SAMPLING = ("TOP_K", "TOP_P", "MIN_P", "SEED")
+"""What has no meaning while the most likely token is taken."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model takes."""
+
+    context: int
+    """Most tokens of prompt and answer together."""
+    vocabulary: int
+    seconds: float
+    """Most time for an answer, with the time that its request waits."""
+    chat: bool
+    """Whether the model has a chat template."""
+    beams: bool
+    """Whether it searches with beams."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that can be answered."""
+
+    prompt: np.ndarray
+    """Token ids, int64 [P]."""
+    values: Mapping[str, Any]
+    """The value of each field; MAX_TOKENS and TIMEOUT_SECONDS are numbers."""
+    stop: tuple[str, ...]
+    stop_tokens: tuple[int, ...]
+
+    @property
+    def samples(self) -> bool:
+        """Whether tokens are drawn at random."""
+        return bool(self.values["TEMPERATURE"] > 0)
+
+
+def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Any) -> Asked:
+    """Reads the inputs of a request.
+
+    Args:
+        inputs: Those that were given, by name; texts are arrays of bytes.
+        limits: What the model takes.
+        tokenizer: `openvino_genai.Tokenizer`.
+
+    Raises:
+        Refused: An input is wrong; the message says which.
+    """
+    values = {field.name: field.read(inputs[field.name]) if field.name in inputs else field.default for field in FIELDS}
+    _check_together(inputs, values, limits)
+    stop = tuple(_text(STOP, value) for value in inputs.get(STOP, np.empty(0, np.object_)).reshape(-1))
+    if len(stop) > MAX_STOPS or not all(1 <= len(text) <= MAX_STOP_LETTERS for text in stop):
+        raise Refused(f"{STOP}: at most {MAX_STOPS} texts of 1 to {MAX_STOP_LETTERS} letters are allowed")
+    stop_tokens = _ids(STOP_TOKENS, inputs.get(STOP_TOKENS, np.empty(0, np.int64)), limits)
+    prompt = _prompt(inputs, values[CHAT], limits, tokenizer)
+    left = limits.context - len(prompt)
+    if left < 1:
+        raise Refused(f"the prompt has {len(prompt)} tokens; {limits.context - 1} are allowed, one less than the context of the model")
+    if values["MAX_TOKENS"] is None:
+        values["MAX_TOKENS"] = min(DEFAULT_TOKENS, left)
+    elif values["MAX_TOKENS"] > left:
+        asked = f"{len(prompt)} tokens of the prompt and MAX_TOKENS {values['MAX_TOKENS']}"
+        raise Refused(f"{asked} are more than the context of {limits.context} tokens; MAX_TOKENS up to {left} is allowed")
+    values["TIMEOUT_SECONDS"] = min(limits.seconds, values["TIMEOUT_SECONDS"] or limits.seconds)
+    return Asked(prompt, values, stop, tuple(int(token) for token in stop_tokens))
+
+
+def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits: Limits) -> None:
+    if values["TEMPERATURE"] == 0 and (idle := [name for name in SAMPLING if name in inputs]):
+        raise Refused(f"{', '.join(idle)} given without TEMPERATURE; nothing is sampled: give a TEMPERATURE above 0, or leave it out")
+    if values["BEAMS"] > 1:
+        if not limits.beams:
+            raise Refused(f"BEAMS: {values['BEAMS']} given; this model answers one request at a time and does not search: leave it out")
+        if values["STREAM"] or values["TEMPERATURE"] > 0 or STOP in inputs:
+            raise Refused(f"BEAMS: {values['BEAMS']} given; a search needs STREAM false, and takes neither TEMPERATURE nor {STOP}")
+    if values["ANSWERS"] > values["BEAMS"]:
+        raise Refused(f"ANSWERS: {values['ANSWERS']} given with {values['BEAMS']} beams; give at least as many BEAMS")
+
+
+def _prompt(inputs: Mapping[str, np.ndarray], chat: bool, limits: Limits, tokenizer: Any) -> np.ndarray:
+    given = [name for name in (TEXT, MESSAGES, INPUT_IDS) if name in inputs]
+    if len(given) != 1:
+        raise Refused(f"{' and '.join(given) or 'no prompt'} given; give one of {TEXT}, {MESSAGES} and {INPUT_IDS}")
+    if chat and given[0] == INPUT_IDS:
+        raise Refused(f"{CHAT} given with {INPUT_IDS}; token ids take no chat template: leave it out")
+    if given[0] == INPUT_IDS:
+        return _ids(INPUT_IDS, inputs[INPUT_IDS], limits, least=1)
+    values = inputs[given[0]].reshape(-1)
+    if len(values) != 1:
+        raise Refused(f"{given[0]}: {len(values)} texts given; one is allowed")
+    if len(values[0]) > BYTES_PER_TOKEN * limits.context:
+        raise Refused(f"{given[0]}: {len(values[0])} bytes given; at most {BYTES_PER_TOKEN * limits.context} are allowed")
+    text = _text(given[0], values[0])
+    if given[0] == MESSAGES or chat:
+        messages = _messages(text) if given[0] == MESSAGES else [{"role": "user", "content": text}]
+        return _encoded(tokenizer, _chat(messages, limits, tokenizer.apply_chat_template), add_special_tokens=False)
+    return _encoded(tokenizer, text, add_special_tokens=True)
+
+
+def _chat(messages: list[dict[str, str]], limits: Limits, template: Callable[..., str]) -> str:
+    if not limits.chat:
+        raise Refused(f"{CHAT}, {MESSAGES}: this model has no chat template; give the whole prompt as {TEXT}")
+    try:
+        return template(messages, add_generation_prompt=True)
+    except RuntimeError as error:
+        raise Refused(f"the chat template does not take these messages: {' '.join(str(error).split())[-200:]}") from error
+
+
+def _encoded(tokenizer: Any, text: str, *, add_special_tokens: bool) -> np.ndarray:
+    ids = np.array(tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data, np.int64).reshape(-1)
+    if not len(ids):
+        raise Refused("the prompt has no token; give a text that is not empty")
+    return ids
+
+
+def _messages(text: str) -> list[dict[str, str]]:
+    wanted = f'{MESSAGES}: a JSON list of {{"role": "...", "content": "..."}} is expected'
+    try:
+        messages = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"{wanted}; this is not JSON") from error
+    if not isinstance(messages, list) or not messages:
+        raise Refused(f"{wanted}, with at least one message")
+    for number, message in enumerate(messages):
+        if not isinstance(message, dict) or set(message) != {"role", "content"} or not all(isinstance(one, str) for one in message.values()):
+            raise Refused(f"{wanted}; message {number} is none")
+        for one in message.values():
+            _surrogates(MESSAGES, one)
+    return messages
+
+
+def _text(name: str, value: Any) -> str:
+    try:
+        text = bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Refused(f"{name}: not UTF-8 text (byte {error.start})") from error
+    if "\0" in text:
+        raise Refused(f"{name}: holds a zero character")
+    return text
+
+
+def _surrogates(name: str, text: str) -> None:
+    if "\0" in text or any(0xD800 <= ord(letter) < 0xE000 for letter in text):
+        raise Refused(f"{name}: holds half a surrogate pair or a zero character")
+
+
+def _ids(name: str, values: np.ndarray, limits: Limits, least: int = 0) -> np.ndarray:
+    ids = values.astype(np.int64).reshape(-1)
+    if not least <= len(ids) <= limits.context:
+        raise Refused(f"{name}: {len(ids)} ids given; {least} to {limits.context} are allowed")
+    wrong = ids[(ids < 0) | (ids >= limits.vocabulary)]
+    if len(wrong):
+        raise Refused(f"{name}: {wrong[0]} given; 0 to {limits.vocabulary - 1} is allowed")
+    return ids
+

@@ -1,0 +1,185 @@
+"""The thread that answers: a queue of answers before an engine that runs some of them at once.
+
+    submit() ---> waiting, at most `max_waiting` ---> running, at most as many as the engine runs ---> ended
+
+A request that finds the queue full is refused at once. Whoever waits or runs and whose client has gone, or whose time is over, is ended
+within `PERIOD_SECONDS` and a step of the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+
+from .answer import CANCELLED, Answer
+from .asked import Refused
+
+PERIOD_SECONDS = 0.25
+"""Time between two looks at the clients; each costs a message to the server."""
+STOP_SECONDS = 30.0
+NO_TOKEN = 2**31 - 1
+"""An id that no token has."""
+
+
+class Engine(ABC):
+    """An engine and its thread.
+
+    Args:
+        room: Number of answers that run at once.
+        max_waiting: Number of answers that wait.
+    """
+
+    def __init__(self, room: int, max_waiting: int) -> None:
+        self._room, self._max_waiting = room, max_waiting
+        self._waiting: list[Answer] = []
+        self._changed = threading.Condition()
+        self._closing = False
+        self._broken: str | None = None
+        self._looked = 0.0
+        self._thread = threading.Thread(target=self._run, name="answers", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def submit(self, answer: Answer) -> None:
+        """Puts an answer into the queue.
+
+        Raises:
+            Refused: The queue is full, or the engine has failed for good.
+        """
+        with self._changed:
+            if self._broken is not None:
+                raise Refused(f"the model cannot answer any more: {self._broken}")
+            if self._closing:
+                raise Refused("the model is being unloaded")
+            if len(self._waiting) >= self._max_waiting + max(0, self._room - self.running):
+                raise Refused(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; try again later")
+            self._waiting.append(answer)
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Ends all answers and the thread."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(STOP_SECONDS)
+
+    @property
+    @abstractmethod
+    def running(self) -> int:
+        """Number of answers that run."""
+
+    @abstractmethod
+    def _begin(self, answer: Answer) -> None:
+        """Begins an answer, or gives it whole."""
+
+    @abstractmethod
+    def _step(self) -> None:
+        """Generates the next tokens of all that run."""
+
+    @abstractmethod
+    def _drop_due(self) -> None:
+        """Ends those that run and have to end."""
+
+    @abstractmethod
+    def _running(self) -> list[Answer]:
+        """Returns the answers that run."""
+
+    @abstractmethod
+    def _renew(self) -> None:
+        """Makes the engine anew after an error; none runs then."""
+
+    def _look(self) -> None:
+        """Ends whoever has to end; does nothing if it did so a moment ago."""
+        now = time.monotonic()
+        if now - self._looked < PERIOD_SECONDS and not self._closing:
+            return
+        self._looked = now
+        with self._changed:
+            waiting = list(self._waiting)
+        for answer in waiting:
+            reason = CANCELLED if self._closing else answer.due
+            if reason is not None:
+                with self._changed:
+                    self._waiting.remove(answer)
+                answer.end(reason)
+        self._drop_due()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._waiting or self.running or self._closing):
+                    self._changed.wait()
+            self._look()
+            if self._closing and not self.running:
+                return
+            try:
+                self._round()
+            except Exception as error:
+                self._recover(error)
+
+    def _round(self) -> None:
+        while self.running < self._room and (answer := self._next()) is not None:
+            self._begin(answer)
+        if self.running:
+            self._step()
+
+    def _next(self) -> Answer | None:
+        with self._changed:
+            return self._waiting.pop(0) if self._waiting and not self._closing else None
+
+    def _recover(self, error: Exception) -> None:
+        """Tells those that ran, and makes the engine anew; if that fails too, everybody else is told as well."""
+        line = " ".join(str(error).split())[:300] or type(error).__name__
+        for answer in self._running():
+            answer.fail(f"the engine failed: {line}")
+        try:
+            self._renew()
+        except Exception as again:
+            with self._changed:
+                self._broken = " ".join(str(again).split())[:300]
+                waiting, self._waiting = self._waiting, []
+            for answer in waiting:
+                answer.fail(f"the model cannot answer any more: {self._broken}")
+
+
+def generation_config(answer: Answer, of_model: Any) -> Any:
+    """Returns the settings of an answer in GenAI's words.
+
+    Args:
+        answer: The answer.
+        of_model: GenAI's config of the model, for its end tokens.
+    """
+    import openvino_genai
+
+    asked, config = answer.asked, openvino_genai.GenerationConfig()
+    values = asked.values
+    config.max_new_tokens, config.ignore_eos = values["MAX_TOKENS"], values["IGNORE_EOS"]
+    known = () if values["IGNORE_EOS"] else (*of_model.stop_token_ids, of_model.eos_token_id)
+    config.stop_token_ids = {*asked.stop_tokens, *(token for token in known if token >= 0)}
+    # without an end token GenAI takes that of the tokenizer, and fails where it has none
+    config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 or values["IGNORE_EOS"] else of_model.eos_token_id)
+    config.repetition_penalty = values["REPETITION_PENALTY"]
+    config.presence_penalty, config.frequency_penalty = values["PRESENCE_PENALTY"], values["FREQUENCY_PENALTY"]
+    config.do_sample = asked.samples
+    if asked.samples:
+        config.temperature, config.rng_seed = values["TEMPERATURE"], values["SEED"]
+        config.top_p, config.min_p = values["TOP_P"], values["MIN_P"]
+        if values["TOP_K"]:
+            config.top_k = values["TOP_K"]
+    if values["BEAMS"] > 1:
+        config.num_beams, config.num_return_sequences = values["BEAMS"], values["ANSWERS"]
+        config.length_penalty = values["LENGTH_PENALTY"]
+    return config
+
+
+def token_tensor(answer: Answer) -> Any:
+    """Returns the prompt as GenAI takes it, int64 [1, P]."""
+    import openvino
+
+    return openvino.Tensor(np.ascontiguousarray(answer.asked.prompt, np.int64)[None])

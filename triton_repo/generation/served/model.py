@@ -1,0 +1,98 @@
+"""Triton Python model of a language model: reads requests, and leaves the answers to an engine with a thread of its own.
+
+Its folder also holds the other files of this package, and `genai/`, what OpenVINO GenAI reads. The model is decoupled: `execute` returns at
+once, and each request gets as many responses as its answer has pieces.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
+
+import openvino_genai
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+
+from .answer import Answer, tensors
+from .asked import Limits, Refused, read
+from .engine import Engine
+from .paged import Paged
+from .stateful import Stateful
+
+FOLDER = Path(__file__).resolve().parent / "genai"
+CLEANED_LETTERS = 8
+"""Letters at the end of a text that a tokenizer which cleans up may still change."""
+CLEANING = b"('[ms])"
+"""Part of the regular expression that cleans up, a constant of the detokenizer."""
+
+
+class TritonPythonModel:
+    """The interface that the Python backend calls."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads tokenizer and model."""
+        config = json.loads(args["model_config"])
+        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        self.tokenizer = openvino_genai.Tokenizer(str(FOLDER))
+        self.held = CLEANED_LETTERS if cleans_up(FOLDER / "openvino_detokenizer.bin") else 0
+        paged = parameters["mode"] == "paged"
+        self.limits = Limits(
+            context=int(parameters["context"]),
+            vocabulary=int(parameters["vocabulary"]),
+            seconds=float(parameters["request_seconds"]),
+            chat=bool(self.tokenizer.chat_template),
+            beams=paged,
+        )
+        properties, waiting = json.loads(parameters["properties"]), int(parameters["max_waiting"])
+        self.engine: Engine = (
+            Paged(FOLDER, properties, int(parameters["max_running"]), waiting) if paged else Stateful(FOLDER, properties, waiting)
+        )
+        self.engine.start()
+
+    def execute(self, requests: list[Any]) -> None:
+        """Passes requests to the engine; one that is wrong gets an error."""
+        for request in requests:
+            client = _Client(request.get_response_sender())
+            try:
+                asked = read({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, self.limits, self.tokenizer)
+                self.engine.submit(Answer(asked, client, self.tokenizer.decode, self.held))
+            except Refused as error:
+                client.refuse(str(error))
+            except Exception as error:  # whatever happens with one request, the others go on
+                client.refuse(f"{type(error).__name__}: {error}", of_client=False)
+
+    def finalize(self) -> None:
+        """Ends the thread."""
+        self.engine.close()
+
+
+class _Client:
+    """The sender of a request's responses."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+
+    @property
+    def gone(self) -> bool:
+        """Whether the client has cancelled the request."""
+        return bool(self._sender.is_cancelled())
+
+    def send(self, outputs: dict[str, Any], *, last: bool) -> None:
+        """Sends a response."""
+        made = [pb_utils.Tensor(name, value) for name, value in tensors(outputs).items()]
+        self._sender.send(pb_utils.InferenceResponse(made), **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
+
+    def refuse(self, line: str, *, of_client: bool = True) -> None:
+        """Sends an error, the last response."""
+        code = pb_utils.TritonError.INVALID_ARG if of_client else pb_utils.TritonError.INTERNAL
+        error = pb_utils.TritonError(" ".join(line.split())[:500], code)
+        self._sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def cleans_up(detokenizer: Path) -> bool:
+    """Whether a detokenizer removes spaces before punctuation, so that a token changes text before it."""
+    return CLEANING in detokenizer.read_bytes()

@@ -1,0 +1,114 @@
+"""Continuous batching with paged attention: every step generates the next token of all answers that run; answers come and go between steps.
+
+Prompts are read in parts of at most `max_num_batched_tokens` together with the tokens of the others, so that a long prompt does not hold
+them up. Memory for keys and values grows with what runs, at most `room` times the longest context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import openvino_genai
+
+from .answer import CANCELLED, LENGTH, STOP, Answer
+from .engine import Engine, generation_config, token_tensor
+
+
+class Paged(Engine):
+    """An engine with continuous batching.
+
+    Args:
+        folder: What OpenVINO GenAI reads.
+        properties: Compile properties.
+        room: Number of answers that run at once.
+        max_waiting: Number of answers that wait.
+    """
+
+    def __init__(self, folder: Path, properties: Mapping[str, str], room: int, max_waiting: int) -> None:
+        super().__init__(room, max_waiting)
+        self._folder, self._properties = folder, {name: value for name, value in properties.items() if name != "ATTENTION_BACKEND"}
+        self._number = 0
+        self._runs: dict[int, tuple[Answer, Any]] = {}
+        self._renew()
+
+    @property
+    def running(self) -> int:
+        """Number of answers that run."""
+        return len(self._runs)
+
+    def _renew(self) -> None:
+        self._runs = {}
+        scheduler = openvino_genai.SchedulerConfig()
+        scheduler.max_num_seqs = self._room
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(self._folder), scheduler, "CPU", dict(self._properties))
+        self._config = self._pipeline.get_config()
+
+    def _running(self) -> list[Answer]:
+        return [answer for answer, _ in self._runs.values()]
+
+    def _begin(self, answer: Answer) -> None:
+        self._number += 1
+        try:
+            handle = self._pipeline.add_request(self._number, token_tensor(answer), generation_config(answer, self._config))
+        except (RuntimeError, ValueError, TypeError) as error:  # what is wrong with one request is no error of the engine
+            answer.fail(" ".join(str(error).split())[-300:])
+            return
+        self._runs[self._number] = (answer, handle)
+
+    def _step(self) -> None:
+        self._pipeline.step()
+        for number, (answer, handle) in list(self._runs.items()):
+            finished = handle.get_status() != RUNNING
+            try:
+                self._pass_on(answer, handle, finished)
+            except Exception as error:  # whatever happens with one answer, the others go on
+                answer.fail(" ".join(str(error).split())[:300])
+            if answer.ended:
+                if not finished:
+                    handle.cancel()
+                del self._runs[number]
+        self._settle()
+
+    def _pass_on(self, answer: Answer, handle: Any, finished: bool) -> None:
+        if answer.asked.values["BEAMS"] > 1:
+            if finished:
+                answer.give(_best_first(handle, answer.asked.values["ANSWERS"]))
+            return
+        ids: list[int] = []
+        reason = None
+        while handle.can_read():
+            (output,) = handle.read().values()
+            ids += output.generated_ids
+            reason = output.finish_reason
+        if not finished:
+            answer.take(ids)
+        elif reason in REASONS:
+            answer.take(ids, REASONS[reason])
+        else:
+            answer.fail("the engine gave the answer up; its keys and values do not fit into memory")
+
+    def _drop_due(self) -> None:
+        for number, (answer, handle) in list(self._runs.items()):
+            reason = CANCELLED if self._closing else answer.due
+            if reason is not None:
+                handle.cancel()
+                answer.end(reason)
+                del self._runs[number]
+        self._settle()
+
+    def _settle(self) -> None:
+        """Frees keys and values of what was cancelled, which else waits for the next step."""
+        if not self._runs and self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+
+
+RUNNING = openvino_genai.py_openvino_genai.GenerationStatus.RUNNING
+_REASON = openvino_genai.GenerationFinishReason
+REASONS = {_REASON.STOP: STOP, _REASON.LENGTH: LENGTH}
+
+
+def _best_first(handle: Any, count: int) -> list[tuple[list[int], str]]:
+    found = sorted(handle.read_all(), key=lambda output: -output.score)[:count]
+    return [(list(output.generated_ids), REASONS.get(output.finish_reason, LENGTH)) for output in found]

@@ -1,0 +1,91 @@
+"""One answer after the other: for models whose attention paged attention would get wrong (sliding windows, ALiBi, soft caps)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import openvino_genai
+
+from .answer import CANCELLED, LENGTH, STOP, Answer
+from .engine import Engine, generation_config, token_tensor
+
+_REASON = openvino_genai.GenerationFinishReason
+
+
+class Stateful(Engine):
+    """An engine that answers one request at a time.
+
+    Args:
+        folder: What OpenVINO GenAI reads.
+        properties: Compile properties, with the attention that is right.
+        max_waiting: Number of answers that wait.
+    """
+
+    def __init__(self, folder: Path, properties: Mapping[str, str], max_waiting: int) -> None:
+        super().__init__(1, max_waiting)
+        self._folder, self._properties = folder, dict(properties)
+        self._current: Answer | None = None
+        self._renew()
+
+    @property
+    def running(self) -> int:
+        """Number of answers that run."""
+        return int(self._current is not None)
+
+    def look(self) -> None:
+        """Ends whoever has to end."""
+        self._look()
+
+    def _renew(self) -> None:
+        self._current = None
+        self._pipeline = openvino_genai.LLMPipeline(str(self._folder), "CPU", **self._properties)
+        self._config = self._pipeline.get_generation_config()
+
+    def _running(self) -> list[Answer]:
+        return [] if self._current is None else [self._current]
+
+    def _begin(self, answer: Answer) -> None:
+        self._current = answer
+
+    def _step(self) -> None:
+        """Gives the whole answer."""
+        answer = self._current
+        assert answer is not None, "begun"
+        streamer = _Streamer(answer, self)
+        found = self._pipeline.generate(token_tensor(answer), generation_config(answer, self._config), streamer)
+        if streamer.error is not None:
+            raise streamer.error
+        if not answer.ended:
+            (reason,) = found.finish_reasons
+            answer.end(STOP if reason == _REASON.STOP else LENGTH)
+        self._current = None
+
+    def _drop_due(self) -> None:
+        answer = self._current
+        if answer is not None and not answer.ended:
+            reason = CANCELLED if self._closing else answer.due
+            if reason is not None:
+                answer.end(reason)
+
+
+class _Streamer(openvino_genai.StreamerBase):  # type: ignore[misc]
+    """Passes tokens on. Why there are no more is known only after the last one, so the reason goes out in a response of its own."""
+
+    def __init__(self, answer: Answer, engine: Stateful) -> None:
+        super().__init__()
+        self._answer, self._engine = answer, engine
+        self.error: Exception | None = None
+
+    def write(self, token: int | Sequence[int]) -> openvino_genai.StreamingStatus:
+        """Takes a token; returns whether to go on."""
+        try:
+            self._answer.take([token] if isinstance(token, int) else list(token))
+            self._engine.look()
+        except Exception as error:  # an exception cannot pass through the pipeline
+            self.error = error
+        going = self.error is None and not self._answer.ended
+        return openvino_genai.StreamingStatus.RUNNING if going else openvino_genai.StreamingStatus.CANCEL
+
+    def end(self) -> None:
+        """Called after the last token."""
