@@ -375,10 +375,11 @@ def _check_order(recipe: Recipe) -> list[str]:
     kinds = [type(stage) for stage in recipe.stages]
     if TritonRepo in kinds and Export not in kinds:
         problems.append("stages: triton_repo given without export; put `- export: {}` before it")
-    if TritonRepo in kinds and recipe.target.device == "cpu" and served_on("cpu") not in recipe.target.engines:
+    served = served_on("cpu", generates=TASKS[recipe.model.task].answer == "tokens")
+    if TritonRepo in kinds and recipe.target.device == "cpu" and served not in recipe.target.engines:
         given = ", ".join(recipe.target.engines)
-        served = served_on("cpu")
-        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {served}; add it, or leave triton_repo out")
+        what = f"{recipe.model.task} with {served}"
+        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {what}; add it, or leave triton_repo out")
     untrained = recipe.model.head == "new" or recipe.model.path is None
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"
@@ -430,8 +431,9 @@ def _check_task(recipe: Recipe) -> list[str]:
         return problems
     if recipe.model.head == "new":
         problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
-    if any(isinstance(stage, TritonRepo) for stage in recipe.stages):
+    if any(isinstance(stage, TritonRepo) for stage in recipe.stages) and recipe.target.device != "cpu":
         problems.append(
-            f"stages: triton_repo given; serving {recipe.model.task} needs a KV cache, which is not built: leave triton_repo out"
+            f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone: give "
+            "target.device: cpu, or leave triton_repo out"
         )
     return problems

@@ -33,6 +33,10 @@ class RequestError(RuntimeError):
     """A request failed or timed out; a one-line message that names the row."""
 
 
+class ServedWrong(RuntimeError):
+    """The answers of the server differ from those of the engine; a one-line message."""
+
+
 @dataclass(frozen=True)
 class Answers:
     """The responses of a model, in row order."""

@@ -63,15 +63,15 @@ class Served:
         return self.root / self.engine["predictions"] if self.engine.get("predictions") else None
 
 
-def served_models(exported: Artifact) -> list[Served]:
-    """Returns a model for each build with a runnable OpenVINO engine, in its recommended mode and in the order of export.json.
+def served_models(exported: Artifact, engine: str = ENGINE) -> list[Served]:
+    """Returns a model for each build where this engine runs, in its recommended mode and in the order of export.json.
 
     Raises:
         InputError: There is no such build.
     """
-    found = list(_served(exported.path))
+    found = list(_served(exported.path, engine))
     if not found:
-        raise InputError(f"target.engines: no {ENGINE} engine was built, and the CPU model repository serves {ENGINE}; add {ENGINE}")
+        raise InputError(f"target.engines: no {engine} engine was built, and the CPU model repository serves {engine}; add {engine}")
     return found
 
 
@@ -154,13 +154,13 @@ def readme(models: list[ModelSettings]) -> str:
     return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs))
 
 
-def _served(root: Path) -> Iterator[Served]:
+def _served(root: Path, name: str) -> Iterator[Served]:
     document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
     for build in document["builds"]:
-        engines = [engine for engine in build["engines"] if engine["engine"] == ENGINE and engine["runnable"]]
+        engines = [engine for engine in build["engines"] if engine["engine"] == name and engine["runnable"]]
         for engine in engines[:1]:
-            name = f"{build['variant']}-{build['precision']}"
-            yield Served(name, build["variant"], build["precision"], root / build["folder"], engine, root)
+            model = f"{build['variant']}-{build['precision']}"
+            yield Served(model, build["variant"], build["precision"], root / build["folder"], engine, root)
 
 
 def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:

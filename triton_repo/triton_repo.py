@@ -2,6 +2,8 @@
 
     exported engines -> model_repository/ -> real server -> every evaluation row over gRPC -> metrics, agreement with the engine, latency
 
+Language models stream: their answers to the prompts of the export are compared token by token, and timed (`triton_repo.generation.check`).
+
 Only one model is loaded at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
 engine within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the
 logits are bit-identical.) All figures are in triton.json, with the logits next to it.
@@ -12,7 +14,7 @@ For a GPU target `triton_repo.plans` writes the repository. Its plans are built 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -26,8 +28,10 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from triton_repo.client import ServedWrong
 
 if TYPE_CHECKING:
+    from triton_repo.layout import Served
     from triton_repo.service import Service
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
@@ -35,10 +39,6 @@ GPU_SPEC = "gpu.json"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 GOLDEN_ROWS = 64
-
-
-class ServedWrong(RuntimeError):
-    """The predictions of the server differ from those of the engine; a one-line message."""
 
 
 class TritonRepo(Stage):
@@ -95,6 +95,8 @@ class TritonRepo(Stage):
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
         from triton_repo.layout import served_models, write_repository
 
+        if TASKS[context.task].answer == "tokens":
+            return self._write_language(parent, context, out)
         models = served_models(parent)
         write_repository(
             out / REPOSITORY,
@@ -105,6 +107,23 @@ class TritonRepo(Stage):
             instances=self.instances,
             max_queue_delay_us=self.max_queue_delay_us,
         )
+        return self._results(models, lambda model: self._measure(model, context, out))
+
+    def _write_language(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
+        """The same for language models, which stream their answers."""
+        from triton_repo.generation.check import measure
+        from triton_repo.generation.layout import write_language_repository
+        from triton_repo.layout import served_models
+
+        if self.instances > 1:
+            problem = f"stages.{self.id or self.NAME}.instances: {self.instances} given; a language model has one process"
+            raise InputError(f"{problem}, which answers up to max_batch_size requests at once: leave it out")
+        models = served_models(parent, served_on("cpu", generates=True))
+        write_language_repository(out / REPOSITORY, models, batch_sizes=context.target.batch_sizes, max_batch_size=self.max_batch_size)
+        return self._results(models, lambda model: {**_unmeasured(None), **measure(model, out / REPOSITORY, context, self.concurrency)})
+
+    def _results(self, models: Sequence[Served], measured: Callable[[Served], dict[str, Any]]) -> dict[str, Any]:
+        """Returns the contents of triton.json."""
         results: dict[str, Any] = {"schema": SCHEMA, "layout": "single", "models": []}
         if self.serve:
             from triton_repo import environment
@@ -113,7 +132,7 @@ class TritonRepo(Stage):
         for model in models:
             entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": model.engine["engine"]}
             entry["mode"] = model.engine["mode"]
-            results["models"].append(entry | (self._measure(model, context, out) if self.serve else _unmeasured("serve: false")))
+            results["models"].append(entry | (measured(model) if self.serve else _unmeasured("serve: false")))
         return results
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
@@ -259,7 +278,7 @@ def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
         server.check_alive()
 
 
-def _unmeasured(reason: str) -> dict[str, Any]:
+def _unmeasured(reason: str | None) -> dict[str, Any]:
     return {"metrics": {}, "n": 0, "predictions": None, "disagreements": None, "latency": [], "reason": reason}
 
 

@@ -81,6 +81,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         stores=("float", "int8"),
         bf16_float_part=True,
         generates=True,
+        serves="cpu",
     ),
     "tensorrt": EngineFacts(
         title="TensorRT",
@@ -99,9 +100,9 @@ REFERENCE: Final = "torch"
 """The engine that all others are compared with."""
 
 
-def served_on(device: str) -> str:
-    """Returns the engine that the Triton repository serves on a device."""
-    return next(name for name, row in ENGINES.items() if row.serves == device)
+def served_on(device: str, *, generates: bool = False) -> str:
+    """Returns the engine that the Triton repository serves on a device; `generates`: for tasks whose answers are tokens."""
+    return next(name for name, row in ENGINES.items() if (row.serves, row.generates) == (device, generates))
 
 
 def device_of(engine: str, device: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from compress.models.config import read_config
+from compress.models.config import most_tokens, read_config
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
 from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
@@ -52,7 +52,7 @@ def write_language_repository(
             name=model.name,
             mode=model.engine["mode"],
             properties=model.engine["properties"],
-            context=int(getattr(config, "max_position_embeddings", None) or UNLIMITED_CONTEXT),
+            context=most_tokens(config) or UNLIMITED_CONTEXT,
             vocabulary=int(config.vocab_size),
             max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if paged else 1,
         )
@@ -73,7 +73,9 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
 
 def readme(models: list[LanguageSettings]) -> str:
     """Returns the README of the repository."""
-    lines = "\n".join(f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.context} |" for model in models)
+    lines = "\n".join(
+        f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.context} |" for model in models
+    )
     rows = [(name, *about) for name, about in PROMPTS.items()] + [(field.name, field.datatype, 1, field.meaning) for field in FIELDS]
     inputs = "\n".join(_row(*row) for row in rows)
     outputs = "\n".join(_row(name, *about) for name, about in OUTPUTS.items())

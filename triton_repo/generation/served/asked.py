@@ -75,7 +75,9 @@ FIELDS = (
     Field("ANSWERS", "TYPE_INT32", 1, 1, 64, "answers of a search, best first, one response each; at most BEAMS"),
     Field("LENGTH_PENALTY", "TYPE_FP32", 1.0, -100, 100, "power of the length that the score of a beam is divided by"),
     Field("STREAM", "TYPE_BOOL", True, 0, 1, "false: one response, with the whole answer"),
-    Field("TIMEOUT_SECONDS", "TYPE_FP32", None, 1e-3, 1e6, "ends the answer so long after the request arrived; at most the limit of the model"),
+    Field(
+        "TIMEOUT_SECONDS", "TYPE_FP32", None, 1e-3, 1e6, "ends the answer so long after the request arrived; at most the limit of the model"
+    ),
 )
 SAMPLING = ("TOP_K", "TOP_P", "MIN_P", "SEED")
 """What has no meaning while the most likely token is taken."""
@@ -200,7 +202,11 @@ def _messages(text: str) -> list[dict[str, str]]:
     if not isinstance(messages, list) or not messages:
         raise Refused(f"{wanted}, with at least one message")
     for number, message in enumerate(messages):
-        if not isinstance(message, dict) or set(message) != {"role", "content"} or not all(isinstance(one, str) for one in message.values()):
+        if (
+            not isinstance(message, dict)
+            or set(message) != {"role", "content"}
+            or not all(isinstance(one, str) for one in message.values())
+        ):
             raise Refused(f"{wanted}; message {number} is none")
         for one in message.values():
             _surrogates(MESSAGES, one)
@@ -230,4 +236,3 @@ def _ids(name: str, values: np.ndarray, limits: Limits, least: int = 0) -> np.nd
     if len(wrong):
         raise Refused(f"{name}: {wrong[0]} given; 0 to {limits.vocabulary - 1} is allowed")
     return ids
-

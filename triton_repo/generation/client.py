@@ -1,0 +1,266 @@
+"""gRPC client for a language model in Triton: answers as they come, and their timing under a given load.
+
+    with LanguageClient(address, model) as client:
+        for piece in client.stream(text="Once upon a time", max_tokens=40):
+            print(piece.text, end="", flush=True)
+
+The settings are those of `served.asked.FIELDS` in small letters, and `stop`, `stop_tokens`. To cancel an answer, leave the loop.
+
+    first token      from the request to the first response with a token
+    time per token   between two responses with tokens, divided by the number of tokens of the second
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import queue
+import time
+from collections.abc import Generator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, field
+from threading import Lock
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from triton_repo.client import MIN_FOR_P99, QUANTILES, REQUEST_SECONDS, RequestError
+from triton_repo.generation.config import PROMPTS
+from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, TEXT
+
+DATATYPES = {**{name: about[0] for name, about in PROMPTS.items()}, **{one.name: one.datatype for one in FIELDS}}
+NUMBERS: Mapping[str, Any] = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One response."""
+
+    text: str
+    tokens: list[int]
+    index: int = 0
+    """Number of the answer, where a search gives several."""
+    finish_reason: str | None = None
+    """stop, length, timeout or cancelled in the last piece of an answer; None before."""
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+class LanguageClient:
+    """A connection to one model, for one answer at a time; a context manager.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        seconds: Most time between two pieces.
+    """
+
+    def __init__(self, address: str, model: str, seconds: float = REQUEST_SECONDS) -> None:
+        from tritonclient.grpc import InferenceServerClient
+
+        self._client, self._model, self._seconds = InferenceServerClient(address), model, seconds
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._client.close()
+
+    def stream(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Mapping[str, str]] | None = None,
+        ids: Sequence[int] | None = None,
+        **settings: Any,
+    ) -> Generator[Piece]:
+        """Yields the answer to a prompt in pieces; give one of `text`, `messages` and `ids`.
+
+        Raises:
+            RequestError: The server refused the request or did not answer in time.
+        """
+        given = {TEXT: text, MESSAGES: None if messages is None else json.dumps(list(messages)), INPUT_IDS: ids}
+        values = {**given, **{name.upper(): value for name, value in settings.items()}}
+        tensors = inputs({name: value for name, value in values.items() if value is not None})
+        answers = settings.get("answers", 1)
+        found: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._client.start_stream(lambda result, error: found.put((result, error)))
+        try:
+            self._client.async_stream_infer(self._model, tensors)
+            while answers:
+                piece = self._next(found)
+                answers -= piece.finish_reason is not None
+                yield piece
+        finally:
+            self._client.stop_stream(cancel_requests=True)
+
+    def _next(self, found: queue.Queue[tuple[Any, Any]]) -> Piece:
+        try:
+            result, error = found.get(timeout=self._seconds)
+        except queue.Empty:
+            raise RequestError(f"model {self._model}: no piece within {self._seconds:g} s") from None
+        if error is not None:
+            raise RequestError(f"model {self._model}: the request failed: {' '.join(str(error.message()).split())[:300]}")
+        return _piece(result)
+
+
+def inputs(values: Mapping[str, Any]) -> list[Any]:
+    """Returns the input tensors of a request.
+
+    Raises:
+        RequestError: There is no such input.
+    """
+    from tritonclient.grpc import InferInput
+
+    unknown = [name for name in values if name not in DATATYPES]
+    if unknown:
+        raise RequestError(f"{unknown[0].lower()}: no such setting; {', '.join(name.lower() for name in DATATYPES)} are known")
+    tensors = []
+    for name, value in values.items():
+        datatype = DATATYPES[name].removeprefix("TYPE_")
+        items = [value] if isinstance(value, str) or np.ndim(value) == 0 else list(value)
+        if datatype == "STRING":
+            array = np.array([item.encode("utf-8") for item in items], np.object_)
+        else:
+            array = np.array(items, NUMBERS[datatype])
+        tensors.append(InferInput(name, [len(array)], "BYTES" if datatype == "STRING" else datatype))
+        tensors[-1].set_data_from_numpy(array)
+    return tensors
+
+
+def greedy(address: str, model: str, prompts: NDArray[np.int32], tokens: int, concurrency: int) -> NDArray[np.int32]:
+    """Returns the most likely tokens after each prompt, int32 [n, T]; end tokens do not end an answer.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        prompts: int32 [n, P].
+        tokens: T.
+        concurrency: Number of answers at once.
+
+    Raises:
+        RequestError: A request failed, or an answer has another length.
+    """
+
+    def answer(prompt: NDArray[np.int32]) -> list[int]:
+        with LanguageClient(address, model) as client:
+            pieces = list(client.stream(ids=prompt.tolist(), max_tokens=tokens, ignore_eos=True))
+        found = [token for piece in pieces for token in piece.tokens]
+        if len(found) != tokens:
+            raise RequestError(f"model {model}: {len(found)} tokens came, {tokens} were asked for ({pieces[-1].finish_reason})")
+        return found
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        return np.array(list(pool.map(answer, prompts)), np.int32)
+
+
+@dataclass
+class Samples:
+    """What was measured."""
+
+    first: list[float] = field(default_factory=list)
+    """Seconds to the first token of each answer."""
+    between: list[float] = field(default_factory=list)
+    """Seconds for each later token."""
+    whole: list[float] = field(default_factory=list)
+    """Seconds of each answer."""
+    tokens: int = 0
+
+    def add(self, moments: Sequence[tuple[float, int]], started: float) -> None:
+        """Adds an answer: when pieces came and how many tokens they had."""
+        came = [(moment, count) for moment, count in moments if count]
+        self.first.append(came[0][0] - started)
+        for (before, _), (moment, count) in itertools.pairwise(came):
+            self.between += [(moment - before) / count] * count
+        self.whole.append(moments[-1][0] - started)
+        self.tokens += sum(count for _, count in came)
+
+
+def load(
+    address: str,
+    model: str,
+    prompts: NDArray[np.int32],
+    tokens: int,
+    concurrency: int,
+    *,
+    requests: int = 200,
+    seconds: float = 10.0,
+) -> dict[str, Any]:
+    """Measures answers under a constant load: real prompts in turn, greedy, all of the same length.
+
+    Args:
+        address: host:port of gRPC.
+        model: Name of the model.
+        prompts: int32 [n, P].
+        tokens: Tokens of each answer.
+        concurrency: Number of answers at once.
+        requests: Maximum number of answers.
+        seconds: No answer begins after this time.
+
+    Returns:
+        `concurrency`; p50, p90 and p99 (None below 200 samples) of `first_token_ms`, `token_ms` (time per later token) and, as `p50_ms` and
+        so on, of whole answers; `tokens_per_s`, `throughput_per_s` (answers), `prompt_tokens`, `answer_tokens`, `n` (answers).
+
+    Raises:
+        RequestError: A request failed.
+    """
+    samples, lock, feed = Samples(), Lock(), itertools.islice(itertools.cycle(prompts), requests)
+    begun = time.perf_counter()
+
+    def work() -> None:
+        with LanguageClient(address, model) as client:
+            while True:
+                with lock:
+                    prompt = next(feed, None)
+                started = time.perf_counter()
+                if prompt is None or (samples.whole and started > begun + seconds):
+                    return
+                moments = []
+                with closing(client.stream(ids=prompt.tolist(), max_tokens=tokens, ignore_eos=True)) as pieces:
+                    for piece in pieces:
+                        moments.append((time.perf_counter(), len(piece.tokens)))
+                with lock:
+                    samples.add(moments, started)
+
+    with ThreadPoolExecutor(concurrency) as pool:
+        for future in [pool.submit(work) for _ in range(concurrency)]:
+            future.result()
+    spent = time.perf_counter() - begun
+    return {
+        "concurrency": concurrency,
+        **{f"{key}_ms": value for key, value in quantiles(samples.whole).items()},
+        "first_token_ms": quantiles(samples.first),
+        "token_ms": quantiles(samples.between),
+        "tokens_per_s": round(samples.tokens / spent, 2),
+        "throughput_per_s": round(len(samples.whole) / spent, 2),
+        "prompt_tokens": prompts.shape[1],
+        "answer_tokens": tokens,
+        "n": len(samples.whole),
+    }
+
+
+def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:
+    """Returns p50, p90 and p99 in milliseconds; None where there are too few samples."""
+    if not seconds:
+        return {"p50": None, "p90": None, "p99": None}
+    p50, p90, p99 = (round(1e3 * float(value), 4) for value in np.percentile(seconds, QUANTILES))
+    return {"p50": p50, "p90": p90, "p99": p99 if len(seconds) >= MIN_FOR_P99 else None}
+
+
+def _piece(result: Any) -> Piece:
+    def one(name: str) -> Any:
+        array = result.as_numpy(name)
+        return None if array is None else array[0]
+
+    reason = one("FINISH_REASON")
+    return Piece(
+        text=one("TEXT").decode("utf-8"),
+        tokens=result.as_numpy("TOKENS").tolist(),
+        index=int(one("INDEX")),
+        finish_reason=None if reason is None else reason.decode("utf-8"),
+        prompt_tokens=None if reason is None else int(one("PROMPT_TOKENS")),
+        completion_tokens=None if reason is None else int(one("COMPLETION_TOKENS")),
+    )
