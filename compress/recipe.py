@@ -431,7 +431,11 @@ def _check_task(recipe: Recipe) -> list[str]:
         return problems
     if recipe.model.head == "new":
         problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
-    if any(isinstance(stage, TritonRepo) for stage in recipe.stages) and recipe.target.device != "cpu":
+    served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
+    for stage, key in ((stage, key) for stage in served for key in ("instances", "max_queue_delay_us") if key in stage.model_fields_set):
+        given = f"stages.{stage.id}.{key}: {getattr(stage, key)} given"
+        problems.append(f"{given}; a language model has one process, which answers max_batch_size requests at once: leave it out")
+    if served and recipe.target.device != "cpu":
         problems.append(
             f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone: give "
             "target.device: cpu, or leave triton_repo out"

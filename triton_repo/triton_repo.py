@@ -115,9 +115,6 @@ class TritonRepo(Stage):
         from triton_repo.generation.layout import write_language_repository
         from triton_repo.layout import served_models
 
-        if self.instances > 1:
-            problem = f"stages.{self.id or self.NAME}.instances: {self.instances} given; a language model has one process"
-            raise InputError(f"{problem}, which answers up to max_batch_size requests at once: leave it out")
         models = served_models(parent, served_on("cpu", generates=True))
         write_language_repository(out / REPOSITORY, models, batch_sizes=context.target.batch_sizes, max_batch_size=self.max_batch_size)
         return self._results(models, lambda model: {**_unmeasured(None), **measure(model, out / REPOSITORY, context, self.concurrency)})

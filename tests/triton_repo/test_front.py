@@ -155,7 +155,7 @@ def test_a_good_message_passes():
         lambda r: r.inputs[0].shape.append(-5),
         lambda r: r.inputs[0].contents.bytes_contents.append(b"ab"),
         lambda r: r.inputs.extend([r.inputs[0]] * 20),
-        lambda r: r.outputs.extend([pb.ModelInferRequest.InferRequestedOutputTensor(name="L")] * 20),
+        lambda r: r.outputs.extend([pb.ModelInferRequest.InferRequestedOutputTensor(name="L")] * 33),
         lambda r: r.ClearField("inputs"),
         lambda r: r.ClearField("raw_input_contents"),
     ],

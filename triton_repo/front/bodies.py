@@ -51,10 +51,10 @@ def read_body(model: str, version: str, body: bytes, json_size: int | None) -> t
     size = len(body) if json_size is None else json_size
     if not 0 < size <= len(body):
         raise Rejected(f"Inference-Header-Content-Length: {size} given, the body has {len(body)} bytes")
-    document = _parsed(body[:size])
-    request, place = pb.ModelInferRequest(model_name=model, model_version=version, id=_text(document.get("id", ""), "id")), size
+    document = parsed(body[:size])
+    request, place = pb.ModelInferRequest(model_name=model, model_version=version, id=text_of(document.get("id", ""), "id")), size
     for entry in _list(document, "inputs"):
-        name, datatype = _text(entry.get("name"), "inputs.name"), _text(entry.get("datatype"), "inputs.datatype")
+        name, datatype = text_of(entry.get("name"), "inputs.name"), text_of(entry.get("datatype"), "inputs.datatype")
         shape = entry.get("shape")
         if not isinstance(shape, list) or any(type(axis) is not int for axis in shape):
             raise Rejected(f"input {name[:64]!r}: shape must be a list of integers")
@@ -62,7 +62,7 @@ def read_body(model: str, version: str, body: bytes, json_size: int | None) -> t
         given = _parameters(entry, {"binary_data_size"}).get("binary_data_size")
         request.inputs.add(name=name, datatype=datatype, shape=shape)
         if given is None:
-            request.raw_input_contents.append(_raw(name, datatype, count, entry.get("data")))
+            request.raw_input_contents.append(raw_values(name, datatype, count, entry.get("data")))
             continue
         if type(given) is not int or not 0 <= given <= len(body) - place:
             raise Rejected(f"input {name}: binary_data_size {str(given)[:32]} given, {len(body) - place} bytes are left")
@@ -72,7 +72,7 @@ def read_body(model: str, version: str, body: bytes, json_size: int | None) -> t
         raise Rejected(f"{len(body) - place} bytes follow the last tensor")
     named = {}
     for entry in _list(document, "outputs") if "outputs" in document else []:
-        name = _text(entry.get("name"), "outputs.name")
+        name = text_of(entry.get("name"), "outputs.name")
         named[name] = _parameters(entry, {"binary_data"}).get("binary_data", False) is True
         request.outputs.add(name=name)
     binary = _parameters(document, {"binary_data_output"}).get("binary_data_output", False) is True
@@ -94,14 +94,15 @@ def write_body(response: Any, wanted: Wanted) -> tuple[bytes, int | None]:
             entry["parameters"] = {"binary_data_size": len(raw)}
             tail.append(raw)
         else:
-            entry["data"] = list(_strings(raw)) if tensor.datatype == "BYTES" else np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
+            entry["data"] = list(strings(raw)) if tensor.datatype == "BYTES" else np.frombuffer(raw, TYPES[tensor.datatype]).tolist()
         outputs.append(entry)
     document = {"model_name": response.model_name, "model_version": response.model_version, "outputs": outputs}
     head = compact({**({"id": response.id} if response.id else {}), **document}).encode("utf-8")
     return head + b"".join(tail), len(head) if tail else None
 
 
-def _parsed(text: bytes) -> dict[str, Any]:
+def parsed(text: bytes) -> dict[str, Any]:
+    """Returns the object of a JSON text, or raises `Rejected`."""
     if len(text) > MAX_JSON_BYTES:
         raise Rejected(f"JSON of {len(text)} bytes; at most {MAX_JSON_BYTES} are allowed: send tensors in the binary part", 413)
     try:
@@ -122,7 +123,8 @@ def _list(document: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
     return entries
 
 
-def _text(value: Any, key: str) -> str:
+def text_of(value: Any, key: str) -> str:
+    """Returns a value that has to be text which UTF-8 can hold, or raises `Rejected`."""
     if not isinstance(value, str):
         raise Rejected(f"{key}: a string is expected")
     try:
@@ -139,7 +141,7 @@ def _parameters(entry: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     return parameters
 
 
-def _raw(name: str, datatype: str, count: int, data: Any) -> bytes:
+def raw_values(name: str, datatype: str, count: int, data: Any) -> bytes:
     """Returns nested lists of values as raw bytes."""
     values = list(_flat(name, data))
     if len(values) != count:
@@ -147,7 +149,7 @@ def _raw(name: str, datatype: str, count: int, data: Any) -> bytes:
     if datatype == "BYTES":
         if not all(isinstance(value, str) for value in values):
             raise Rejected(f"input {name}: BYTES are strings in JSON")
-        texts = [_text(value, f"input {name}").encode("utf-8") for value in values]
+        texts = [text_of(value, f"input {name}").encode("utf-8") for value in values]
         return b"".join(struct.pack("<I", len(text)) + text for text in texts)
     whole = not datatype.startswith("FP")
     allowed: tuple[type, ...] = (bool,) if datatype == "BOOL" else (int,) if whole else (int, float)
@@ -179,7 +181,8 @@ def _flat(name: str, data: Any) -> Iterator[Any]:
             yield value
 
 
-def _strings(raw: bytes) -> Iterator[str]:
+def strings(raw: bytes) -> Iterator[str]:
+    """Yields the texts of a BYTES tensor."""
     place = 0
     while place < len(raw):
         size = struct.unpack_from("<I", raw, place)[0]

@@ -1,4 +1,4 @@
-"""gRPC of the front: inference, health and metadata of the KServe protocol; everything else is refused by name."""
+"""gRPC of the front: inference, whole or streamed, health and metadata of the KServe protocol; everything else is refused by name."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import grpc
-from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
-from triton_repo.front.tensors import check_request
+from triton_repo.front.streams import Streams
+from triton_repo.front.tensors import read_request
 
 SERVICE = "/inference.GRPCInferenceService/"
 INFER = f"{SERVICE}ModelInfer"
 OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 """The methods that clients may call."""
+OPEN_STREAM = "ModelStreamInfer"
+"""And the one that answers in pieces."""
 RECONNECT_MS = 100
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -67,10 +69,13 @@ class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, channel: Any, load: Load) -> None:
         self._open = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
+        self._streams = Streams(channel, load)
 
     def service(self, details: Any) -> Any:
         """Returns the handler of a call; bytes go in and out as they are."""
         method = str(details.method)
+        if method == f"{SERVICE}{OPEN_STREAM}":
+            return grpc.stream_stream_rpc_method_handler(self._streams.forward)
         return grpc.unary_unary_rpc_method_handler(self._open.get(method) or _refusing(method))
 
 
@@ -96,20 +101,14 @@ def _forwarding(channel: Any, method: str, load: Load) -> _Handler:
 def _refusing(method: str) -> _Handler:
     async def refuse(body: bytes, context: Any) -> bytes:
         name = method.rpartition("/")[2][:64]
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not offered here; {', '.join(OPEN)} are")
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not offered here; {', '.join((*OPEN, OPEN_STREAM))} are")
         raise AssertionError("unreachable: abort raises")
 
     return refuse
 
 
 def _checked(body: bytes) -> bytes:
-    try:
-        request = pb.ModelInferRequest.FromString(body)
-    except DecodeError as error:
-        raise Rejected("not a ModelInferRequest") from error
-    request.DiscardUnknownFields()
-    check_request(request)
-    encoded: bytes = request.SerializeToString()
+    encoded: bytes = read_request(body).SerializeToString()
     return encoded
 
 

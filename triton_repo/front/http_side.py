@@ -7,7 +7,7 @@ whole and within limits here, checked, and go on as gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
@@ -17,12 +17,28 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from triton_repo.front.bodies import compact, read_body, write_body
+from triton_repo.front.generation import read_generation, write_generation
 from triton_repo.front.grpc_side import infer_of
-from triton_repo.front.limits import BODY_SECONDS, MAX_CONNECTIONS, MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
+from triton_repo.front.limits import (
+    BODY_SECONDS,
+    MAX_CONNECTIONS,
+    MAX_REQUEST_BYTES,
+    MAX_STREAMS,
+    REQUEST_SECONDS,
+    RESTARTING,
+    STREAM_IDLE_SECONDS,
+    STREAM_SECONDS,
+    TRY_LATER,
+    Load,
+    Places,
+    Rejected,
+)
 from triton_repo.front.tensors import check_model
 
 JSON_SIZE = "Inference-Header-Content-Length"
 METRICS_SECONDS = 10.0
+STATUS_OF_ERRORS = (("triton_grpc_error", "true"),)
+"""Asks Triton to end a stream with the status of an error, which it else only puts into words."""
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -43,6 +59,7 @@ class Paths:
 
     def __init__(self, channel: Any, load: Load) -> None:
         self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer_of(channel), load
+        self._streams = Places(MAX_STREAMS)
 
     def application(self) -> web.Application:
         """Returns the application; every error is a JSON object with the key `error`."""
@@ -54,6 +71,8 @@ class Paths:
             application.router.add_get(model, self.model)
             application.router.add_get(f"{model}/ready", self.model_ready)
             application.router.add_post(f"{model}/infer", self.infer)
+            application.router.add_post(f"{model}/generate", self.generate)
+            application.router.add_post(f"{model}/generate_stream", self.generate_stream)
         return application
 
     async def live(self, request: web.Request) -> web.StreamResponse:
@@ -90,12 +109,11 @@ class Paths:
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """An inference."""
         name, version = _model(request)
-        if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise Rejected("compressed bodies are not accepted; send it without Content-Encoding", 415)
+        _check_encoding(request)
         given = request.headers.get(JSON_SIZE)
         if given is not None and not (given.isascii() and given.isdigit() and len(given) < 12):
             raise Rejected(f"{JSON_SIZE}: a number of bytes is expected")
-        with self._load.hold(min(request.content_length or MAX_REQUEST_BYTES, MAX_REQUEST_BYTES)):
+        with self._load.hold(_size(request)):
             body = await asyncio.wait_for(request.read(), BODY_SECONDS)
             wanted_request, wanted = read_body(name, version, body, None if given is None else int(given))
             answered, size = write_body(await self._infer(wanted_request), wanted)
@@ -103,6 +121,59 @@ class Paths:
         if size is not None:
             headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(size)}
         return web.Response(body=answered, headers=headers)
+
+    async def generate(self, request: web.Request) -> web.StreamResponse:
+        """An answer as one JSON object."""
+        with self._load.hold(_size(request)):
+            described, asked = await self._generation(request, stream=False)
+            answers = [response async for response in self._responses(asked, most=2)]
+        if len(answers) != 1:
+            raise Rejected(f"{len(answers) or 'no'} responses came, or more; use generate_stream for a model that gives more than one")
+        return web.json_response(write_generation(answers[0], described), dumps=compact)
+
+    async def generate_stream(self, request: web.Request) -> web.StreamResponse:
+        """An answer in pieces: server-sent events, each with a JSON object. What fails before the first one has a status of its own."""
+        with self._load.hold(_size(request)):
+            described, asked = await self._generation(request, stream=True)
+            responses = self._responses(asked)
+            first = await anext(responses, None)
+            events = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+            await events.prepare(request)
+            try:
+                if first is not None:
+                    await _send(events, write_generation(first, described))
+                async for response in responses:
+                    await _send(events, write_generation(response, described))
+            except (grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
+                await _send(events, {"error": str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)})
+            finally:
+                await responses.aclose()
+            return events
+
+    async def _generation(self, request: web.Request, *, stream: bool) -> tuple[Any, Any]:
+        """Returns the description of the model, and the checked request."""
+        name, version = _model(request)
+        _check_encoding(request)
+        body = await asyncio.wait_for(request.read(), BODY_SECONDS)
+        described = await self._stub.ModelMetadata(pb.ModelMetadataRequest(name=name, version=version), timeout=REQUEST_SECONDS)
+        return described, read_generation(described, version, body, stream=stream)
+
+    async def _responses(self, asked: Any, most: int | None = None) -> AsyncGenerator[Any]:
+        """Yields the responses to a request, at most `most`; ends the request when it is closed."""
+        with self._streams.open():
+            call = self._stub.ModelStreamInfer(iter([asked]), timeout=STREAM_SECONDS, metadata=STATUS_OF_ERRORS)
+            try:
+                count = 0
+                while count != most:
+                    async with asyncio.timeout(STREAM_IDLE_SECONDS):
+                        message = await call.read()
+                    if message is grpc.aio.EOF:
+                        return
+                    count += 1
+                    if message.infer_response.outputs:  # the last one may be empty
+                        yield message.infer_response
+            finally:
+                call.cancel()
 
 
 def metrics_application(socket: str) -> web.Application:
@@ -120,8 +191,11 @@ def metrics_application(socket: str) -> web.Application:
 
 
 async def listen(application: web.Application, address: str, port: int) -> tuple[web.AppRunner, int]:
-    """Serves an application; more than `MAX_CONNECTIONS` connections are closed at once. Returns the runner, and the port."""
-    runner = web.AppRunner(application, access_log=None, keepalive_timeout=BODY_SECONDS, auto_decompress=False)
+    """Serves an application; returns the runner, and the port.
+
+    More than `MAX_CONNECTIONS` connections are closed at once, and what a client asked that has gone is cancelled.
+    """
+    runner = web.AppRunner(application, access_log=None, keepalive_timeout=BODY_SECONDS, auto_decompress=False, handler_cancellation=True)
     await runner.setup()
     accepting = runner.server
     assert accepting is not None, "set up"
@@ -139,6 +213,21 @@ class _Closing(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Closes it."""
         transport.close()
+
+
+async def _send(events: web.StreamResponse, document: dict[str, Any]) -> None:
+    """Sends an event; a client that does not read it in time is given up."""
+    async with asyncio.timeout(STREAM_IDLE_SECONDS):
+        await events.write(f"data: {compact(document)}\n\n".encode())
+
+
+def _size(request: web.Request) -> int:
+    return min(request.content_length or MAX_REQUEST_BYTES, MAX_REQUEST_BYTES)
+
+
+def _check_encoding(request: web.Request) -> None:
+    if request.headers.get("Content-Encoding", "identity") != "identity":
+        raise Rejected("compressed bodies are not accepted; send it without Content-Encoding", 415)
 
 
 def _model(request: web.Request) -> tuple[str, str]:
@@ -161,7 +250,7 @@ async def _errors(request: web.Request, handler: _Answer) -> web.StreamResponse:
         status, message = error.status, f"{request.method} of this path is not offered here; inference, health and metadata are"
     except grpc.aio.AioRpcError as error:
         status, message = _STATUS.get(error.code(), 500), str(error.details())
-        if status == 503:
+        if status == 503 and not message.endswith(TRY_LATER):
             message = RESTARTING
     except TimeoutError:
         status, message = 408, "the request did not arrive in time"

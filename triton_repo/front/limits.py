@@ -16,11 +16,19 @@ MAX_BYTES_UNDER_WAY = 512 * 2**20
 """Bytes of all requests that are being answered."""
 MAX_CONNECTIONS = 1024
 """Open HTTP connections."""
-MAX_TENSORS, MAX_AXES, MAX_ELEMENTS = 16, 8, 2**22
+MAX_TENSORS, MAX_AXES, MAX_ELEMENTS = 32, 8, 2**22
 BODY_SECONDS = 60.0
 """Time for a client to send its request."""
 REQUEST_SECONDS = 120.0
 """Time for Triton to answer."""
+STREAM_SECONDS = 3600.0
+"""Longest life of a stream; an answer that is streamed may take longer than one that comes whole."""
+STREAM_IDLE_SECONDS = 300.0
+"""Time after which a stream ends in which nothing came or went: its client asks nothing, does not read, or the model does not answer."""
+MAX_STREAMS, MAX_STREAM_REQUESTS = 256, 256
+"""Open streams, and requests that are being answered in one of them."""
+TRY_LATER = "try again later"
+"""How the line of a model ends that has too much to do."""
 RESTARTING = "the model server is not there; it is started again, try again in some seconds"
 """What clients are told while Triton is started again."""
 
@@ -58,3 +66,26 @@ class Load:
             yield
         finally:
             self.held -= size
+
+
+@dataclass
+class Places:
+    """Places of which each stream takes one."""
+
+    most: int
+    taken: int = 0
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Takes a place.
+
+        Raises:
+            Rejected: All are taken.
+        """
+        if self.taken >= self.most:
+            raise Rejected(f"{self.taken} streams are open, the most allowed; {TRY_LATER}", 503)
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1

@@ -14,6 +14,8 @@ import struct
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
+from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front.limits import MAX_AXES, MAX_ELEMENTS, MAX_TENSORS, Rejected
 
@@ -45,6 +47,21 @@ _CONTENTS = {
 """The field of `InferTensorContents` for each type."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[0-9]{0,18}")
+
+
+def read_request(body: bytes) -> Any:
+    """Returns the checked `ModelInferRequest` of a message.
+
+    Raises:
+        Rejected: It is none, or a part of it is wrong.
+    """
+    try:
+        request = pb.ModelInferRequest.FromString(body)
+    except DecodeError as error:
+        raise Rejected("not a ModelInferRequest") from error
+    request.DiscardUnknownFields()
+    check_request(request)
+    return request
 
 
 def check_request(request: Any) -> None:

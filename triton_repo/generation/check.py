@@ -47,8 +47,8 @@ def measure(model: Served, repository: Path, context: Context, concurrency: Sequ
         compared = compare(model.name, expected, found)
         latency = [client.load(server.grpc_address, model.name, prompts, expected.shape[1], count) for count in concurrency]
     context.progress.log(
-        f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of the "
-        f"engine, first token after {latency[0]['first_token_ms']['p50']:.1f} ms, {latency[-1]['tokens_per_s']:.1f} tokens/s over "
+        f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of "
+        f"the engine, first token after {latency[0]['first_token_ms']['p50']:.1f} ms, {latency[-1]['tokens_per_s']:.1f} tokens/s over "
         f"{latency[-1]['concurrency']}"
     )
     return {"n": compared["decisions"], "disagreements": compared["disagreements"], "tokens": compared, "latency": latency}

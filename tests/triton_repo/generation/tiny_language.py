@@ -35,7 +35,7 @@ _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny-language-")
 
 def tokenizer() -> PreTrainedTokenizerFast:
     """Tokens of single bytes: printable ASCII, and bytes of which two or three make a letter, so that answers break letters apart."""
-    alphabet = {byte: letter for byte, letter in zip(range(256), _alphabet(), strict=True)}
+    alphabet = dict(enumerate(_alphabet()))
     chosen = [*range(32, 127), 0xC3, 0xE2, *range(0x80, 0xBC)]
     words = [*SPECIAL, *(alphabet[byte] for byte in chosen)][:VOCABULARY]
     assert len(words) == VOCABULARY, len(words)

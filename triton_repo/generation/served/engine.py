@@ -21,6 +21,8 @@ from .asked import Refused
 PERIOD_SECONDS = 0.25
 """Time between two looks at the clients; each costs a message to the server."""
 STOP_SECONDS = 30.0
+TRY_LATER = "try again later"
+"""How the refusal ends that is not the fault of a request; the front of the server looks for it."""
 NO_TOKEN = 2**31 - 1
 """An id that no token has."""
 
@@ -58,7 +60,7 @@ class Engine(ABC):
             if self._closing:
                 raise Refused("the model is being unloaded")
             if len(self._waiting) >= self._max_waiting + max(0, self._room - self.running):
-                raise Refused(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; try again later")
+                raise Refused(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; {TRY_LATER}")
             self._waiting.append(answer)
             self._changed.notify()
 
