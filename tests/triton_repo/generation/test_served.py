@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import json
 import queue
@@ -10,12 +9,10 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
-import psutil
 import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc import service_pb2 as pb
@@ -35,7 +32,9 @@ PAGED, STATEFUL = "llama-fp32", "mistral-fp32"
 KINDS = {PAGED: "llama", STATEFUL: "mistral"}
 WAITING = 3
 RUNNING = 8
-LONG = {"max_tokens": 230, "ignore_eos": True}
+CONTEXT = 30_000
+LONG = {"ids": [5, 6, 7], "max_tokens": 25_000, "ignore_eos": True}
+"""An answer that takes longer than any test waits."""
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +47,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         path = root / "repository" / name / "config.pbtxt"
         config = from_text(path.read_text())
         config.parameters["max_waiting"].string_value = str(WAITING)
+        config.parameters["context"].string_value = str(CONTEXT)
         path.write_text(to_text(config))
     with Service(root / "repository", environment.check(), root / "log") as started:
         yield started
@@ -111,7 +111,7 @@ def test_what_ends_an_answer(running: Service, model: str) -> None:
     ended = pieces(running, model, ids=prompt, max_tokens=40, ignore_eos=True, stop=[stop, "never there"])
     assert text(ended) == letters[: letters.index(stop)]
     assert ended[-1].finish_reason == "stop"
-    assert pieces(running, model, ids=prompt, timeout_seconds=0.001, **LONG)[-1].finish_reason == "timeout"
+    assert pieces(running, model, timeout_seconds=1.0, **LONG)[-1].finish_reason == "timeout"
     assert sum(piece.completion_tokens or 0 for piece in pieces(running, model, ids=prompt)) <= 128
 
 
@@ -144,22 +144,22 @@ def test_chat_and_text(running: Service, model: str) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "nothing": ({}, "no prompt given; give one of TEXT, MESSAGES and INPUT_IDS"),
+    "nothing": ({"max_tokens": 3}, "no prompt given; give one of TEXT, MESSAGES and INPUT_IDS"),
     "two": ({"text": "a", "ids": [5]}, "TEXT and INPUT_IDS given"),
     "empty": ({"text": ""}, "has no token"),
     "no ids": ({"ids": []}, "0 ids given"),
     "unknown id": ({"ids": [5, 160]}, "160 given; 0 to 159 is allowed"),
     "negative id": ({"ids": [-1]}, "-1 given"),
-    "too long": ({"ids": [5] * 257}, "257 ids given; 1 to 256 are allowed"),
-    "no room": ({"ids": [5] * 256}, "the prompt has 256 tokens; 255 are allowed"),
-    "context": ({"ids": [5] * 200, "max_tokens": 57}, "MAX_TOKENS up to 56 is allowed"),
-    "long text": ({"text": "a" * 10_000}, "10000 bytes given; at most 8192"),
+    "too long": ({"ids": [5] * 30_001}, "30001 ids given; 1 to 30000 are allowed"),
+    "no room": ({"ids": [5] * 30_000}, "the prompt has 30000 tokens; 29999 are allowed"),
+    "context": ({"ids": [5] * 200, "max_tokens": 29_801}, "MAX_TOKENS up to 29800 is allowed"),
+    "long text": ({"text": "a" * 1_000_000}, "1000000 bytes given; at most 960000"),
     "tokens": ({"text": "a", "max_tokens": 0}, "MAX_TOKENS: 0 given"),
     "temperature": ({"text": "a", "temperature": float("nan")}, "TEMPERATURE: nan given"),
     "top p": ({"text": "a", "temperature": 1, "top_p": 0}, "TOP_P: 0 given"),
     "idle": ({"text": "a", "top_k": 3}, "TOP_K given without TEMPERATURE"),
     "stop": ({"text": "a", "stop": [""]}, "STOP: at most 16 texts of 1 to 256 letters"),
-    "beams": ({"text": "a", "beams": 2}, "STREAM false"),
+    "beams": ({"text": "a", "beams": 65}, "BEAMS: 65 given; 1 to 64 is allowed"),
     "answers": ({"text": "a", "answers": 2}, "give at least as many BEAMS"),
     "chat ids": ({"ids": [5], "chat": True}, "take no chat template"),
     "messages": ({"messages": [{"role": "user"}]}, "message 0 is none"),
@@ -171,13 +171,19 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_wrong_requests_are_refused_and_disturb_nobody(running: Service, model: str) -> None:
     prompt = tiny.prompts((9,))[0]
     with ThreadPoolExecutor(1) as pool:
-        beside = pool.submit(lambda: tokens(pieces(running, model, ids=prompt, **LONG)))
+        beside = pool.submit(pieces, running, model, ids=prompt, max_tokens=230, ignore_eos=True)
         for asked, line in REFUSED.values():
             for _ in range(4):
                 with pytest.raises(RequestError) as caught:
                     pieces(running, model, **asked)
-                assert line in str(caught.value) or "beams" in asked, str(caught.value)
-        assert beside.result() == tiny.greedy(KINDS[model], prompt, 230)
+                assert line in str(caught.value)
+        assert tokens(beside.result()) == tiny.greedy(KINDS[model], prompt, 230)
+
+
+@pytest.mark.parametrize(("model", "line"), [(PAGED, "needs STREAM false"), (STATEFUL, "does not search")])
+def test_a_search_is_not_streamed(running: Service, model: str, line: str) -> None:
+    with pytest.raises(RequestError, match=line):
+        pieces(running, model, text="a", beams=2)
 
 
 def test_what_triton_itself_refuses_disturbs_nobody(running: Service) -> None:
@@ -195,44 +201,79 @@ def test_what_triton_itself_refuses_disturbs_nobody(running: Service) -> None:
     assert len(tokens(pieces(running, PAGED, ids=[5], max_tokens=5, ignore_eos=True))) == 5
 
 
-def full(running: Service, model: str) -> tuple[Any, list[LanguageClient], list[Any]]:
-    """Fills the places and the queue of a model with answers that are not read to their end."""
-    count = (RUNNING if model == PAGED else 1) + WAITING
-    clients = [LanguageClient(running.grpc_address, model, seconds=60) for _ in range(count)]
-    return count, clients, [client.stream(ids=[5, 6, 7], **LONG) for client in clients]
+class Begun:
+    """Long answers that have begun, or wait; a context manager that leaves them."""
 
+    def __init__(self, running: Service, model: str, count: int) -> None:
+        self._clients = [LanguageClient(running.grpc_address, model, seconds=60) for _ in range(count)]
+        self._answers = [client.stream(**LONG) for client in self._clients]
+        self._pool = ThreadPoolExecutor(count)
 
-def slowed(model: Any) -> None:
-    """Nothing: tiny models are quick, so tests below count on many tokens and read none."""
+    def __enter__(self) -> list[Any]:
+        self._first = [self._pool.submit(next, answer) for answer in self._answers]
+        return self._first
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients:
+            client._client.stop_stream(cancel_requests=True)
+        self._pool.shutdown(wait=True)
+        for client in self._clients:
+            client.__exit__(None, None, None)
 
 
 @pytest.mark.parametrize("model", KINDS)
-def test_a_cancelled_answer_makes_room_within_a_second(running: Service, model: str) -> None:
-    """An answer of a stopped model process stands still; once it goes on, it must be gone though most of it is not generated."""
-    with LanguageClient(running.grpc_address, model) as client:
-        answer = client.stream(ids=[5, 6, 7], **LONG)
-        next(answer)
-        answer.close()
-    before = time.monotonic()
-    assert pieces(running, model, ids=[5], max_tokens=1)[-1].finish_reason
-    assert time.monotonic() - before < 60  # that it ends at all; the time itself is looked at in test_engine
+def test_a_full_queue_refuses_and_whoever_leaves_makes_room(running: Service, model: str) -> None:
+    room = (RUNNING if model == PAGED else 1) + WAITING
+    with Begun(running, model, room) as first:
+        until(lambda: sum(one.done() for one in first) >= room - WAITING and refuses(running, model))
+        for _ in range(4):
+            with pytest.raises(RequestError, match=f"{room - WAITING} requests are being answered and {WAITING} wait, the most allowed"):
+                pieces(running, model, ids=[5], max_tokens=1)
+        status, _, answer = post(running, f"/v2/models/{model}/generate", {"TEXT": "a"})
+        assert status == 503
+        assert "the most allowed; try again later" in json.loads(answer.read())["error"]
+    until(lambda: at_once(running, model))
 
 
-def stub(running: Service, model: str) -> psutil.Process:
-    """The process of a model."""
-    assert running._triton is not None
-    assert running._triton._process is not None
-    below = psutil.Process(running._triton._process.pid).children(recursive=True)
-    return next(one for one in below if "backend_stub" in one.name() and any(f"/{model}/" in word for word in one.cmdline()))
-
-
-@contextlib.contextmanager
-def standing_still(process: psutil.Process) -> Iterator[None]:
-    process.suspend()
+def refuses(running: Service, model: str) -> bool:
+    """Whether the queue of a model is full; a request that it takes gives up soon."""
     try:
-        yield
-    finally:
-        process.resume()
+        return not pieces(running, model, ids=[5], max_tokens=1, timeout_seconds=0.5)
+    except RequestError as error:
+        if "try again later" not in str(error):
+            raise
+        return True
+
+
+def at_once(running: Service, model: str) -> bool:
+    """Whether a model answers at once."""
+    try:
+        return pieces(running, model, ids=[5], max_tokens=1, timeout_seconds=0.5)[-1].finish_reason in ("length", "stop")
+    except RequestError as error:
+        if "try again later" not in str(error):
+            raise
+        return False
+
+
+def until(there: Any, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_readers_of_events_that_leave_make_room(running: Service, model: str) -> None:
+    room = (RUNNING if model == PAGED else 1) + WAITING
+    connections = []
+    for _ in range(room):
+        connections.append(http.client.HTTPConnection(running.http_address, timeout=60))
+        document = {"INPUT_IDS": LONG["ids"], "MAX_TOKENS": LONG["max_tokens"], "IGNORE_EOS": True}
+        connections[-1].request("POST", f"/v2/models/{model}/generate_stream", json.dumps(document))
+    until(lambda: refuses(running, model))
+    for connection in connections:
+        connection.close()
+    until(lambda: at_once(running, model))
 
 
 def test_a_client_that_does_not_read_disturbs_nobody(running: Service) -> None:
@@ -257,44 +298,14 @@ def test_a_client_that_does_not_read_disturbs_nobody(running: Service) -> None:
     responses = call(requests())
     try:
         for _ in range(3):
-            deadline = time.monotonic() + 60
-            while True:  # the queue is full of what the other asked, until it is answered
-                try:
-                    found = tokens(pieces(running, PAGED, ids=prompt, max_tokens=40, ignore_eos=True))
-                    break
-                except RequestError as error:
-                    assert "try again later" in str(error)
-                    assert time.monotonic() < deadline
-                    time.sleep(0.1)
-            assert found == tiny.greedy("llama", prompt, 40)
+            until(lambda: at_once(running, PAGED))
+            assert tokens(pieces(running, PAGED, ids=prompt, max_tokens=40, ignore_eos=True)) == tiny.greedy("llama", prompt, 40)
         first = next(responses)
         assert first.infer_response.id == "mine" or "try again later" in first.error_message
     finally:
         leave.set()
         responses.cancel()
         channel.close()
-
-
-@pytest.mark.parametrize("model", KINDS)
-def test_a_full_queue_refuses(running: Service, model: str) -> None:
-    count = 3 * (RUNNING + WAITING)
-
-    def ask(_: int) -> str:
-        try:
-            return str(pieces(running, model, ids=[5, 6, 7], **LONG)[-1].finish_reason)
-        except RequestError as error:
-            return str(error)
-
-    with standing_still(stub(running, model)), ThreadPoolExecutor(count) as pool:
-        asked = [pool.submit(ask, number) for number in range(count)]
-        time.sleep(2)  # all have arrived
-        stub(running, model).resume()
-        told = [one.result() for one in asked]
-    refused = [line for line in told if "the most allowed; try again later" in line]
-    assert len(refused) + told.count("length") == count
-    assert refused
-    assert told.count("length") >= 1 + WAITING
-    assert pieces(running, model, ids=[5], max_tokens=1)
 
 
 def post(running: Service, path: str, document: Any) -> tuple[int, str, http.client.HTTPResponse]:
@@ -353,20 +364,3 @@ def test_a_body_for_no_model(running: Service) -> None:
     status, _, answer = post(running, "/v2/models/none/generate", {"TEXT": "a"})
     assert status in (400, 404)
     assert "none" in json.loads(answer.read())["error"]
-
-
-def test_a_reader_of_events_that_leaves_is_noticed(running: Service) -> None:
-    """Both leave: one before its first event, one after it. The queue is empty again soon."""
-    process = stub(running, STATEFUL)
-    with standing_still(process):
-        connections = []
-        for _ in range(1 + WAITING):
-            connection = http.client.HTTPConnection(running.http_address, timeout=60)
-            connection.request("POST", f"/v2/models/{STATEFUL}/generate_stream", json.dumps({"INPUT_IDS": [5], "MAX_TOKENS": 250}))
-            connections.append(connection)
-        time.sleep(1)
-        for connection in connections:
-            connection.close()
-        time.sleep(1)
-    prompt = tiny.prompts((9,))[0]
-    assert tokens(pieces(running, STATEFUL, ids=prompt, max_tokens=10, ignore_eos=True)) == tiny.greedy("mistral", prompt, 10)

@@ -21,6 +21,8 @@ from .asked import Asked
 from .pieces import Pieces
 
 STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
+WRONG, BUSY, FAILED = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"
+"""Codes of errors, in Triton's words: the request is wrong, there is no room for it, the model failed."""
 
 
 class Client(Protocol):
@@ -33,8 +35,8 @@ class Client(Protocol):
     def send(self, outputs: dict[str, Any], *, last: bool) -> None:
         """Sends a response."""
 
-    def refuse(self, line: str, *, of_client: bool = True) -> None:
-        """Ends the answer with an error; `of_client`: the request was wrong."""
+    def refuse(self, line: str, code: str) -> None:
+        """Ends the answer with an error."""
 
 
 class Answer:
@@ -75,7 +77,7 @@ class Answer:
             self._tokens.append(token)
             self._text.append(self._pieces.add([token]))
             self._count += 1
-            if self._pieces.stopped:
+            if self._pieces.stopped or token in self.asked.stop_tokens:
                 reason = STOP
                 break
         if reason is not None:
@@ -92,7 +94,7 @@ class Answer:
     def fail(self, line: str) -> None:
         """Ends the answer with an error that is not the client's."""
         self.ended = True
-        self.client.refuse(line, of_client=False)
+        self.client.refuse(line, FAILED)
 
     def give(self, found: Sequence[tuple[Sequence[int], str]]) -> None:
         """Sends the answers of a search, best first: token ids and reason of each."""

@@ -31,6 +31,10 @@ class Refused(ValueError):
     """A request that cannot be answered; a one-line message."""
 
 
+class Busy(Refused):
+    """A request that cannot be answered now."""
+
+
 @dataclass(frozen=True)
 class Field:
     """An optional input of one element."""
@@ -151,8 +155,10 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
     if values["BEAMS"] > 1:
         if not limits.beams:
             raise Refused(f"BEAMS: {values['BEAMS']} given; this model answers one request at a time and does not search: leave it out")
-        if values["STREAM"] or values["TEMPERATURE"] > 0 or STOP in inputs:
-            raise Refused(f"BEAMS: {values['BEAMS']} given; a search needs STREAM false, and takes neither TEMPERATURE nor {STOP}")
+        if values["STREAM"] or values["TEMPERATURE"] > 0 or STOP in inputs or STOP_TOKENS in inputs:
+            raise Refused(
+                f"BEAMS: {values['BEAMS']} given; a search needs STREAM false, and takes neither TEMPERATURE, {STOP} nor {STOP_TOKENS}"
+            )
     if values["ANSWERS"] > values["BEAMS"]:
         raise Refused(f"ANSWERS: {values['ANSWERS']} given with {values['BEAMS']} beams; give at least as many BEAMS")
 

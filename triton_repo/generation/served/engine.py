@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from .answer import CANCELLED, Answer
-from .asked import Refused
+from .asked import Busy, Refused
 
 PERIOD_SECONDS = 0.25
 """Time between two looks at the clients; each costs a message to the server."""
@@ -52,7 +52,8 @@ class Engine(ABC):
         """Puts an answer into the queue.
 
         Raises:
-            Refused: The queue is full, or the engine has failed for good.
+            Busy: The queue is full.
+            Refused: The engine has failed for good, or is being closed.
         """
         with self._changed:
             if self._broken is not None:
@@ -60,7 +61,7 @@ class Engine(ABC):
             if self._closing:
                 raise Refused("the model is being unloaded")
             if len(self._waiting) >= self._max_waiting + max(0, self._room - self.running):
-                raise Refused(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; {TRY_LATER}")
+                raise Busy(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; {TRY_LATER}")
             self._waiting.append(answer)
             self._changed.notify()
 
@@ -162,10 +163,10 @@ def generation_config(answer: Answer, of_model: Any) -> Any:
     asked, config = answer.asked, openvino_genai.GenerationConfig()
     values = asked.values
     config.max_new_tokens, config.ignore_eos = values["MAX_TOKENS"], values["IGNORE_EOS"]
-    known = () if values["IGNORE_EOS"] else (*of_model.stop_token_ids, of_model.eos_token_id)
-    config.stop_token_ids = {*asked.stop_tokens, *(token for token in known if token >= 0)}
+    # stop tokens of the request are looked for in `Answer`: GenAI passes them over where it ignores the end token
+    config.stop_token_ids = {token for token in of_model.stop_token_ids if token >= 0}
     # without an end token GenAI takes that of the tokenizer, and fails where it has none
-    config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 or values["IGNORE_EOS"] else of_model.eos_token_id)
+    config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = values["REPETITION_PENALTY"]
     config.presence_penalty, config.frequency_penalty = values["PRESENCE_PENALTY"], values["FREQUENCY_PENALTY"]
     config.do_sample = asked.samples

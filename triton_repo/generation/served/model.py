@@ -17,8 +17,8 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import openvino_genai
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-from .answer import Answer, tensors
-from .asked import Limits, Refused, read
+from .answer import BUSY, FAILED, WRONG, Answer, tensors
+from .asked import Busy, Limits, Refused, read
 from .engine import Engine
 from .paged import Paged
 from .stateful import Stateful
@@ -61,9 +61,9 @@ class TritonPythonModel:
                 asked = read({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, self.limits, self.tokenizer)
                 self.engine.submit(Answer(asked, client, self.tokenizer.decode, self.held))
             except Refused as error:
-                client.refuse(str(error))
+                client.refuse(str(error), BUSY if isinstance(error, Busy) else WRONG)
             except Exception as error:  # whatever happens with one request, the others go on
-                client.refuse(f"{type(error).__name__}: {error}", of_client=False)
+                client.refuse(f"{type(error).__name__}: {error}", FAILED)
 
     def finalize(self) -> None:
         """Ends the thread."""
@@ -86,10 +86,9 @@ class _Client:
         made = [pb_utils.Tensor(name, value) for name, value in tensors(outputs).items()]
         self._sender.send(pb_utils.InferenceResponse(made), **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
 
-    def refuse(self, line: str, *, of_client: bool = True) -> None:
+    def refuse(self, line: str, code: str) -> None:
         """Sends an error, the last response."""
-        code = pb_utils.TritonError.INVALID_ARG if of_client else pb_utils.TritonError.INTERNAL
-        error = pb_utils.TritonError(" ".join(line.split())[:500], code)
+        error = pb_utils.TritonError(" ".join(line.split())[:500], getattr(pb_utils.TritonError, code))
         self._sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 
