@@ -432,7 +432,9 @@ def _check_task(recipe: Recipe) -> list[str]:
     if recipe.model.head == "new":
         problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
-    for stage, key in ((stage, key) for stage in served for key in ("instances", "max_queue_delay_us") if key in stage.model_fields_set):
+    for stage, key in ((stage, key) for stage in served for key in ("instances", "max_queue_delay_us")):
+        if getattr(stage, key) == TritonRepo.model_fields[key].default:  # what the resolved recipe of a run holds
+            continue
         given = f"stages.{stage.id}.{key}: {getattr(stage, key)} given"
         problems.append(f"{given}; a language model has one process, which answers max_batch_size requests at once: leave it out")
     if served and recipe.target.device != "cpu":

@@ -90,7 +90,7 @@ def template(task: str, file: str) -> str:
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
     values["drop"] = DROPS[primary(task).relative]
     values["engines"] = GENERATING if generates else SCORING
-    values["speedup"], values["triton"] = ("2.0", "") if generates else ("3.0", TRITON)
+    values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     body = IMAGE_MODEL if row.modality == "image" else GENERATION_MODEL if generates else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
 

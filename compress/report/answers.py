@@ -38,7 +38,9 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
                         "metrics": entry["metrics"],
                         "prompt_tokens": generation["prompt_tokens"],
                         "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
-                        "speeds": [{key: value for key, value in row.items() if key not in ("variant", *what)} for row in speeds],
+                        "speeds": [
+                            {key: value for key, value in row.items() if key not in ("variant", "cache_precision", *what)} for row in speeds
+                        ],
                     }
                 )
     return found

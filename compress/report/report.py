@@ -149,8 +149,10 @@ def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: di
             reason = (entry or {}).get("reason") or ("this variant was not exported" if build is None else "this engine was not built")
             cells[engine] = {"value": None, "reason": reason}
     if "triton" not in cells:
+        streams = [model for model in evaluations.served(run) if model["variant"] == name and model.get("tokens")]
         has_repository = run.of_kind("model_repository") is not None
         reason = "this variant is not in the model repository" if has_repository else "the recipe has no triton_repo stage"
+        reason = "the server streams answers, which are compared token by token: see Answers" if streams else reason
         cells["triton"] = {"value": None, "reason": reason}
     return cells
 

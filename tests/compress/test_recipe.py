@@ -128,7 +128,7 @@ MALFORMED_GENERATION = [
         "engines to serve",
         "  - export: {}",
         "  - export: {}\n  - triton_repo: {}",
-        ["triton_repo given", "needs a KV cache", "leave triton_repo out"],
+        ["on the CPU triton_repo serves text-generation with openvino_genai", "add it, or leave triton_repo out"],
     ),
     (
         "vocabulary below the bytes",
@@ -248,3 +248,18 @@ def test_engines_that_answer_prompts_say_what_they_cannot_have(task: str, stages
     with pytest.raises(InputError) as raised:
         check({**raw, "stages": [*stages, {"export": {}}]})
     assert any(words in problem for problem in raised.value.problems)
+
+
+def test_a_language_model_is_served_by_one_process() -> None:
+    raw = {
+        "name": "a",
+        "model": {"path": "x/y", "task": "text-generation"},
+        "data": {"path": "x/z"},
+        "target": {"engines": ["openvino_genai"]},
+    }
+    recipe = check({**raw, "stages": [{"export": {}}, {"triton_repo": {}}]})
+    assert check(dump(recipe)) == recipe  # the resolved recipe holds the defaults
+    with pytest.raises(InputError, match=r"stages\.triton_repo\.instances: 2 given; a language model has one process"):
+        check({**raw, "stages": [{"export": {}}, {"triton_repo": {"instances": 2}}]})
+    with pytest.raises(InputError, match="on the CPU triton_repo serves text-generation with openvino_genai"):
+        check({**raw, "target": {"engines": ["onnxruntime"]}, "stages": [{"export": {}}, {"triton_repo": {}}]})

@@ -303,7 +303,6 @@ def test_grpc_goes_through_and_the_rest_does_not(front):
             (lambda: stub.RepositoryIndex(pb.RepositoryIndexRequest()), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: stub.LogSettings(pb.LogSettingsRequest()), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: stub.SystemSharedMemoryRegister(pb.SystemSharedMemoryRegisterRequest()), grpc.StatusCode.PERMISSION_DENIED),
-            (lambda: next(stub.ModelStreamInfer(iter([good()]))), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff" * 100), grpc.StatusCode.INVALID_ARGUMENT),
             (lambda: channel.unary_unary("/x/Y")(b""), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: stub.ModelInfer(good(model_name="..")), grpc.StatusCode.NOT_FOUND),

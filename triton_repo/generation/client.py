@@ -178,6 +178,17 @@ class Samples:
         self.whole.append(moments[-1][0] - started)
         self.tokens += sum(count for _, count in came)
 
+    def figures(self, seconds: float) -> dict[str, Any]:
+        """Returns times and rates of a measurement that took so many seconds."""
+        return {
+            **{f"{key}_ms": value for key, value in quantiles(self.whole).items()},
+            "first_token_ms": quantiles(self.first),
+            "token_ms": quantiles(self.between),
+            "tokens_per_s": round(self.tokens / seconds, 2),
+            "throughput_per_s": round(len(self.whole) / seconds, 2),
+            "n": len(self.whole),
+        }
+
 
 def load(
     address: str,
@@ -229,17 +240,7 @@ def load(
         for future in [pool.submit(work) for _ in range(concurrency)]:
             future.result()
     spent = time.perf_counter() - begun
-    return {
-        "concurrency": concurrency,
-        **{f"{key}_ms": value for key, value in quantiles(samples.whole).items()},
-        "first_token_ms": quantiles(samples.first),
-        "token_ms": quantiles(samples.between),
-        "tokens_per_s": round(samples.tokens / spent, 2),
-        "throughput_per_s": round(len(samples.whole) / spent, 2),
-        "prompt_tokens": prompts.shape[1],
-        "answer_tokens": tokens,
-        "n": len(samples.whole),
-    }
+    return {"concurrency": concurrency, **samples.figures(spent), "prompt_tokens": prompts.shape[1], "answer_tokens": tokens}
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:

@@ -23,6 +23,25 @@ def generation(report: Report) -> View | None:
         "agreement": [_agreement(variant, engine) for variant, engine in engines],
         "loads": [_load(engines, length) for length in lengths],
         "bandwidth": _rate(report.get("bandwidth_bytes_per_s")),
+        "served": [_served(model) for model in report["triton"].get("models") or () if model.get("tokens")],
+    }
+
+
+def _served(model: Report) -> View:
+    """Returns the answers of one model in Triton: how many are those of the engine, and how fast they come."""
+    tokens = model["tokens"]
+    return {
+        "model": model.get("model"),
+        "identical": f"{tokens['identical']} of {tokens['prompts']} answers of {tokens['tokens']} tokens are those of the engine",
+        "rows": [
+            {
+                "concurrency": row["concurrency"],
+                "first": _times(row["first_token_ms"]),
+                "token": _times(row["token_ms"]),
+                "rate": f"{row['tokens_per_s']:.1f}",
+            }
+            for row in model.get("latency") or ()
+        ],
     }
 
 

@@ -25,7 +25,11 @@ def report(*speeds: dict[str, Any]) -> dict[str, Any]:
         "agreement": {"baseline": compared, "torch": {**compared, "equal_share": 1.0, "first_other": None}},
         "speeds": list(speeds),
     }
-    return {"variants": [{"id": "baseline"}, {"id": "quantize", "answers": [engine]}], "bandwidth_bytes_per_s": 4e10}
+    times = {"p50": 1.0, "p90": 2.0, "p99": None}
+    row = {"concurrency": 4, "first_token_ms": times, "token_ms": times, "tokens_per_s": 250.0}
+    models = [{"model": "quantize-int8", "tokens": {"identical": 7, "prompts": 8, "tokens": 64}, "latency": [row]}, {"model": "other"}]
+    variants = [{"id": "baseline"}, {"id": "quantize", "answers": [engine]}]
+    return {"variants": variants, "bandwidth_bytes_per_s": 4e10, "triton": {"models": models}}
 
 
 def test_a_run_without_answers_has_no_section() -> None:
@@ -48,6 +52,9 @@ def test_agreement_and_speeds_stand_in_tables_and_charts() -> None:
     assert [point.point.y for point in short["wide"].marks] == [0.9]
     [line] = short["throughput"].lines
     assert len(line.points) == 2
+    [served] = found["served"]
+    assert served["identical"] == "7 of 8 answers of 64 tokens are those of the engine"
+    assert served["rows"] == [{"concurrency": 4, "first": ["1.00", "2.00", ""], "token": ["1.00", "2.00", ""], "rate": "250.0"}]
 
 
 def test_what_was_not_timed_stands_in_the_table_of_agreement_alone() -> None:

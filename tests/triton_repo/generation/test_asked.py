@@ -1,0 +1,115 @@
+"""What a client asks of a language model: every wrong input is one line that names it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from triton_repo.generation.served.asked import DEFAULT_TOKENS, FIELDS, Limits, Refused, read
+
+LIMITS = Limits(context=64, vocabulary=100, seconds=30.0, chat=True, beams=True)
+
+
+class Encoded:
+    def __init__(self, ids: list[int]) -> None:
+        self.input_ids = type("Ids", (), {"data": np.array([ids])})
+
+
+class Letters:
+    """A tokenizer of bytes, with a chat template."""
+
+    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
+        return Encoded([1] * add_special_tokens + [one % 100 for one in text.encode()])
+
+    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+        return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<a>" * add_generation_prompt
+
+
+def texts(*values: str | bytes) -> np.ndarray:
+    return np.array([value if isinstance(value, bytes) else value.encode() for value in values], np.object_)
+
+
+def asked(limits: Limits = LIMITS, **inputs: Any) -> Any:
+    return read({name: np.asarray(value) for name, value in inputs.items()}, limits, Letters())
+
+
+def test_a_text_gets_the_most_likely_tokens_by_default() -> None:
+    found = asked(TEXT=texts("abc"))
+    assert found.prompt.tolist() == [1, 97, 98, 99]
+    assert found.values["MAX_TOKENS"] == min(DEFAULT_TOKENS, 60)
+    assert not found.samples
+    assert found.values["TIMEOUT_SECONDS"] == 30
+
+
+def test_conversations_go_through_the_chat_template_alone() -> None:
+    messages = [{"role": "s", "content": "x"}, {"role": "u", "content": "y"}]
+    expected = [one % 100 for one in b"<s>x<u>y<a>"]
+    assert asked(MESSAGES=texts(json.dumps(messages))).prompt.tolist() == expected
+    assert asked(TEXT=texts(json.dumps(messages))).prompt.tolist() != expected  # JSON of a user is text
+    assert asked(TEXT=texts("y"), CHAT=[True]).prompt.tolist() == [one % 100 for one in b"<user>y<a>"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({}, "no prompt given"),
+        ({"TEXT": texts("a"), "INPUT_IDS": [1]}, "TEXT and INPUT_IDS given; give one of"),
+        ({"TEXT": texts("a", "b")}, "TEXT: 2 texts given"),
+        ({"TEXT": texts("")}, None),
+        ({"INPUT_IDS": np.zeros(0, np.int64)}, "INPUT_IDS: 0 ids given; 1 to 64 are allowed"),
+        ({"INPUT_IDS": [100]}, "INPUT_IDS"),
+        ({"INPUT_IDS": [-1]}, "INPUT_IDS"),
+        ({"INPUT_IDS": [1], "CHAT": [True]}, "token ids take no chat template"),
+        ({"TEXT": texts(b"\xff")}, "TEXT: not UTF-8 text (byte 0)"),
+        ({"TEXT": texts("a\0b")}, "TEXT: holds a zero character"),
+        ({"TEXT": texts("a" * 64)}, "63 are allowed, one less than the context"),
+        ({"TEXT": texts("a" * 10_000)}, "TEXT: 10000 bytes given"),
+        ({"TEXT": texts("a"), "MAX_TOKENS": [63]}, "MAX_TOKENS up to 62 is allowed"),
+        ({"TEXT": texts("a"), "MAX_TOKENS": [0]}, "MAX_TOKENS: 0 given"),
+        ({"TEXT": texts("a"), "MAX_TOKENS": [1, 2]}, "MAX_TOKENS: 2 values given; one is allowed"),
+        ({"TEXT": texts("a"), "TEMPERATURE": [float("nan")]}, "TEMPERATURE: nan given; 0 to 100 is allowed"),
+        ({"TEXT": texts("a"), "TOP_K": [3]}, "TOP_K given without TEMPERATURE"),
+        ({"TEXT": texts("a"), "STOP": texts("")}, "STOP: at most 16 texts of 1 to 256 letters"),
+        ({"TEXT": texts("a"), "STOP": texts(*["a"] * 17)}, "STOP: at most 16 texts"),
+        ({"TEXT": texts("a"), "BEAMS": [2]}, "a search needs STREAM false"),
+        ({"TEXT": texts("a"), "BEAMS": [2], "STREAM": [False], "ANSWERS": [3]}, "ANSWERS: 3 given with 2 beams"),
+        ({"MESSAGES": texts("{")}, "this is not JSON"),
+        ({"MESSAGES": texts("[]")}, "with at least one message"),
+        ({"MESSAGES": texts('[{"role": "u"}]')}, "message 0 is none"),
+        ({"MESSAGES": texts('[{"role": "u", "content": "\\ud800"}]')}, "half a surrogate pair"),
+    ],
+)
+def test_wrong_inputs_are_refused_by_name(inputs: dict[str, Any], words: str | None) -> None:
+    if words is None:
+        assert asked(**inputs).prompt.tolist() == [1]  # the tokenizer starts every text with a token of its own
+        return
+    with pytest.raises(Refused) as refused:
+        asked(**inputs)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_models_without_template_or_search_say_so() -> None:
+    plain = Limits(context=64, vocabulary=100, seconds=30.0, chat=False, beams=False)
+    with pytest.raises(Refused, match="no chat template; give the whole prompt as TEXT"):
+        asked(plain, TEXT=texts("a"), CHAT=[True])
+    with pytest.raises(Refused, match="answers one request at a time and does not search"):
+        asked(plain, TEXT=texts("a"), BEAMS=[2], STREAM=[False])
+
+
+@given(st.sampled_from([field for field in FIELDS if field.datatype != "TYPE_BOOL"]), st.floats(allow_nan=True, allow_infinity=True))
+def test_numbers_out_of_bounds_never_pass(field: Any, value: float) -> None:
+    if field.datatype != "TYPE_FP32" and not (np.isfinite(value) and abs(value) < 2**62):
+        return
+    values = np.array([value if field.datatype == "TYPE_FP32" else int(value)])
+    number = values[0].item()
+    if field.low <= number <= field.high:
+        assert field.read(values) == number
+    else:
+        with pytest.raises(Refused, match=field.name):
+            field.read(values)
