@@ -8,7 +8,6 @@ answer the same prompt, one after the other, and their answers stand side by sid
 
 from __future__ import annotations
 
-import json
 import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +31,7 @@ from compress.core.tasks import TASKS, tasks_with
 from compress.measure.engine_process import EngineProcess
 from compress.models.config import most_tokens, read_config
 from compress.pipeline import opened
+from compress.report.evaluations import builds
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
 
@@ -231,14 +231,11 @@ def choices(run: Run) -> list[Choice]:
         raise InputError(f"{run.folder}: a run of {task}; compress generate is for {tasks_with(lambda row: row.answer == 'tokens')}")
     target, found = Target(**run.recipe["target"]), []
     exported = run.of_kind("engine")
-    document = json.loads((exported.path / "export.json").read_text(encoding="utf-8")) if exported else {"builds": []}
-    for build in document["builds"]:
-        for entry in build["engines"]:
-            if entry["runnable"] and ENGINES[entry["engine"]].generates:
-                assert exported is not None
-                checkpoint = run.variants[build["variant"]].path
-                spec = spec_of(exported.path, build, entry, target)
-                found.append(Choice(build["variant"], build["precision"], entry["engine"], checkpoint, spec))
+    entries = [(build, entry) for build in builds(run) for entry in build["engines"] if entry["runnable"]]
+    for made, entry in entries:
+        if exported is not None and ENGINES[entry["engine"]].generates:
+            spec = spec_of(exported.path, made, entry, target)
+            found.append(Choice(made["variant"], made["precision"], entry["engine"], run.variants[made["variant"]].path, spec))
     for variant, artifact in run.variants.items():
         scheme = scheme_of(artifact.path)
         spec = torch_spec(artifact.path, artifact.path, "fp32" if scheme is None else "int8", target)  # int8: quantized as it is

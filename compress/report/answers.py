@@ -22,7 +22,7 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
     Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `agreement` (with the baseline, and with the
     same checkpoint in torch) and `speeds`, one for each load.
     """
-    measured = _speeds(run)
+    measured = _measured(run).get("rows", [])
     found = []
     for build in builds(run):
         for entry in build["engines"]:
@@ -48,15 +48,14 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
 
 def bandwidth(run: Run) -> float | None:
     """Returns the bytes per second that the machine read when the speeds were measured; None where no engine answers prompts."""
-    measured = run.of_kind("latency")
-    if measured is None or not (measured.path / GENERATION).exists():
-        return None
-    return float(artifact.read_json(measured.path / GENERATION)["bandwidth_bytes_per_s"])
+    rate: float | None = _measured(run).get("bandwidth_bytes_per_s")
+    return rate
 
 
-def _speeds(run: Run) -> list[dict[str, Any]]:
-    measured = run.of_kind("latency")
-    if measured is None or not (measured.path / GENERATION).exists():
-        return []
-    rows: list[dict[str, Any]] = artifact.read_json(measured.path / GENERATION)["rows"]
-    return rows
+def _measured(run: Run) -> dict[str, Any]:
+    """Returns what the step `latency` wrote about answers; empty where no engine answers prompts."""
+    step = run.of_kind("latency")
+    if step is None or not (step.path / GENERATION).exists():
+        return {}
+    found: dict[str, Any] = artifact.read_json(step.path / GENERATION)
+    return found
