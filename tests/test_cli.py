@@ -1,6 +1,7 @@
 """The command line as its user meets it: exit statuses, one line a problem, quick help."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -61,13 +62,17 @@ def test_wrong_input_is_one_line_and_status_2(
 
 
 @pytest.mark.parametrize("verb", ["plan", "run"])
-def test_serving_generated_text_is_refused_in_one_line(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_text_from_an_engine_that_does_not_generate_is_refused_in_one_line(
+    verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = (ROOT / "recipes" / "tinyshakespeare-gpt.yaml").read_text(encoding="utf-8")
-    (tmp_path / "recipe.yaml").write_text(recipe + "  - triton_repo: {}\n", encoding="utf-8")
-    status, _, err = compress(verb, "recipe.yaml")
+    shutil.copyfile(ROOT / "recipes" / "tinyshakespeare-gpt.yaml", tmp_path / "recipe.yaml")
+    status, _, err = compress(verb, "recipe.yaml", "--set", "target.engines=[openvino]")
     assert status == 2
-    assert err == "stages: triton_repo given; serving text-generation needs a KV cache, which is not built: leave triton_repo out\n"
+    assert err == (
+        "target.engines: openvino given; on the CPU triton_repo serves text-generation with openvino_genai; "
+        "add it, or leave triton_repo out\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 
