@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.standalone.preprocess import Row
+from compress.standalone.preprocess import Row, TokenPair
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0
@@ -175,7 +175,7 @@ def inputs(row: Row) -> list[Any]:
     from tritonclient.grpc import InferInput
 
     values: dict[str, str | bytes]
-    assert not isinstance(row, np.ndarray), "token blocks cannot be served"
+    assert not isinstance(row, np.ndarray | TokenPair), "rows of tokens go to the models that generate"
     if isinstance(row, bytes):
         values = {IMAGE: row}
     else:

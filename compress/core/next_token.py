@@ -8,6 +8,9 @@ we keep the negative log-likelihood (nll) of the true token and the id of the mo
 These answers are float32 [n, T, 2], two numbers per predicted token instead of V logits; T is the largest block length minus one. float32
 holds ids exactly up to 2^24. The labels are the block itself shifted by one, int32 [n, T], with `IGNORED` past the end of a shorter block.
 
+A row of an encoder-decoder is a pair: the decoder reads a start token before the target y_1 .. y_T, so that its logits z_t are those for
+y_t, and the labels are the target itself. `targets` gives the tokens to predict of either kind of row.
+
     perplexity = exp(sum of all nll / number of predicted tokens)           accuracy = share of tokens with choice_t = x_{t+1}
 
 Each block is predicted on its own, so its first tokens have little context. Not supported: a sliding window with a stride below the block
@@ -25,6 +28,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.standalone.preprocess import TokenPair
+
 IGNORED = -100
 """Label of a position without a target; torch's cross entropy ignores it by default."""
 NO_CHOICE = -1
@@ -33,31 +38,38 @@ Array = NDArray[Any]
 Block = NDArray[np.int32]
 
 
-def labels_of(blocks: Sequence[Block], width: int) -> NDArray[np.int32]:
-    """Returns the labels of blocks, int32 [n, width]: the token after each position, or `IGNORED` past the end of the block."""
-    labels = np.full((len(blocks), width), IGNORED, np.int32)
-    for row, block in zip(labels, blocks, strict=True):
-        row[: len(block) - 1] = block[1:]
+def targets(row: Block | TokenPair) -> Block:
+    """Returns the tokens of a row that are to be predicted, int32 [T]."""
+    return row.target if isinstance(row, TokenPair) else row[1:]
+
+
+def labels_of(rows: Sequence[Block | TokenPair], width: int) -> NDArray[np.int32]:
+    """Returns the labels of rows, int32 [n, width]: the tokens to predict, or `IGNORED` past the last one."""
+    labels = np.full((len(rows), width), IGNORED, np.int32)
+    for label, row in zip(labels, rows, strict=True):
+        found = targets(row)
+        label[: len(found)] = found
     return labels
 
 
-def answers_of(blocks: Sequence[Block], logits: Array, width: int) -> NDArray[np.float32]:
+def answers_of(rows: Sequence[Block | TokenPair], logits: Array, width: int) -> NDArray[np.float32]:
     """Reduces the logits of a batch to (nll, choice) pairs, float32 [b, width, 2]; positions without a target get (0, `NO_CHOICE`).
 
     Args:
-        blocks: The blocks of the batch.
-        logits: float32 [b, L, V]; L is at least the longest block.
+        rows: The blocks or pairs of the batch.
+        logits: float32 [b, L, V]; L is at least the longest row.
         width: T of the module docstring.
     """
-    answers = np.zeros((len(blocks), width, 2), np.float32)
+    answers = np.zeros((len(rows), width, 2), np.float32)
     answers[..., 1] = NO_CHOICE
-    for row, block, logits_LV in zip(answers, blocks, logits, strict=True):  # row by row: the exponentials take as much memory as logits
-        count = len(block) - 1
+    for row, given, logits_LV in zip(answers, rows, logits, strict=True):  # row by row: the exponentials take as much memory as logits
+        target_T = targets(given)
+        count = len(target_T)
         scores_TV = logits_LV[:count]
         largest_T = scores_TV.max(axis=1)
         totals_T = np.exp(scores_TV - largest_T[:, None]).sum(axis=1)
         # The difference first: log(total) would lose its digits beside a large logit.
-        row[:count, 0] = np.log(totals_T) + (largest_T - scores_TV[np.arange(count), block[1:]])
+        row[:count, 0] = np.log(totals_T) + (largest_T - scores_TV[np.arange(count), target_T])
         row[:count, 1] = scores_TV.argmax(axis=1)
     return answers
 

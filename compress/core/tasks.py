@@ -13,7 +13,8 @@ The three answers that there are:
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
     value    a number; logits [n, 1], labels float32 [n]
-    tokens   the next token at every position of a block; answers [n, T, 2] and labels int32 [n, T] (`compress.core.next_token`)
+    tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
+             (`compress.core.next_token`)
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class Facts:
     """The task's name on the Hub, for model cards."""
     example: Example
     """What `compress init` writes."""
+    encoder_decoder: bool = False
+    """Whether an encoder reads a source text, and a decoder answers with another."""
 
     @property
     def metric(self) -> str:
@@ -130,6 +133,22 @@ TASKS: Mapping[str, Facts] = {
             data="Salesforce/wikitext",
             subset="wikitext-2-raw-v1",
             columns="{text: text}",
+        ),
+    ),
+    "text-to-text": Facts(
+        modality="text",
+        answer="tokens",
+        columns=("source", "target"),
+        metrics=("perplexity", "accuracy"),
+        auto_class="AutoModelForSeq2SeqLM",
+        problem_type=None,
+        pipeline_tag="text2text-generation",
+        encoder_decoder=True,
+        example=Example(
+            about="A small translator from English to German in int8.",
+            name="my-translator",
+            data="bentrevett/multi30k",
+            columns="{source: en, target: de}",
         ),
     ),
     "image-classification": Facts(

@@ -23,6 +23,11 @@ class Columns(Config):
     """Column of the text, or of the first text of a pair; by default `text`."""
     text_pair: ColumnName | None = None
     """Column of the second text of a pair; leave it out for single texts."""
+    source: ColumnName | None = None
+    """Column of the text that a text-to-text model reads; by default `source`. In a folder of line-aligned text files the end of the
+    file's name: `en` reads train.en or train.en.gz."""
+    target: ColumnName | None = None
+    """Column of the text that it answers with; by default `target`. Named as `source` is."""
     image: ColumnName | None = None
     """Column of the image (encoded bytes, or a path relative to the table); by default `image`. Image folders and archives have no
     columns."""
@@ -43,7 +48,8 @@ class FileConfig(Config):
     """A file with its own header setting or columns."""
 
     file: Annotated[str, Field(min_length=1)]
-    """Path of the file, relative to `data.path`."""
+    """Path of the file, relative to `data.path`; of two line-aligned files what their names have in common: `train` of train.en and
+    train.de."""
     header: bool = True
     """Whether the first line names the columns (tsv and csv)."""
     columns: Columns = Columns()
@@ -73,17 +79,17 @@ class DataConfig(Config):
     """Training and evaluation data."""
 
     path: Annotated[str, Field(min_length=1)]
-    """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt); a folder or
-    tar archive of images; `sklearn:digits`."""
+    """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
+    text-to-text also two files with equal lines, such as train.en and train.de); a folder or tar archive of images; `sklearn:digits`."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
-    """Columns of text, text pair, image and label."""
+    """Columns of text, text pair, source, target, image and label."""
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
-    """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block.
-    Ignored for images."""
+    """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block, for
+    text-to-text the maximum of source and of target. Ignored for images."""
     max_expanded_gb: Annotated[float, Field(gt=0, le=1_000_000)] = 4.0
     """Maximum size of one compressed file (.gz, .tgz, parquet) when expanded, in 10^9 bytes."""

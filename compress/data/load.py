@@ -2,7 +2,7 @@
 
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), and splits the rows into train, selection and evaluation (`splits`). For text-generation, text is cut into blocks of
-tokens instead (`text_blocks`).
+tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from compress.data.config import DataConfig
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.text_blocks import load_blocks
+from compress.data.text_pairs import load_pairs
 from compress.models.config import NO_TOKENIZER
 from compress.models.tokenizer import TrainTokenizer, train_bpe
 
@@ -51,7 +52,7 @@ def load_data(
     if TASKS[task].answer == "tokens":
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
-        return load_blocks(config, task, tokenizer, log)
+        return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
     data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
         return data

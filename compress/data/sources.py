@@ -19,6 +19,7 @@ from compress.core.files import local, read_plain
 from compress.core.shown import reason, shown
 from compress.core.tasks import TASKS, Task, tasks_with
 from compress.data import images, tables
+from compress.data.aligned import aligned_files, read_aligned
 from compress.data.compressed import Limit
 from compress.data.config import DataConfig, FileConfig
 from compress.data.tables import Cells, Table
@@ -100,7 +101,10 @@ def _read_local(where: Path, config: DataConfig, task: Task, log: Log) -> Source
             if entries
         }
     elif where.is_dir():
-        found = {name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in _discover(where, task).items()}
+        aligned = _aligned(where, config, task)
+        found = {
+            name: [(path, FileConfig(file=path.name)) for path in paths] for name, paths in (aligned or _discover(where, task)).items()
+        }
         log(f"data: {', '.join(f'{name}: ' + ' + '.join(path.name for path, _ in files) for name, files in found.items())} in {where}")
     elif images.is_archive(where):
         _check_task(str(where), task)
@@ -122,6 +126,18 @@ def _read_all(found: Mapping[str, Sequence[tuple[Path, FileConfig]]], config: Da
     if problems:
         raise InputError(*problems)
     return sources
+
+
+def _aligned(folder: Path, config: DataConfig, task: Task) -> dict[str, list[Path]]:
+    """Finds line-aligned text files of each split by name, such as train.en.gz and train.de.gz; returns what their names have in common."""
+    if not TASKS[task].encoder_decoder:
+        return {}
+    columns = config.columns.wanted(task)
+    found: dict[str, list[Path]] = {}
+    for stem, split in SPLITS.items():
+        if aligned_files(folder / stem, columns):
+            found.setdefault(split, []).append(folder / stem)
+    return found
 
 
 def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
@@ -151,6 +167,9 @@ def _discover(folder: Path, task: Task) -> dict[str, list[Path]]:
 
 
 def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, split: str) -> Source:
+    columns = entry.columns.over(config.columns).wanted(task)
+    if TASKS[task].encoder_decoder and (aligned := aligned_files(path, columns)):
+        return _read_rows(str(path), read_aligned(aligned, _limit(config)), task, path.parent, "line")
     if not path.exists():
         siblings = [child.name for child in path.parent.iterdir()] if path.parent.is_dir() else []
         raise InputError(f"data.files.{split}: {path}: no such file{nearest(path.name, siblings)}")
@@ -159,7 +178,7 @@ def _read_file(path: Path, entry: FileConfig, config: DataConfig, task: Task, sp
         return _one_split(_by_split(images.read_images(path, _limit(config)), str(path)), path, split)
     if not TASKS[task].needs_labels and tables.suffix(path) == ".txt":
         return Source(str(path), [tables.read_document(path, _limit(config))], [None], [1])
-    table = Table(path, entry.columns.over(config.columns).wanted(task), entry.header, _limit(config))
+    table = Table(path, columns, entry.header, _limit(config))
     return _read_rows(str(path), tables.read_table(table), task, path.parent, table.unit)
 
 

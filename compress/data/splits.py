@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from compress.core.errors import InputError
-from compress.standalone.preprocess import Row
+from compress.standalone.preprocess import Row, TokenPair
 
 if TYPE_CHECKING:
     from compress.models.tokenizer import TrainedTokenizer
@@ -39,6 +39,9 @@ def content_key(row: Row) -> bytes:
         return hashlib.blake2b(row, digest_size=16, person=b"image").digest()
     if isinstance(row, np.ndarray):
         return hashlib.blake2b(row.tobytes(), digest_size=16, person=b"block").digest()
+    if isinstance(row, TokenPair):
+        parts = b"%d:%b%b" % (len(row.source), row.source.tobytes(), row.target.tobytes())
+        return hashlib.blake2b(parts, digest_size=16, person=b"tokens").digest()
     if isinstance(row, tuple):
         first, second = (part.encode() for part in row)
         return hashlib.blake2b(b"%d:%b%b" % (len(first), first, second), digest_size=16, person=b"pair").digest()
@@ -50,9 +53,9 @@ class Split:
     """Rows and their labels."""
 
     rows: list[Row]
-    """Texts, pairs of texts, encoded images, or blocks of token ids."""
+    """Texts, pairs of texts, encoded images, or blocks or pairs of token ids."""
     labels: np.ndarray
-    """int64 class ids [n], float32 values [n] for regression, or int32 next-token ids [n, T] for text-generation."""
+    """int64 class ids [n], float32 values [n] for regression, or int32 ids of the tokens to predict [n, T] where text is generated."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -87,7 +90,7 @@ class Data:
     evaluation: Split
     """Rows for reported results only."""
     labels: tuple[str, ...]
-    """Class names by id; ("score",) for regression, () for text-generation."""
+    """Class names by id; ("score",) for regression, () where text is generated."""
     tokenizer: TrainedTokenizer | None = None
     """The tokenizer trained on the train split; None if the recipe names one or needs none."""
 

@@ -82,7 +82,7 @@ def read_table(table: Table) -> Iterator[tuple[int, Cells]]:
     ending = suffix(table.path)
     if ending not in readers:
         raise InputError(f"{table.path}: file type {ending or '(no extension)'!r}; allowed: {' '.join(readers)}, each also with .gz")
-    with _opened(table) as stream:
+    with opened(table) as stream:
         yield from readers[ending](table, stream)
 
 
@@ -93,12 +93,12 @@ def read_document(path: Path, limit: Limit | None = None) -> str:
         InputError: The file cannot be read, is empty, or is not UTF-8; the message gives the line.
     """
     table = Table(path, (), limit=limit or Limit())
-    with _opened(table) as stream:
+    with opened(table) as stream:
         return "".join(_whole_lines(table, stream))
 
 
 @contextmanager
-def _opened(table: Table) -> Iterator[BinaryIO]:
+def opened(table: Table) -> Iterator[BinaryIO]:
     """Opens a file as a stream; read errors inside the block become a one-line `InputError`."""
     path = table.path
     try:
@@ -108,7 +108,7 @@ def _opened(table: Table) -> Iterator[BinaryIO]:
         raise InputError(f"{path}: cannot be read ({reason(error)}); a complete, readable {suffix(path)} file is allowed") from error
 
 
-def _lines(table: Table, stream: BinaryIO) -> Iterator[str]:
+def text_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
     """Yields the lines as text, without the line feed."""
     return (line.removesuffix("\n") for line in _whole_lines(table, stream))
 
@@ -128,7 +128,7 @@ def _whole_lines(table: Table, stream: BinaryIO) -> Iterator[str]:
 
 
 def _tsv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
-    lines = ((number, line.removesuffix("\r").split("\t")) for number, line in enumerate(_lines(table, stream), 1))
+    lines = ((number, line.removesuffix("\r").split("\t")) for number, line in enumerate(text_lines(table, stream), 1))
     return _fields(table, lines)
 
 
@@ -139,7 +139,7 @@ def _csv(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
 def _csv_records(table: Table, stream: BinaryIO) -> Iterator[tuple[int, list[str]]]:
     # The limit is global to the process; its default of 131,072 characters is too small for long documents.
     csv.field_size_limit(MAX_FIELD_CHARACTERS)
-    reader = csv.reader((line + "\n" for line in _lines(table, stream)), strict=True)
+    reader = csv.reader((line + "\n" for line in text_lines(table, stream)), strict=True)
     start = 1
     try:
         for record in reader:
@@ -217,7 +217,7 @@ def _names(table: Table) -> list[str]:
 
 def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     names, blank = _names(table), 0
-    for number, line in enumerate(_lines(table, stream), 1):
+    for number, line in enumerate(text_lines(table, stream), 1):
         if not line.strip():
             blank = blank or number
             continue
@@ -228,7 +228,7 @@ def _json_lines(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
 
 def _json(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:
     names = _names(table)
-    rows = _parse_json(str(table.path), "\n".join(_lines(table, stream)))
+    rows = _parse_json(str(table.path), "\n".join(text_lines(table, stream)))
     if not isinstance(rows, list):
         raise InputError(
             f"{table.path}: a JSON {type(rows).__name__}; a list of objects is allowed (for one object per line, name the file .jsonl)"

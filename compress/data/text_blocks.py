@@ -49,7 +49,7 @@ def load_blocks(config: DataConfig, task: Task, tokenizer: str | TrainTokenizer,
         InputError: The files cannot be read, there is too little text, or the tokenizer cannot be used.
     """
     where = f"data.path {config.path}"
-    texts = {split: documents(found) for split, found in _read(config, task, log).items()}
+    texts = {split: documents(found) for split, found in read_texts(config, task, log).items()}
     empty = [split for split, found in texts.items() if not any(text.strip() for text in found)]
     if empty:
         raise InputError(*(f"{where}: the {split} split has no text; at least one block of text is needed" for split in empty))
@@ -99,7 +99,12 @@ def cut(tokens: Block, length: int, whole: bool) -> list[Block]:
     return [block for block in blocks if len(block) >= least]
 
 
-def _read(config: DataConfig, task: Task, log: Log) -> Sources:
+def read_texts(config: DataConfig, task: Task, log: Log) -> Sources:
+    """Reads the texts of a task whose rows have no labels.
+
+    Raises:
+        InputError: The files cannot be read, or columns are given that the task does not read.
+    """
     files = [] if config.files is None else [*config.files.train, *config.files.test, *config.files.validation]
     columns = {"data.columns": config.columns, **{f"data.files: {entry.file}: columns": entry.columns for entry in files}}
     problems = [

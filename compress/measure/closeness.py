@@ -5,7 +5,7 @@ Modules are replaced in memory for a trial and restored afterwards. The distance
     classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c), p = softmax of the original logits, p' of the
                     compressed ones
     regression      mean over rows of (y - y')^2
-    generation      mean over tokens of that KL, on blocks of full length
+    generation      mean over tokens of that KL, on blocks of full length; of encoder-decoders over the tokens of the target
 
 The rows are spread evenly over the selection split; without a selection split they are calibration rows, never evaluation rows. A language
 model takes as many blocks as have logits that fit in `LOGIT_BYTES`, and at least `LEAST_BLOCKS`. Its logits are never held for more than
@@ -28,6 +28,7 @@ Not used as a distance: the primary metric. It needs labels, and on a few hundre
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -45,7 +46,7 @@ from compress.measure.answers import gathered, kept, not_finite
 from compress.measure.metrics import metrics
 from compress.measure.predictions import finely, logits_of
 from compress.stage.context import Context
-from compress.standalone.preprocess import Preprocessor, Row
+from compress.standalone.preprocess import Preprocessor, Row, TokenPair
 
 TRIAL_ROWS = 500
 ADDED_SHARE = 0.25
@@ -108,14 +109,16 @@ class Trial:
             context.progress.log("  no selection split: choices are made on calibration rows")
             rows, labels = list(calibration), None
         chosen = list(range(len(rows)))
-        generates = TASKS[context.task].answer == "tokens"
+        generates, prepared = TASKS[context.task].answer == "tokens", finely(context.preprocessor(checkpoint))
         if generates:
             longest, config = max(len(row) for row in rows), cast("Any", model.config)
-            chosen = [number for number, row in enumerate(rows) if len(row) == longest]
+            if TASKS[context.task].encoder_decoder:  # pairs are of all lengths: all are padded to the longest
+                prepared = replace(prepared, buckets=prepared.buckets[bisect_left(prepared.buckets, longest) :][:1])
+            else:
+                chosen = [number for number, row in enumerate(rows) if len(row) == longest]
             count = max(LEAST_BLOCKS, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
         chosen = spread(chosen, count)
         rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
-        prepared = finely(context.preprocessor(checkpoint))
         listening: AbstractContextManager[list[Array]] = heard(model) if generates else nullcontext([])
         with listening as read:
             found = [
@@ -139,8 +142,14 @@ class Trial:
         """Returns the distance of each row, float64 [n], of the model in its current state from the original."""
         apart = np.zeros(len(self.rows))
         for numbers, expected, logits in self._pairs():
-            apart[numbers] = distances(self.context.task, expected, logits)
+            apart[numbers] = self._apart(numbers, expected, logits)
         return apart
+
+    def _apart(self, numbers: Sequence[int], expected: Array, logits: Array) -> Array:
+        """Returns the distance of each row of a batch."""
+        rows = [self.rows[number] for number in numbers]
+        predicted = [len(row.target) for row in rows if isinstance(row, TokenPair)]
+        return distances(self.context.task, expected, logits, np.array(predicted) if predicted else None)
 
     def distance_of(self, forms: Mapping[str, nn.Module]) -> float:
         """Returns the mean of `distances_of`."""
@@ -157,7 +166,7 @@ class Trial:
             return self.distance_now(), None
         apart, answers = np.zeros(len(self.rows)), []
         for numbers, expected, logits in self._pairs():
-            apart[numbers] = distances(self.context.task, expected, logits)
+            apart[numbers] = self._apart(numbers, expected, logits)
             answers.append((numbers, kept(self.prepared, [self.rows[number] for number in numbers], logits)))
         return float(apart.mean()), self._metric(gathered(answers, len(self.rows)))
 
@@ -230,8 +239,15 @@ def distance(task: Task, reference: Array, logits: Array) -> float:
     return float(np.mean(distances(task, reference, logits)))
 
 
-def distances(task: Task, reference: Array, logits: Array) -> Array:
-    """Returns the distance of each row, float64 [n]; the arguments are those of `distance`."""
+def distances(task: Task, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
+    """Returns the distance of each row, float64 [n].
+
+    Args:
+        task: As for `distance`.
+        reference: As for `distance`.
+        logits: As for `distance`.
+        predicted: For generation, the positions of each row that count, from the first on, int [n]; None: all.
+    """
     if TASKS[task].answer == "value":
         squares: Array = (reference.astype(np.float64) - logits) ** 2
         return np.asarray(squares.reshape(len(squares), -1).mean(axis=1))
@@ -239,7 +255,11 @@ def distances(task: Task, reference: Array, logits: Array) -> Array:
     step = max(1, LOGIT_BYTES // (8 * max(1, flat.shape[1])))  # the logits of a block in float64 would take gigabytes
     parts = [_divergence(flat[start : start + step], found[start : start + step]) for start in range(0, len(flat), step)]
     divergence: Array = np.concatenate(parts) if parts else np.zeros(0)
-    return np.asarray(divergence.reshape(len(reference), -1).mean(axis=1)) if len(reference) else divergence
+    if not len(reference):
+        return divergence
+    divergence = divergence.reshape(len(reference), -1)
+    counted = None if predicted is None else np.arange(divergence.shape[1]) < predicted[:, None]
+    return np.asarray(divergence.mean(axis=1) if counted is None else divergence.mean(axis=1, where=counted))
 
 
 def interval(values: Array) -> tuple[float, float]:

@@ -24,10 +24,10 @@ from safetensors.numpy import load_file, save_file
 
 from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.machine.process import environment, spawn
-from compress.standalone.preprocess import Row
+from compress.standalone.preprocess import Row, TokenPair
 
 Array = NDArray[Any]
-KINDS: Mapping[str, type] = {"image": bytes, "block": np.ndarray}
+KINDS: Mapping[str, Any] = {"image": bytes, "block": np.ndarray | TokenPair}
 """Kinds of rows in a file other than text."""
 
 
@@ -221,7 +221,8 @@ def read_rows(path: Path) -> list[Row]:
         if kind == "image":
             rows.append(parts[0])
         elif kind == "block":
-            rows.append(np.frombuffer(parts[0], np.int32))
+            ids = [np.frombuffer(part, np.int32) for part in parts]
+            rows.append(TokenPair(*ids) if len(ids) == 2 else ids[0])
         else:
             rows.append((parts[0].decode(), parts[1].decode()) if len(parts) == 2 else parts[0].decode())
     return rows
@@ -232,4 +233,6 @@ def _encode(row: Row) -> list[bytes]:
         return [row]
     if isinstance(row, np.ndarray):
         return [row.tobytes()]
+    if isinstance(row, TokenPair):
+        return [row.source.tobytes(), row.target.tobytes()]
     return [part.encode() for part in (row if isinstance(row, tuple) else (row,))]

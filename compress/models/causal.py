@@ -38,7 +38,7 @@ DROPPED = r"rotary_emb\.inv_freq$|rotary_pos_emb\.inv_freq$"
 def check_causal(config: Any, answer: Callable[[Mapping[str, Tensor]], Tensor]) -> None:
     """Checks that a model does not read the token it predicts, as an encoder with a language-model head does.
 
-    Compares the logits of two sequences that differ only in their last token.
+    Compares the logits of two sequences that differ only in their last token. Of an encoder-decoder that is what the decoder reads.
 
     Args:
         config: The model's Transformers config.
@@ -49,8 +49,11 @@ def check_causal(config: Any, answer: Callable[[Mapping[str, Tensor]], Tensor]) 
     """
     ids = torch.arange(PROBED_TOKENS).remainder(config.vocab_size).repeat(2, 1)
     ids[1, -1] = (int(ids[1, -1]) + 1) % config.vocab_size
+    features = {"input_ids": ids}
+    if getattr(config, "is_encoder_decoder", False):
+        features = {"input_ids": ids[:1].repeat(2, 1), "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
     with torch.inference_mode():
-        first, second = answer({"input_ids": ids})[:, :-1]
+        first, second = answer(features)[:, :-1]
     if not torch.allclose(first, second, rtol=1e-4, atol=1e-5):
         raise InputError(
             f"model: this {config.model_type} reads the tokens that it has to predict; a causal model is needed (for an encoder type, "

@@ -198,6 +198,8 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
     check_raw(values, _defaults(kind), "model.config")
     if TASKS[config.task].modality == "text":
         values = {**_tokenizer_values(tokenizer, values, default), **values}
+    if TASKS[config.task].encoder_decoder:
+        values = {**_decoder_values(values), **values}
     try:
         built = AutoConfig.for_model(kind, **values)
     except (StrictDataclassError, *REFUSED) as error:
@@ -228,6 +230,13 @@ def _tokenizer_values(tokenizer: str | TrainedTokenizer | None, given: Mapping[s
     if isinstance(given.get("vocab_size", size), int) and given.get("vocab_size", size) < size:
         raise InputError(f"model.config.vocab_size: {given['vocab_size']} given; the tokenizer has {size} entries: give at least {size}")
     return {"vocab_size": size, **ids}
+
+
+def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the token ids that the decoder of a random encoder-decoder starts and ends with: T5 starts with padding, and so do we."""
+    if values.get("pad_token_id") is None or values.get("eos_token_id") is None:
+        raise InputError("tokenizer: it has no padding or no end token; an encoder-decoder needs both: train one with {train: bpe}")
+    return {"decoder_start_token_id": values["pad_token_id"], "forced_eos_token_id": None}
 
 
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:

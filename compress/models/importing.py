@@ -134,7 +134,7 @@ def import_model(
         raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else find(config.path, "model.path")
     linked = None
-    if source is not None and TASKS[task].answer == "tokens" and config.head == "keep":
+    if source is not None and TASKS[task].answer == "tokens" and not TASKS[task].encoder_decoder and config.head == "keep":
         linked = link_model(_checked_config(config, source, 0), source, out)
     if linked is not None:
         (built, parameters), new = linked, []

@@ -24,6 +24,7 @@ from compress.standalone.preprocess import BadRow, Preprocessor
 UNLIMITED = 10**30
 """Tokens of a model without a limit; Transformers writes this number."""
 TEXT_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+ENCODER_DECODER_INPUTS = ("input_ids", "attention_mask", "decoder_input_ids")
 # Their position ids start after the padding id, so that many entries of the position table are unusable.
 OFFSET_POSITIONS = frozenset({"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "longformer", "roberta-prelayernorm", "mpnet"})
 
@@ -64,7 +65,8 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the binding raises bare Exception
         raise InputError(f"{file}: not a tokenizer ({reason(error)}); save it again with save_pretrained") from error
-    generates = TASKS[task].answer == "tokens"  # its rows are blocks of ids: nothing is truncated, and padding is never read
+    generates = TASKS[task].answer == "tokens"  # its rows are ids: nothing is truncated
+    reads_blocks = generates and not TASKS[task].encoder_decoder  # which have no padding that is read
     where = checkpoint / "tokenizer_config.json"
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
     if sides != ["right", "right"] and not generates:
@@ -74,13 +76,14 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         raise InputError(f"data.max_length: {max_length} given; {checkpoint.name} reads at most {limit} tokens")
     return Preprocessor(
         modality="text",
-        input_names=TEXT_INPUTS[:1] if generates else _input_names(checkpoint, config),
+        input_names=_input_names(checkpoint, config, task),
         labels=_names(checkpoint, config, task),
         task=task,
         max_length=max_length,
         buckets=tuple(sorted({length for length in target.sequence_lengths if length < max_length} | {max_length})),
-        pad_token_id=0 if generates else _pad_token_id(checkpoint, tokenizer, settings, config),
+        pad_token_id=0 if reads_blocks else _pad_token_id(checkpoint, tokenizer, settings, config),
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, where),
+        decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,
         tokenizer=tokenizer,
     )
 
@@ -133,11 +136,24 @@ def _pad_token_id(checkpoint: Path, tokenizer: Tokenizer, settings: dict[str, An
     return found
 
 
-def _input_names(checkpoint: Path, config: dict[str, Any]) -> tuple[str, ...]:
+def _decoder_start_token_id(checkpoint: Path, config: dict[str, Any]) -> int:
+    found = config.get("decoder_start_token_id")
+    if found is None and (checkpoint / "generation_config.json").is_file():
+        found = _read_json(checkpoint / "generation_config.json").get("decoder_start_token_id")
+    if isinstance(found, bool) or not isinstance(found, int) or found < 0:
+        raise InputError(f"{checkpoint / 'config.json'}: decoder_start_token_id: {shown(found)} given; the id of a token is needed")
+    return found
+
+
+def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:
     """Returns the inputs that the model's forward accepts and uses.
 
     Some models (RoBERTa) accept token_type_ids but have a single type; these do not get that input.
     """
+    if TASKS[task].encoder_decoder:
+        return ENCODER_DECODER_INPUTS
+    if TASKS[task].answer == "tokens":
+        return TEXT_INPUTS[:1]
     from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     settings = read_config(checkpoint, "checkpoint")

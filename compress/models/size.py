@@ -94,6 +94,8 @@ def _inputs(config: Any, task: Task, length: int, masked: bool) -> dict[str, Ten
         channels, height, width = image_shape(config)
         return {"pixel_values": torch.zeros(1, channels, height, width)}
     ids = torch.zeros(1, length, dtype=torch.long)
+    if TASKS[task].encoder_decoder:
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):  # its head reads the state of the end of the text
         ids[:, -1] = config.eos_token_id
     if not masked and TASKS[task].answer == "tokens":  # a 4-D additive mask is used unchanged

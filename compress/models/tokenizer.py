@@ -4,8 +4,9 @@ Text is split into words by GPT-2's pattern, and each word starts as its UTF-8 b
 into a new token until there are `vocab_size` tokens (Sennrich et al. 2016, https://arxiv.org/abs/1508.07909, section 3.2; on bytes:
 section 2.2 of the GPT-2 report). The 256 bytes are tokens themselves, so no text is out of vocabulary. Special tokens come first:
 
-    <|endoftext|>   id 0: separates documents; for tasks with labels it also starts and ends a text and separates the texts of a pair
-    <|pad|>         id 1, only for tasks with labels: padding, which those tasks mask; text-generation blocks need none
+    <|endoftext|>   id 0: separates documents; for tasks with labels it also starts and ends a text and separates the texts of a pair; for
+                    text-to-text it ends a text
+    <|pad|>         id 1: padding, which is masked; text-generation blocks need none
 
 Training is deterministic: equal texts give equal files. Not supported: other algorithms, normalization.
 """
@@ -79,13 +80,14 @@ class TrainedTokenizer:
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **names})
 
 
-def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool) -> TrainedTokenizer:
+def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool, starts: bool = True) -> TrainedTokenizer:
     """Trains a byte-level BPE tokenizer.
 
     Args:
         texts: The texts of the train split.
         vocab_size: Number of tokens.
-        pads: Whether to add a padding token and mark the ends of texts (tasks with labels).
+        pads: Whether to add a padding token and mark the ends of texts.
+        starts: With `pads`, whether to mark their starts too.
 
     Raises:
         InputError: The texts do not yield that many different tokens.
@@ -105,9 +107,10 @@ def train_bpe(texts: Iterable[str], vocab_size: int, pads: bool) -> TrainedToken
     if found < vocab_size:
         raise InputError(f"tokenizer.vocab_size: {vocab_size} given; the train split yields {found} tokens: give at most that")
     if pads:
+        start = f"{END_OF_TEXT} " if starts else ""
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=f"{END_OF_TEXT} $A {END_OF_TEXT}",
-            pair=f"{END_OF_TEXT} $A {END_OF_TEXT} $B:1 {END_OF_TEXT}:1",
+            single=f"{start}$A {END_OF_TEXT}",
+            pair=f"{start}$A {END_OF_TEXT} $B:1 {END_OF_TEXT}:1",
             special_tokens=[(END_OF_TEXT, 0)],
         )
     return TrainedTokenizer(tokenizer.to_str(pretty=True), pads)

@@ -28,7 +28,7 @@ from compress.core.tasks import TASKS
 from compress.data.splits import Data
 from compress.measure.answers import load_predictions
 from compress.measure.engine_process import read_rows, write_rows
-from compress.standalone.preprocess import Row
+from compress.standalone.preprocess import Row, TokenPair
 
 GOLDEN_ROWS = 64
 TOKENS_SHOWN = 16
@@ -211,9 +211,13 @@ class TokenFlips:
     def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
         """Returns both predicted tokens, the token that followed, and the text just before it."""
         row, position = place
-        block: Any = self.data.evaluation.rows[row]
+        given: Any = self.data.evaluation.rows[row]
+        # what stands before the token: the source and the target up to it, or the block
+        pair = isinstance(given, TokenPair)
+        block = np.concatenate([given.source, given.target]) if pair else given
+        end = len(given.source) + position if pair else position + 1
         texts = {name: self._text([token]) for name, token in (("before", before), ("after", after), ("label", label))}
-        return {"position": position + 1, **texts, "input": self._text(block[max(0, position + 1 - TOKENS_SHOWN) : position + 1].tolist())}
+        return {"position": position + 1, **texts, "input": self._text(block[max(0, end - TOKENS_SHOWN) : end].tolist())}
 
     def _text(self, ids: list[int]) -> str:
         text: str = self.tokenizer.decode(ids, skip_special_tokens=False)

@@ -4,9 +4,10 @@ This single file prepares rows for training, for every engine, and inside the Tr
 therefore needs only numpy (1 or 2), tokenizers and Pillow.
 
 Text is tokenized by `tokenizer.json`, truncated to `max_length` (pairs: longest first) and padded to the smallest bucket that fits the
-longest row. Blocks of token ids (text-generation) are only padded, on the right, which causal attention never reads. Images are decoded by
-Pillow, rotated upright by their EXIF tag, and converted, resized and cropped as the model's preprocessor_config.json says. Rescaling and
-normalizing an 8-bit value v of channel c
+longest row. Blocks of token ids (text-generation) are only padded, on the right, which causal attention never reads. Pairs of token ids
+(text-to-text) are padded to one length: the source for the encoder, with its mask, and for the decoder the target behind the start token.
+Images are decoded by Pillow, rotated upright by their EXIF tag, and converted, resized and cropped as the model's preprocessor_config.json
+says. Rescaling and normalizing an 8-bit value v of channel c
 
     x = (float32(v * rescale_factor) - mean_c) / std_c
 
@@ -41,8 +42,26 @@ MAX_EDGE = 2**14
 LARGEST_FACTOR = 1e6
 MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr"})
 
-Row = str | tuple[str, str] | bytes | NDArray[np.int32]
-"""A text, a pair of texts, an encoded PNG or JPEG image, or (text-generation) a block of token ids [L]."""
+INPUTS = ("input_ids", "attention_mask", "token_type_ids", "decoder_input_ids")
+"""What a text can be to a model, all int64 [n, L]."""
+
+
+@dataclass(frozen=True, eq=False)
+class TokenPair:
+    """A text and the text that a model is to answer with, as token ids."""
+
+    source: NDArray[np.int32]
+    """What the encoder reads, int32 [S]."""
+    target: NDArray[np.int32]
+    """What the decoder is to write, int32 [T], the end token last."""
+
+    def __len__(self) -> int:
+        """Returns the length that the pair is padded to at least; the decoder reads a start token before the target."""
+        return max(len(self.source), len(self.target) + 1)
+
+
+Row = str | tuple[str, str] | bytes | NDArray[np.int32] | TokenPair
+"""A text, a pair of texts, an encoded PNG or JPEG image, a block of token ids [L] (text-generation) or a pair of them (text-to-text)."""
 
 
 class BadRow(ValueError):
@@ -222,6 +241,8 @@ class Preprocessor:
     """Padding value of input_ids."""
     pad_token_type_id: int = 0
     """Padding value of token_type_ids."""
+    decoder_start_token_id: int | None = None
+    """What a decoder reads before its first token; None for models without a decoder beside the encoder."""
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for text."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
@@ -239,7 +260,7 @@ class Preprocessor:
 
     @property
     def generates(self) -> bool:
-        """Whether the model predicts the next token: rows are blocks of token ids, and there are no labels."""
+        """Whether the model predicts the next token: rows are blocks or pairs of token ids, and there are no labels."""
         return not self.labels
 
     @classmethod
@@ -265,6 +286,7 @@ class Preprocessor:
             "buckets": list(self.buckets),
             "pad_token_id": self.pad_token_id,
             "pad_token_type_id": self.pad_token_type_id,
+            "decoder_start_token_id": self.decoder_start_token_id,
             "image": dict(self.image) if self.image is not None else None,
         }
         (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
@@ -288,20 +310,20 @@ class Preprocessor:
         """
         if self.steps is not None:
             return {self.input_names[0]: self._images(rows)}
-        return self._pad(self._tokenize(rows), length)
+        return self._pad(self.tokenized(rows), length)
 
     def groups(self, rows: Sequence[Row]) -> dict[int, list[int]]:
         """Groups rows by the smallest bucket that fits them: bucket -> row indices, buckets ascending; `{0: all}` for images."""
         if self.steps is not None:
             return {0: list(range(len(rows)))} if rows else {}
-        return self._by_bucket(self._tokenize(rows))
+        return self._by_bucket(self.tokenized(rows))
 
     def batches(self, rows: Sequence[Row], batch_size: int) -> Iterator[tuple[list[int], dict[str, np.ndarray]]]:
         """Yields (row indices, prepared batch): at most `batch_size` rows per batch, all of one bucket; every row exactly once.
 
         For generation, `LOGIT_BYTES` limits the rows of a batch further: the logits have an entry for every token of the vocabulary.
         """
-        tokens = self._tokenize(rows) if self.steps is None else None
+        tokens = self.tokenized(rows) if self.steps is None else None
         groups = self.groups(rows) if tokens is None else self._by_bucket(tokens)
         for bucket, members in groups.items():
             size = self._max_rows(bucket, batch_size)
@@ -317,6 +339,11 @@ class Preprocessor:
             return batch_size
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
         return max(1, min(batch_size, LOGIT_BYTES // (4 * bucket * self.tokenizer.get_vocab_size())))
+
+    @property
+    def padding(self) -> dict[str, int]:
+        """The padding value of each of `INPUTS`."""
+        return dict(zip(INPUTS, (self.pad_token_id, 0, self.pad_token_type_id, self.pad_token_id), strict=True))
 
     def answer(self, logits: np.ndarray) -> list[tuple[str, float]]:
         """Turns logits into answers.
@@ -338,14 +365,33 @@ class Preprocessor:
         scores = powers / powers.sum(axis=1, keepdims=True)
         return [(self.labels[i], float(row[i])) for i, row in zip(best, scores, strict=True)]
 
-    def _tokenize(self, rows: Sequence[Row]) -> list[np.ndarray]:
-        """Returns int32 [2, length] per row (ids and type ids), truncated but not padded."""
+    def tokenized(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """Returns int32 [4, length] per row, truncated but not padded: the values of `INPUTS`.
+
+        Raises:
+            BadRow: A row has the wrong type or too many tokens.
+        """
+        if self.decoder_start_token_id is not None:
+            return [self._pair(index, row, self.decoder_start_token_id) for index, row in enumerate(rows)]
         if self.generates:
-            return [np.stack([_block(index, row, self.max_length), np.zeros(len(row), np.int32)]) for index, row in enumerate(rows)]
+            return [_inputs(_block(index, row, self.max_length)) for index, row in enumerate(rows)]
         for index, row in enumerate(rows):
             _check_text(index, row)
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
-        return [np.array((row.ids, row.type_ids), dtype=np.int32) for row in self.tokenizer.encode_batch_fast(list(rows))]
+        return [_inputs(row.ids, row.type_ids) for row in self.tokenizer.encode_batch_fast(list(rows))]
+
+    def _pair(self, index: int, row: Row, start: int) -> NDArray[np.int32]:
+        """Returns the inputs of a pair, source and target padded to the longer of the two."""
+        if not isinstance(row, TokenPair) or not (len(row.source) >= 1 and len(row.target) >= 1 and len(row) <= self.max_length):
+            given = f"{len(row.source)} and {len(row.target)} tokens" if isinstance(row, TokenPair) else type(row).__name__
+            allowed = f"a pair of 1 to {self.max_length} and 1 to {self.max_length - 1} token ids, int32, is allowed"
+            raise BadRow(f"row {index}: {given} given; {allowed}")
+        made = _inputs(np.full(len(row), self.pad_token_id, np.int32))
+        ids, mask, _, decoder = made
+        ids[: len(row.source)], mask[len(row.source) :] = row.source, 0
+        decoder[:] = self.pad_token_id
+        decoder[0], decoder[1 : len(row.target) + 1] = start, row.target
+        return made
 
     def _by_bucket(self, tokens: Sequence[np.ndarray]) -> dict[int, list[int]]:
         lengths = np.array([row.shape[1] for row in tokens], dtype=np.int64)
@@ -358,17 +404,13 @@ class Preprocessor:
             length = next(bucket for bucket in self.buckets if bucket >= longest)
         elif length and longest > length:
             raise ValueError(f"a row of {longest} tokens does not fit into {length}")
-        shape = (len(tokens), length or longest)
-        arrays = {
-            "input_ids": np.full(shape, self.pad_token_id, np.int64),
-            "attention_mask": np.zeros(shape, np.int64),
-            "token_type_ids": np.full(shape, self.pad_token_type_id, np.int64),
-        }
+        padding = self.padding
+        made = {name: np.full((len(tokens), length or longest), padding[name], np.int64) for name in self.input_names}
+        places = [(values, INPUTS.index(name)) for name, values in made.items()]
         for index, row in enumerate(tokens):
-            size = row.shape[1]
-            arrays["input_ids"][index, :size], arrays["token_type_ids"][index, :size] = row
-            arrays["attention_mask"][index, :size] = 1
-        return {name: arrays[name] for name in self.input_names}
+            for values, place in places:
+                values[index, : row.shape[1]] = row[place]
+        return made
 
     def _images(self, rows: Sequence[Row]) -> np.ndarray:
         assert self.steps is not None, "an image preprocessor has steps"
@@ -392,6 +434,15 @@ class Preprocessor:
             return steps(row)
         except BadRow as error:
             raise BadRow(f"row {index}: {error}") from error
+
+
+def _inputs(ids: Sequence[int] | np.ndarray, types: Sequence[int] | None = None) -> NDArray[np.int32]:
+    """Returns the values of `INPUTS` for the tokens of one text, int32 [4, L]: none is padding, and no decoder reads."""
+    made = np.zeros((len(INPUTS), len(ids)), np.int32)
+    made[0], made[1] = ids, 1
+    if types is not None:
+        made[2] = types
+    return made
 
 
 def _block(index: int, row: Row, max_length: int) -> NDArray[np.int32]:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from compress.standalone.preprocess import Preprocessor
+from compress.standalone.preprocess import INPUTS, Preprocessor
 
 MULTIPLE = 8
 WINDOW = 50
@@ -60,22 +60,15 @@ class Rows:
 
     @classmethod
     def prepare(cls, rows: Sequence[Any], preprocessor: Preprocessor) -> Rows:
-        """Tokenizes texts, takes token blocks unchanged, and preprocesses images if they fit in memory."""
+        """Tokenizes texts, takes blocks and pairs of tokens as they are, and preprocesses images if they fit in memory."""
         if preprocessor.modality == "image":
             size = preprocessor.encode(rows[:1])[preprocessor.input_names[0]].nbytes * len(rows)
             pixels = preprocessor.encode(rows)[preprocessor.input_names[0]] if size <= IMAGE_CACHE_BYTES else None
             return cls(preprocessor, rows, np.zeros(len(rows), np.int64), {}, pixels)
-        if preprocessor.generates:
-            return cls(preprocessor, rows, np.array([len(row) for row in rows]), {preprocessor.input_names[0]: np.concatenate(rows)}, None)
-        lengths: list[NDArray[Any]] = []
-        pieces: dict[str, list[NDArray[Any]]] = {name: [] for name in preprocessor.input_names}
-        for start in range(0, len(rows), CHUNK):
-            features = preprocessor.encode(rows[start : start + CHUNK], length=0)
-            mask = features["attention_mask"].astype(bool)
-            lengths.append(mask.sum(axis=1))
-            for name in pieces:
-                pieces[name].append(features[name][mask].astype(np.int32))
-        return cls(preprocessor, rows, np.concatenate(lengths), {name: np.concatenate(part) for name, part in pieces.items()}, None)
+        tokenized = [row for start in range(0, len(rows), CHUNK) for row in preprocessor.tokenized(rows[start : start + CHUNK])]
+        lengths = np.array([row.shape[1] for row in tokenized])
+        tokens = {name: np.concatenate([row[INPUTS.index(name)] for row in tokenized]) for name in preprocessor.input_names}
+        return cls(preprocessor, rows, lengths, tokens, None)
 
     @cached_property
     def by_length(self) -> ByLength:
@@ -98,10 +91,10 @@ class Rows:
         width = min(-(-int(lengths.max()) // MULTIPLE) * MULTIPLE, self.preprocessor.max_length)
         inside = np.arange(width) < lengths[:, None]
         flat = np.concatenate([np.arange(start, start + length) for start, length in zip(self.starts[indices], lengths, strict=True)])
-        fill = {"input_ids": self.preprocessor.pad_token_id, "token_type_ids": self.preprocessor.pad_token_type_id}
+        padding = self.preprocessor.padding
         features = {}
         for name, values in self.tokens.items():
-            padded = np.full(inside.shape, fill.get(name, 0), np.int64)
+            padded = np.full(inside.shape, padding[name], np.int64)
             padded[inside] = values[flat]
             features[name] = torch.from_numpy(padded)
         return features

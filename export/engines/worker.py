@@ -132,6 +132,7 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
         "attention_mask": np.ones((batch, sequence), np.int64),
         "token_type_ids": np.zeros((batch, sequence), np.int64),
     }
+    arrays["decoder_input_ids"] = arrays["input_ids"].copy()
     # Models that count positions from the padding id would take a random token of that id for padding.
     arrays["input_ids"][arrays["input_ids"] == preprocessor.pad_token_id] = 1 if preprocessor.pad_token_id == 0 else 0
     return {name: arrays[name] for name in preprocessor.input_names}

@@ -17,7 +17,7 @@ Batch is dynamic, for text the sequence too. For quantized checkpoints this is t
 int8.
 
 A causal language model is a function of all its tokens, input_ids [B, S] -> logits [B, S, V]; `Conv1D` is made linear
-(`compress.models.conv1d`).
+(`compress.models.conv1d`). An encoder-decoder reads the source and the target behind its start token, both padded to S.
 
 Left out: the cache of keys and values that generating token by token needs, and models whose trace depends on the sequence length; the
 exporter refuses those itself.
@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from compress.core.errors import InputError
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.models.config import read_config
 from compress.models.conv1d import with_linears
 from compress.models.library import one_line, quiet
@@ -74,8 +74,7 @@ class _Text(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         features = dict(zip(self.input_names, inputs, strict=True))
         if self.additive:
-            mask_BS = features["attention_mask"]
-            features["attention_mask"] = (1.0 - mask_BS[:, None, None, :].to(torch.float32)) * MASKED
+            features["attention_mask"] = additive_padding(features["attention_mask"])
         logits: Tensor = self.model(**features).logits
         return logits
 
@@ -93,11 +92,26 @@ class _Generation(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         (ids_BS,) = inputs
-        mask = None
-        if self.additive:
-            position_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
-            mask = (position_S[None, None, None, :] > position_S[None, None, :, None]).to(torch.float32) * MASKED
+        mask = _additive_causal(ids_BS) if self.additive else None
         logits: Tensor = self.model(input_ids=ids_BS, attention_mask=mask).logits
+        return logits
+
+
+class _EncoderDecoder(nn.Module):
+    """Takes source ids and mask, and what the decoder reads, int64 [B, S] each; hands the model additive masks, or lets it make its own."""
+
+    def __init__(self, model: nn.Module, input_names: tuple[str, ...], additive: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.input_names = input_names
+        self.additive = additive
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        features = dict(zip(self.input_names, inputs, strict=True))
+        if self.additive:
+            features["attention_mask"] = additive_padding(features["attention_mask"])
+            features["decoder_attention_mask"] = _additive_causal(features["decoder_input_ids"])
+        logits: Tensor = self.model(**features).logits
         return logits
 
 
@@ -161,6 +175,17 @@ def save(model: onnx.ModelProto, out: Path) -> Path:
     return out
 
 
+def additive_padding(mask_BS: Tensor) -> Tensor:
+    """Returns what is added to the scores of padding, float32 [B, 1, 1, S], from a mask with 1 for tokens."""
+    return (1.0 - mask_BS[:, None, None, :].to(torch.float32)) * MASKED
+
+
+def _additive_causal(ids_BS: Tensor) -> Tensor:
+    """Returns what is added to the scores of later tokens, float32 [1, 1, S, S]."""
+    position_S = torch.arange(ids_BS.shape[1], device=ids_BS.device)
+    return (position_S[None, None, None, :] > position_S[None, None, :, None]).to(torch.float32) * MASKED
+
+
 def module_of(node: onnx.NodeProto) -> str | None:
     """Returns the path of the torch module that a GEMM node belongs to, or None for other nodes."""
     return next((entry.value for entry in node.metadata_props if entry.key == MODULE), None)
@@ -176,7 +201,7 @@ def prune_initializers(graph: onnx.GraphProto) -> None:
 
 def _load(checkpoint: Path, task: Task) -> Any:
     config = read_config(checkpoint, "checkpoint")
-    if getattr(config, "is_encoder_decoder", False):
+    if getattr(config, "is_encoder_decoder", False) and not TASKS[task].encoder_decoder:
         raise InputError(
             f"export: a {config.model_type} answers from its end token, which rows that are made up to count and to time lack; "
             "give a model without a decoder of its own, or leave out export"
@@ -188,7 +213,9 @@ def _load(checkpoint: Path, task: Task) -> Any:
     return with_linears(model).eval()
 
 
-def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation]:
+def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation] | type[_EncoderDecoder]:
+    if preprocessor.decoder_start_token_id is not None:
+        return _EncoderDecoder
     return _Generation if preprocessor.generates else _Text
 
 
@@ -199,7 +226,12 @@ def _text_rows(preprocessor: Preprocessor, vocab_size: int, length: int) -> tupl
     mask_BS = torch.ones_like(ids_BS)
     mask_BS[1, (length + 1) // 2 :] = 0
     ids_BS[mask_BS == 0] = preprocessor.pad_token_id
-    values = {"input_ids": ids_BS, "attention_mask": mask_BS, "token_type_ids": torch.zeros_like(ids_BS)}
+    values = {
+        "input_ids": ids_BS,
+        "attention_mask": mask_BS,
+        "token_type_ids": torch.zeros_like(ids_BS),
+        "decoder_input_ids": ids_BS.flip(1),
+    }
     return tuple(values[name] for name in preprocessor.input_names)
 
 
