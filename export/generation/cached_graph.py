@@ -10,7 +10,7 @@ Keys and values are state of the infer request ([b, heads, p, head size] for eac
 with caches that are filled by hand: updating an empty cache takes another branch than updating a filled one. All layers keep all tokens;
 a sliding window is a matter of the attention mask.
 
-Left out: encoder-decoders, recurrent states (Mamba, RWKV), caches with sizes of their own (DeepSeek's compressed keys).
+Left out: encoder-decoders (`export.generation.encoder_decoder_graphs`), recurrent states (Mamba, RWKV), caches with sizes of their own (DeepSeek's compressed keys).
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ def cached_graph(model: PreTrainedModel) -> openvino.Model:
         warnings.filterwarnings("ignore", "Converting a tensor to a Python boolean")
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # the trace looks at every attribute of the model
         graph = openvino.convert_model(_Decoder(model), example_input=(*example.values(), *past))
-    _name(graph.inputs, (*INPUTS, *states))
-    _name(graph.outputs, ("logits", *states.values()))
+    name_values(graph.inputs, (*INPUTS, *states))
+    name_values(graph.outputs, ("logits", *states.values()))
     for value in graph.inputs[: len(INPUTS)]:
         value.get_node().set_partial_shape(openvino.PartialShape([-1] * len(value.partial_shape)))
     for value, (heads, size) in zip(graph.inputs[len(INPUTS) :], shapes, strict=True):
         value.get_node().set_partial_shape(openvino.PartialShape([-1, heads, -1, size]))
     graph.validate_nodes_and_infer_types()
     apply_make_stateful_transformation(graph, states)
-    _start_empty(graph)
+    start_empty(graph)
     return graph
 
 
@@ -89,7 +89,7 @@ class _Decoder(nn.Module):
     ) -> tuple[Tensor, ...]:
         """Returns logits [b, n, V], then keys and values [b, heads, p + n, head size] of each layer."""
         cache = DynamicCache()
-        cache.layers = [_filled(*(one.index_select(0, beam_idx) for one in past[at : at + 2])) for at in range(0, len(past), 2)]
+        cache.layers = [filled_layer(*(one.index_select(0, beam_idx) for one in past[at : at + 2])) for at in range(0, len(past), 2)]
         known = {"position_ids": position_ids} if _takes_positions(self.model) else {}
         logits = self.model(input_ids=input_ids, attention_mask=attention_mask, past_key_values=cache, use_cache=True, **known).logits
         return logits.float(), *(one for layer in cache.layers for one in (layer.keys, layer.values))
@@ -100,7 +100,8 @@ def _takes_positions(model: nn.Module) -> bool:
     return "position_ids" in inspect.signature(model.forward).parameters
 
 
-def _filled(keys: Tensor, values: Tensor) -> DynamicLayer:
+def filled_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
+    """Returns the cache of a layer that holds keys and values [b, heads, p, head size]."""
     layer = DynamicLayer()
     layer.keys, layer.values = keys, values
     layer.dtype, layer.device, layer.is_initialized = keys.dtype, keys.device, True
@@ -121,13 +122,13 @@ def _cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     return [(one.shape[1], one.shape[3]) for layer in cache.layers for one in (layer.keys, layer.values)]
 
 
-def _name(values: Sequence[Any], names: Sequence[str]) -> None:
-    """Names inputs or outputs, which the trace lists in the order of `_Decoder.forward`."""
+def name_values(values: Sequence[Any], names: Sequence[str]) -> None:
+    """Names inputs or outputs, which the trace lists in the order of the traced `forward`."""
     for value, name in zip(values, names, strict=True):
         value.get_tensor().set_names({name})
 
 
-def _start_empty(graph: openvino.Model) -> None:
+def start_empty(graph: openvino.Model) -> None:
     """Lets every state start with no tokens for as many rows as `input_ids` has."""
     zero = ops.constant(0, dtype=np.int64)
     batch = ops.gather(ops.shape_of(graph.input("input_ids"), output_type="i64"), ops.constant([0], dtype=np.int64), zero)

@@ -1,0 +1,193 @@
+"""Chooses tokens from logits: the most likely, sampled, or by a search with beams. Needs numpy only; it is copied to servers.
+
+A model is a function of one step: `step(tokens, order)` appends tokens[i] to the text that was number order[i] of the step before, and
+returns the logits of the next token, float32 [len(tokens), V]. A text that is done is left out of `order`, one with several good
+continuations is in it several times.
+
+The search follows `generate` of Transformers (5.x, early_stopping False) step by step, so that its answers are the same:
+
+    candidates   the (1 + number of end tokens) K best continuations of the K running texts by the sum of their log-probabilities
+    finished     of the first K candidates those that end, scored by sum / length^penalty; the K best of all are kept
+    running      the K best candidates that do not end
+    stop         once the best running text, scored at its length, is no better than the worst of K finished ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Logits = NDArray[np.float32]
+Step = Callable[[NDArray[np.int64], NDArray[np.int32]], Logits]
+NEVER = np.float32(-1e9)
+"""Score of what must not be chosen, as in Transformers."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the tokens of one answer are chosen. The limits of sampling apply in the order of the fields."""
+
+    max_tokens: int
+    """Most tokens of the answer, at least 1."""
+    ends: frozenset[int] = frozenset()
+    """Tokens that end the answer; the last token of the answer."""
+    first: int | None = None
+    """The first token, if the model fixes it (the language of mBART's answer)."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens that occurred are divided by it where positive, and multiplied where negative (Keskar et al. 2019, section 4.1)."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that occurred."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logits of tokens as often as they occurred."""
+    temperature: float = 0.0
+    """The logits are divided by it before sampling; 0 takes the most likely token."""
+    top_k: int = 0
+    """Sample from the k most likely tokens; 0: from all."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens whose probabilities add up to this."""
+    min_p: float = 0.0
+    """Sample from tokens with at least this share of the largest probability."""
+    seed: int = 0
+    """Seed of the sampling."""
+
+
+@dataclass
+class Text:
+    """One answer under way."""
+
+    rules: Rules
+    start: int
+    """What the decoder reads before the first token."""
+    tokens: list[int] = field(default_factory=list)
+    """Its tokens so far."""
+
+    def __post_init__(self) -> None:
+        self._random = np.random.default_rng(self.rules.seed)
+
+    @property
+    def last(self) -> int:
+        """What the decoder reads next."""
+        return self.tokens[-1] if self.tokens else self.start
+
+    @property
+    def ended(self) -> str | None:
+        """Why the answer is complete: stop (an end token) or length; None while it is not."""
+        if self.tokens and self.tokens[-1] in self.rules.ends:
+            return "stop"
+        return "length" if len(self.tokens) >= self.rules.max_tokens else None
+
+    def take(self, logits_V: Logits) -> int:
+        """Chooses the next token, appends and returns it."""
+        rules = self.rules
+        if rules.first is not None and not self.tokens:
+            token = rules.first
+        else:
+            scores_V = penalized(logits_V, self.start, self.tokens, rules)
+            token = int(scores_V.argmax()) if rules.temperature == 0 else self._drawn(scores_V)
+        self.tokens.append(token)
+        return token
+
+    def _drawn(self, scores_V: Logits) -> int:
+        chances_V = softmax(limited(scores_V.astype(np.float64) / self.rules.temperature, self.rules))
+        return int(self._random.choice(len(chances_V), p=chances_V))
+
+
+def write(step: Step, texts: Sequence[Text], told: Callable[[int, int], None] = lambda number, token: None) -> None:
+    """Completes texts that all stand at their start.
+
+    Args:
+        step: The model.
+        texts: The texts; those that end leave the model.
+        told: Called with the number of a text and its next token.
+    """
+    running = list(range(len(texts)))
+    order = np.arange(len(texts), dtype=np.int32)
+    while running:
+        logits = step(np.array([texts[number].last for number in running], np.int64), order)
+        for place, number in enumerate(running):
+            told(number, texts[number].take(logits[place]))
+        places = [place for place, number in enumerate(running) if texts[number].ended is None]
+        running, order = [running[place] for place in places], np.array(places, np.int32)
+
+
+def search(step: Step, rules: Rules, start: int, beams: int, length_penalty: float) -> list[list[int]]:
+    """Returns the `beams` best answers found, best first.
+
+    Args:
+        step: The model; its first step is asked for `beams` equal texts.
+        rules: Limits of the answer; nothing is sampled.
+        start: What the decoder reads first.
+        beams: K of the module docstring, at least 1.
+        length_penalty: Power of the length that scores are divided by.
+    """
+    running: list[list[int]] = [[] for _ in range(beams)]
+    scores_K = np.array([0.0] + [NEVER] * (beams - 1), np.float32)
+    finished: list[tuple[np.float32, list[int]]] = []
+    order, candidates = np.arange(beams, dtype=np.int32), max(2, 1 + len(rules.ends)) * beams
+    for length in range(1, rules.max_tokens + 1):
+        logits = step(np.array([text[-1] if text else start for text in running], np.int64), order)
+        total_KV = np.stack([_log_chances(logits[k], start, running[k], rules) for k in range(beams)]) + scores_K[:, None]
+        best = np.argsort(-total_KV.reshape(-1), kind="stable")[:candidates]
+        beam, token = best // total_KV.shape[1], best % total_KV.shape[1]
+        score = total_KV.reshape(-1)[best]
+        ends = np.array([int(one) in rules.ends or length == rules.max_tokens for one in token])
+        for place in np.flatnonzero(ends[:beams]):
+            finished.append((score[place] / np.float32(length**length_penalty), [*running[beam[place]], int(token[place])]))
+        finished = sorted(finished, key=lambda one: -one[0])[:beams]
+        kept = np.argsort(-np.where(ends, score + NEVER, score), kind="stable")[:beams]
+        running = [[*running[beam[place]], int(token[place])] for place in kept]
+        scores_K, order = score[kept].astype(np.float32), beam[kept].astype(np.int32)
+        is_full = len(finished) == beams
+        if ends.all() or (is_full and scores_K[0] / np.float32(length**length_penalty) <= finished[-1][0]):
+            break
+    return [tokens for _, tokens in finished]
+
+
+def penalized(logits_V: Logits, start: int, tokens: Sequence[int], rules: Rules) -> Logits:
+    """Returns logits after the penalties of repetition; that of Keskar et al. also counts the start token, as in Transformers."""
+    if rules.repetition_penalty == 1 and rules.presence_penalty == 0 and rules.frequency_penalty == 0:
+        return logits_V
+    scores_V = np.array(logits_V, np.float32)
+    seen = list({start, *tokens})
+    found = scores_V[seen]
+    scores_V[seen] = np.where(found < 0, found * rules.repetition_penalty, found / rules.repetition_penalty)
+    for token in set(tokens):
+        scores_V[token] -= rules.presence_penalty + rules.frequency_penalty * tokens.count(token)
+    return scores_V
+
+
+def limited(scores_V: NDArray[Any], rules: Rules) -> NDArray[Any]:
+    """Returns scores [V] with minus infinity for tokens that top-k, top-p or min-p leave out; the most likely always stays."""
+    scores_V = scores_V.copy()
+    if 0 < rules.top_k < len(scores_V):
+        scores_V[scores_V < np.sort(scores_V)[-rules.top_k]] = -np.inf
+    if rules.top_p < 1:
+        ranks = np.argsort(-scores_V, kind="stable")
+        chances = softmax(scores_V)[ranks]
+        before = np.cumsum(chances) - chances
+        scores_V[ranks[before >= rules.top_p]] = -np.inf
+    if rules.min_p > 0:
+        chances_V = softmax(scores_V)
+        scores_V[chances_V < rules.min_p * chances_V.max()] = -np.inf
+    return scores_V
+
+
+def softmax(scores_V: NDArray[Any]) -> NDArray[Any]:
+    """Returns the probabilities of scores [V]."""
+    powers_V = np.exp(scores_V - scores_V.max())
+    chances_V: NDArray[Any] = powers_V / powers_V.sum()
+    return chances_V
+
+
+def _log_chances(logits_V: Logits, start: int, tokens: Sequence[int], rules: Rules) -> Logits:
+    """Returns the penalized log-probabilities of the next token [V]."""
+    if rules.first is not None and not tokens:
+        forced_V = np.full(len(logits_V), -np.inf, np.float32)
+        forced_V[rules.first] = 0
+        return forced_V
+    shifted_V = logits_V - logits_V.max()
+    return penalized(shifted_V - np.log(np.exp(shifted_V).sum()), start, tokens, rules)

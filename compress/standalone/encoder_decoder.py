@@ -1,0 +1,68 @@
+"""Runs an encoder-decoder from two OpenVINO graphs, for groups of sources at a time. Needs numpy and openvino; it is copied to servers.
+
+The graphs are those of `export.generation.encoder_decoder_graphs`. A group is encoded once and then decoded token by token; all of its
+texts have equally many tokens. Texts that are done leave it, and a text may go on in several ways (`decoding_rules`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+from numpy.typing import NDArray
+
+from .decoding_rules import Logits
+
+ENCODER, DECODER = "encoder.xml", "decoder.xml"
+CROSS = "cross."
+"""What the names of the keys and values of the source start with."""
+
+
+class EncoderDecoder:
+    """Two compiled graphs.
+
+    Args:
+        folder: Holds encoder.xml and decoder.xml.
+        properties: Settings to compile them with.
+        pad_token_id: What shorter sources are filled up with; the mask hides it.
+    """
+
+    def __init__(self, folder: Path, properties: Mapping[str, str], pad_token_id: int) -> None:
+        core = openvino.Core()
+        self.encoder, self.decoder = (core.compile_model(str(folder / name), "CPU", dict(properties)) for name in (ENCODER, DECODER))
+        self._pad_token_id = pad_token_id
+        self._encoding = self.encoder.create_infer_request()
+
+    def begin(self, sources: Sequence[NDArray[np.int32]]) -> Group:
+        """Encodes sources, token ids int32 [length] each."""
+        width = max(len(source) for source in sources)
+        ids = np.full((len(sources), width), self._pad_token_id, np.int64)
+        mask = np.zeros_like(ids)
+        for row, source in enumerate(sources):
+            ids[row, : len(source)], mask[row, : len(source)] = source, 1
+        self._encoding.infer({"input_ids": ids, "attention_mask": mask})
+        read = {value.get_any_name(): np.array(self._encoding.get_tensor(value).data) for value in self.encoder.outputs}
+        return Group(self.decoder.create_infer_request(), mask, read)
+
+
+class Group:
+    """Texts that are written together, one for each row of the mask [n, S] at first."""
+
+    def __init__(self, request: Any, mask: NDArray[np.int64], read: Mapping[str, NDArray[np.float32]]) -> None:
+        self._request, self._mask, self._read = request, mask, dict(read)
+        request.reset_state()
+
+    def step(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
+        """Appends tokens [r] to the texts with the numbers `order` [r] of the step before; returns the logits of the next ones [r, V]."""
+        return self.forward(tokens[:, None], order)[:, -1]
+
+    def forward(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
+        """Like `step`, for several tokens [r, n] at once; returns the logits behind each, [r, n, V]."""
+        if len(order) != len(self._mask) or not np.array_equal(order, np.arange(len(order))):
+            self._mask = self._mask[order]
+            self._read = {name: values[order] for name, values in self._read.items()}
+        self._request.infer({**self._read, "input_ids": tokens, "attention_mask": self._mask, "beam_idx": order})
+        return np.array(self._request.get_tensor("logits").data, np.float32)
