@@ -375,7 +375,8 @@ def _check_order(recipe: Recipe) -> list[str]:
     kinds = [type(stage) for stage in recipe.stages]
     if TritonRepo in kinds and Export not in kinds:
         problems.append("stages: triton_repo given without export; put `- export: {}` before it")
-    served = served_on("cpu", generates=TASKS[recipe.model.task].answer == "tokens")
+    task = TASKS[recipe.model.task]
+    served = served_on("cpu", generates=task.answer == "tokens", encoder_decoder=task.encoder_decoder)
     if TritonRepo in kinds and recipe.target.device == "cpu" and served not in recipe.target.engines:
         given = ", ".join(recipe.target.engines)
         what = f"{recipe.model.task} with {served}"
@@ -393,8 +394,9 @@ def _check_generating(recipe: Recipe) -> list[str]:
     row = TASKS[recipe.model.task]
     if engine is None:
         return []
-    if row.answer != "tokens":
-        tasks = tasks_with(lambda other: other.answer == "tokens")
+    facts = ENGINES[engine]
+    if row.answer != "tokens" or row.encoder_decoder != facts.encoder_decoder:
+        tasks = tasks_with(lambda other: other.answer == "tokens" and other.encoder_decoder == facts.encoder_decoder)
         return [f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
     return [
         f"stages.{stage.id}.{key}: {str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals "

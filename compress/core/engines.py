@@ -46,6 +46,8 @@ class EngineFacts:
     """Whether the engine is proved ahead of time, or recorded as not runnable, where it cannot run; a run then goes on."""
     generates: bool = False
     """Whether it answers prompts from a cache of keys and values; such engines are for tasks whose answers are tokens."""
+    encoder_decoder: bool = False
+    """Whether what it answers from is an encoder-decoder, and not a decoder alone."""
     serves: Literal["cpu", "cuda"] | None = None
     """Device on which the Triton repository serves this engine; None if it does not."""
 
@@ -83,6 +85,18 @@ ENGINES: Mapping[str, EngineFacts] = {
         generates=True,
         serves="cpu",
     ),
+    "openvino_seq2seq": EngineFacts(
+        title="OpenVINO, encoder-decoder",
+        where="CPU; encoder-decoders that answer",
+        library="openvino",
+        marker="inverted",
+        cpu_only=True,
+        stores=("float", "int8"),
+        bf16_float_part=True,
+        generates=True,
+        encoder_decoder=True,
+        serves="cpu",
+    ),
     "tensorrt": EngineFacts(
         title="TensorRT",
         where="NVIDIA GPUs; proved ahead of time without one",
@@ -100,9 +114,16 @@ REFERENCE: Final = "torch"
 """The engine that all others are compared with."""
 
 
-def served_on(device: str, *, generates: bool = False) -> str:
-    """Returns the engine that the Triton repository serves on a device; `generates`: for tasks whose answers are tokens."""
-    return next(name for name, row in ENGINES.items() if (row.serves, row.generates) == (device, generates))
+def served_on(device: str, *, generates: bool = False, encoder_decoder: bool = False) -> str:
+    """Returns the engine that the Triton repository serves on a device.
+
+    Args:
+        device: cpu or cuda.
+        generates: For tasks whose answers are tokens.
+        encoder_decoder: For those whose model is an encoder-decoder.
+    """
+    wanted = (device, generates, encoder_decoder)
+    return next(name for name, row in ENGINES.items() if (row.serves, row.generates, row.encoder_decoder) == wanted)
 
 
 def device_of(engine: str, device: str) -> str:

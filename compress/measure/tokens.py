@@ -4,6 +4,8 @@
     disagreements  prompts with such a token: after it the models read different texts, and nothing more is compared
     equal_share    share of all positions with the same token; also counts those that are equal behind a difference by chance
 
+Answers that end are filled up with `ENDED`; where both have ended there is no position.
+
 Disagreements among decisions are judged like other predictions of two engines (`compress.standalone.tolerance`).
 """
 
@@ -16,6 +18,8 @@ from numpy.typing import NDArray
 
 from compress.standalone.tolerance import disagreements_allowed
 
+ENDED = -1
+"""Behind an answer that has ended."""
 Tokens = NDArray[np.int32]
 
 
@@ -23,7 +27,7 @@ def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
     """Compares answers of equal length.
 
     Args:
-        reference: Token ids of one model, int32 [n, T].
+        reference: Token ids of one model, int32 [n, T]; `ENDED` behind the end of an answer.
         found: Those of the other, int32 [n, T].
 
     Returns:
@@ -37,12 +41,14 @@ def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
     other_nT = reference != found
     differs_n = other_nT.any(axis=1)
     first_n = np.where(differs_n, other_nT.argmax(axis=1), tokens)
-    decisions, disagreements = int(np.minimum(first_n + 1, tokens).sum()), int(differs_n.sum())
+    written_nT = (reference != ENDED) | (found != ENDED)
+    written_n = written_nT.sum(axis=1)
+    decisions, disagreements = int(np.minimum(first_n + 1, written_n).sum()), int(differs_n.sum())
     limit = disagreements_allowed(decisions)
     return {
         "prompts": prompts,
         "tokens": tokens,
-        "equal_share": round(float(1 - other_nT.mean()), 6),
+        "equal_share": round(float(1 - other_nT.sum() / written_n.sum()), 6),
         "identical": prompts - disagreements,
         "first_other": float(np.median(first_n[differs_n])) if disagreements else None,
         "decisions": decisions,

@@ -64,6 +64,8 @@ class Text:
     """What the decoder reads before the first token."""
     tokens: list[int] = field(default_factory=list)
     """Its tokens so far."""
+    stopped: bool = False
+    """Whether somebody outside has ended it."""
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.rules.seed)
@@ -75,8 +77,8 @@ class Text:
 
     @property
     def ended(self) -> str | None:
-        """Why the answer is complete: stop (an end token) or length; None while it is not."""
-        if self.tokens and self.tokens[-1] in self.rules.ends:
+        """Why the answer is complete: stop (an end token, or ended from outside) or length; None while it is not."""
+        if self.stopped or (self.tokens and self.tokens[-1] in self.rules.ends):
             return "stop"
         return "length" if len(self.tokens) >= self.rules.max_tokens else None
 

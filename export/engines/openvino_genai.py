@@ -32,20 +32,15 @@ from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
-from export.engines.openvino import PRECISIONS, RuntimeLayer
+from export.engines.openvino import PRECISIONS
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.traced_precisions import traced_precisions
 
 FOLDER = "genai"
 CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
 BACKENDS = {"paged": "PA", "stateful": "SDPA"}
 BACKEND = "ATTENTION_BACKEND"
 """A property of GenAI, unknown to the engine below it."""
-ROOT = "__module.model."
-"""What the names of the trace start with."""
-INTEGERS = ("i8", "u8")
-INT8_WEIGHTS = "w8a16"
-"""Int8 weights, multiplied in float."""
-ATTENTION_PRODUCTS = ("qk", "pv")
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -137,19 +132,8 @@ class OpenVinoGenai:
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node from the runtime model; int8 where both sides of the product are integers."""
-        layers = [RuntimeLayer(node) for node in self._compiled.get_runtime_model().get_ops()]
-        layers = [layer for layer in layers if layer.is_gemm or layer.is_fused]
         head = self._model.output("logits").get_node().input_value(0).get_node().get_friendly_name()
-        found = {gemm: _layer(gemm, layers) for gemm in gemms}
-        if gemms and found[gemms[-1]] is None:  # the product that gives the logits goes by the name of the output
-            found[gemms[-1]] = next((layer for layer in layers if layer.made_of(head)), None)
-        exact = self._compile_properties.get(blocks.GROUP) == "0"
-        told = {gemm: _precision(layer, exact) for gemm, layer in found.items() if layer is not None}
-        # a product behind a smoothed input loses its name; what those are is known where all that are left run alike
-        rest = {_precision(layer, exact) for layer in layers if layer.is_product and layer not in found.values()}
-        if len(rest) == 1:
-            told |= dict.fromkeys((gemm for gemm, layer in found.items() if layer is None), rest.pop())
-        return {gemm: precision for gemm, precision in told.items() if precision is not None}
+        return traced_precisions(gemms, [self._compiled], head, exact=self._compile_properties.get(blocks.GROUP) == "0")
 
     def placement(self) -> Placement:
         """Returns the settings that the compiled model reports."""
@@ -286,26 +270,3 @@ def _tensor(prompt: NDArray[np.int32]) -> Any:
 
 def _best_first(handle: Any) -> list[Any]:
     return sorted(handle.read_all(), key=lambda output: -output.score)
-
-
-def _layer(gemm: str, layers: Sequence[RuntimeLayer]) -> RuntimeLayer | None:
-    """Returns the layer that a GEMM node of the ONNX graph became, by the path of its module; None where no layer has its name."""
-    module, _, product = gemm.rpartition("/")
-    of_attention = product in ATTENTION_PRODUCTS
-    return next((layer for layer in layers if layer.is_product != of_attention and layer.belongs_to(f"{ROOT}{module}/")), None)
-
-
-def _precision(layer: RuntimeLayer, exact: bool) -> str | None:
-    """Returns what a layer multiplies.
-
-    Args:
-        layer: The layer.
-        exact: Whether the engine leaves float inputs as they are. Where it may quantize tokens by itself, a layer with int8 weights and a
-            float input does not tell what it multiplies: None.
-    """
-    first, second = layer.types[:2]
-    if second not in INTEGERS:
-        return PRECISIONS.get(second, second)
-    if first in INTEGERS:
-        return PRECISIONS["i8"]
-    return INT8_WEIGHTS if exact else None

@@ -28,6 +28,8 @@ from compress.models.checkpoint import load, load_float
 from compress.models.forward import forward
 from compress.models.library import quiet
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.stop_texts import before_stop
+from export.generation.prompts import encoder_decoder_settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -114,23 +116,20 @@ class Torch:
         torch.manual_seed(decoding.seed)
         with torch.inference_mode(), quiet():
             found = model.generate(ids, attention_mask=torch.ones_like(ids), **settings, **streamer)
-        answers = [self._before(_until(row, settings["eos_token_id"]), decoding.stop) for row in found[:, ids.shape[1] :].tolist()]
+        before = 1 if model.config.is_encoder_decoder else ids.shape[1]  # the start token of the decoder, or the prompt
+        rows = (_until(row, settings["eos_token_id"]) for row in found[:, before:].tolist())
+        answers = [before_stop(self._decode, row, decoding.stop) for row in rows]
         if told is not None and decoding.stop and decoding.beams == 1:
             told(number, answers[0])
         return Answer(tuple(answers), tuple(seconds[: len(answers[0])]))
 
-    def _before(self, tokens: tuple[int, ...], stop: Sequence[str]) -> tuple[int, ...]:
-        """Returns the tokens before the first text that ends the answer."""
-        lengths = range(1, len(tokens) + 1) if stop else ()
-        ended = next((at for at in lengths if any(text in self._tokenizer.decode(tokens[:at]) for text in stop)), None)
-        if ended is None:
-            return tokens
-        kept = next(at for at in range(ended, -1, -1) if not any(_overlaps(self._tokenizer.decode(tokens[:at]), text) for text in stop))
-        return tokens[:kept]
-
     @cached_property
     def _tokenizer(self) -> Any:
         return AutoTokenizer.from_pretrained(self._folder, local_files_only=True)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        text: str = self._tokenizer.decode(tokens)
+        return text
 
     def _settings(self, decoding: Decoding) -> dict[str, Any]:
         """Returns the settings in the words of Transformers; what is left out there would be taken from the model."""
@@ -147,6 +146,8 @@ class Torch:
             "num_return_sequences": decoding.answers,
             "length_penalty": decoding.length_penalty,
         }
+        if model.config.is_encoder_decoder:
+            settings |= encoder_decoder_settings()
         if decoding.samples:
             settings |= {name: getattr(decoding, name) for name in ("temperature", "top_k", "top_p", "min_p")}
         if decoding.stop:
@@ -168,8 +169,3 @@ def _until(tokens: Sequence[int], ends: Sequence[int]) -> tuple[int, ...]:
     """Returns the tokens up to the first that ends an answer: shorter answers of a search are filled up."""
     last = next((at for at, token in enumerate(tokens) if token in ends), len(tokens) - 1)
     return tuple(tokens[: last + 1])
-
-
-def _overlaps(answer: str, stop: str) -> bool:
-    """Whether a text holds another one, or ends in its start."""
-    return stop in answer or any(answer.endswith(stop[:length]) for length in range(1, len(stop)))

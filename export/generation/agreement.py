@@ -20,7 +20,7 @@ from compress.measure.engine_process import EngineProcess
 from compress.measure.tokens import compare_tokens, token_shortfall
 from compress.models.checkpoint import load, load_float
 from compress.stage.context import Context
-from export.generation.prompts import Generation, Prompts, Tokens, greedy, save_answers
+from export.generation.prompts import Generation, Prompts, Tokens, filled, greedy, save_answers
 from export.parity.rows import gate_rows
 
 GATE_PROMPTS = 32
@@ -64,7 +64,7 @@ class Agreement:
         found = answer(process, prompts)
         save_answers(path, prompts, found)
         return {
-            "prompt_tokens": prompts.ids.shape[1],
+            "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
             "baseline": compare_tokens(self._in_torch(self._context.baseline.path, held_out=True), found),
             REFERENCE: compare_tokens(self._in_torch(checkpoint, held_out=True), found),
         }
@@ -72,11 +72,11 @@ class Agreement:
     @cached_property
     def _gate_prompts(self) -> Prompts:
         settings = self.settings.model_copy(update={"prompts": min(GATE_PROMPTS, self.settings.prompts)})
-        return Prompts.of_blocks(gate_rows(self._context.data).rows, settings, self._context.max_length)
+        return Prompts.of_rows(gate_rows(self._context.data).rows, settings, self._context.max_length)
 
     @cached_property
     def _evaluation_prompts(self) -> Prompts:
-        return Prompts.of_blocks(self._context.data.evaluation.rows, self.settings, self._context.max_length)
+        return Prompts.of_rows(self._context.data.evaluation.rows, self.settings, self._context.max_length)
 
     def _in_torch(self, checkpoint: Path, *, held_out: bool) -> Tokens:
         """Returns the greedy answers of a checkpoint to the prompts from evaluation rows, or from selection rows.
@@ -95,6 +95,6 @@ class Agreement:
 
 
 def answer(process: EngineProcess, prompts: Prompts) -> Tokens:
-    """Returns the greedy tokens of an engine, int32 [n, T]; end tokens do not end an answer."""
-    answers = process.generate(list(prompts.ids), Decoding(max_tokens=prompts.tokens, ignore_end=True))
-    return np.array([one.tokens[0] for one in answers], np.int32)
+    """Returns the greedy tokens of an engine, int32 [n, T]; `ENDED` behind an answer that ends."""
+    answers = process.generate(list(prompts.rows), Decoding(max_tokens=prompts.tokens, ignore_end=not prompts.ends))
+    return filled([one.tokens[0] for one in answers], prompts.tokens)

@@ -10,7 +10,8 @@ Keys and values are state of the infer request ([b, heads, p, head size] for eac
 with caches that are filled by hand: updating an empty cache takes another branch than updating a filled one. All layers keep all tokens;
 a sliding window is a matter of the attention mask.
 
-Left out: encoder-decoders (`export.generation.encoder_decoder_graphs`), recurrent states (Mamba, RWKV), caches with sizes of their own (DeepSeek's compressed keys).
+Left out: encoder-decoders (`export.generation.encoder_decoder_graphs`), recurrent states (Mamba, RWKV), caches with sizes of their own
+(DeepSeek's compressed keys).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def insert_tables(graph: openvino.Model, tables: Mapping[str, Tensor]) -> None:
         ValueError: The table of a scale is not in the graph.
     """
     for name, scale_V in tables.items():
-        found = [node for node in graph.get_ops() if node.get_type_name() == "Constant" and _holds_table(node, scale_V)]
+        found = table_constants(graph, scale_V)
         if not found:
             raise ValueError(f"{name}: no table of the graph is on the grid of its scales")
         for node in found:  # one, or where the trace has copied a tied table two
@@ -72,6 +72,11 @@ def insert_tables(graph: openvino.Model, tables: Mapping[str, Tensor]) -> None:
             for reader in list(node.output(0).get_target_inputs()):
                 reader.replace_source_output(weight.output(0))
     graph.validate_nodes_and_infer_types()
+
+
+def table_constants(graph: openvino.Model, scale_V: Tensor) -> list[Any]:
+    """Returns the constants of a graph that are tables on the grid of these scales."""
+    return [node for node in graph.get_ops() if node.get_type_name() == "Constant" and _holds_table(node, scale_V)]
 
 
 def _holds_table(node: Any, scale_V: Tensor) -> bool:

@@ -21,18 +21,13 @@ from typing import Any
 
 import openvino
 from openvino_tokenizers import convert_tokenizer
-from torch import nn
 from transformers import AutoTokenizer, GenerationConfig
 
-from compress.core.errors import InputError
-from compress.models.checkpoint import load_float
 from compress.models.config import read_config
 from compress.models.library import quiet
-from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
-from compress.schemes.sites import load_sites
-from compress.schemes.tables import load_tables, on_table_grid
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, insert_tables
+from export.generation.on_grids import on_grids
 
 MODEL, TOKENIZER, DETOKENIZER = "openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml"
 ATTENTION = "ScaledDotProductAttention"
@@ -62,7 +57,7 @@ def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[
     openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
     _write_tokenizer(checkpoint, folder)
     shutil.copyfile(checkpoint / "config.json", folder / "config.json")
-    _write_generation_config(checkpoint, folder)
+    write_generation_config(checkpoint, folder)
 
 
 def quantized_graph(checkpoint: Path) -> openvino.Model:
@@ -71,25 +66,10 @@ def quantized_graph(checkpoint: Path) -> openvino.Model:
     Raises:
         InputError: See `write_genai_folder`.
     """
-    model: Any = load_float(checkpoint)
-    if not (checkpoint / QUANTIZATION_JSON).exists():
-        return cached_graph(model)
-    sites = load_sites(checkpoint).names
-    if sites:
-        raise InputError(
-            f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "
-            "those in float: give attention: false and residual: false"
-        )
-    layers, tables = load_quantization(checkpoint)[0], load_tables(checkpoint)
-    for name, scales in layers.items():
-        weight: nn.Parameter = model.get_submodule(name).weight
-        weight.data = scales.on_grid(weight.data)  # 16-bit checkpoints hold the grid to the precision of their type
-    for name, scale_V in tables.items():
-        table: nn.Parameter = model.get_submodule(name).weight
-        table.data = on_table_grid(table.data, scale_V)
-    graph = cached_graph(model)
-    insert_codes(graph, layers)
-    insert_tables(graph, tables)
+    found = on_grids(checkpoint)
+    graph = cached_graph(found.model)
+    insert_codes(graph, found.layers)
+    insert_tables(graph, found.tables)
     return graph
 
 
@@ -127,7 +107,7 @@ def _write_tokenizer(checkpoint: Path, folder: Path) -> None:
         openvino.save_model(part, folder / name, compress_to_fp16=False)
 
 
-def _write_generation_config(checkpoint: Path, folder: Path) -> None:
+def write_generation_config(checkpoint: Path, folder: Path) -> None:
     """Writes generation_config.json: that of the checkpoint, or one with the special tokens of its config.json."""
     given = checkpoint / "generation_config.json"
     if given.is_file():

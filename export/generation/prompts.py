@@ -1,28 +1,33 @@
-"""What engines that generate are asked: the starts of evaluation blocks, and the greedy answers of torch to compare with."""
+"""What engines that generate are asked, starts of blocks or whole sources, and the greedy answers of torch to compare with."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch import nn
-from transformers.cache_utils import DynamicCache
+from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
 from compress.core.config import Config
 from compress.core.errors import InputError
-from compress.standalone.preprocess import Row
+from compress.measure.tokens import ENDED
+from compress.models.library import quiet
+from compress.standalone.preprocess import Row, TokenPair
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""
 BATCH_SIZE = 16
+FILLED = 0
+"""What `generate` fills up with; anything will do, since it is overwritten."""
 Tokens = NDArray[np.int32]
+T = TypeVar("T")
 
 
 class Generation(Config):
@@ -32,58 +37,78 @@ class Generation(Config):
     """What keys and values are kept in. float: the precision that the engine computes in, fp32 or bf16; fp16: half the memory of fp32;
     int8: a quarter. Less than float changes answers; the report shows by how much."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Number of prompts, the starts of evaluation blocks."""
+    """Number of prompts: the starts of evaluation blocks, or the sources of evaluation pairs."""
     tokens: Annotated[int, Field(ge=1, le=100_000)] = 64
-    """Tokens of each answer, taken greedily; together with the prompt at most data.max_length."""
+    """Most tokens of each answer, taken greedily. A block goes on for so many; together with its start they are at most data.max_length."""
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts of equal length, and how long the answers are."""
+    """What engines are asked, and how long the answers may be."""
 
-    ids: Tokens
-    """int32 [n, P]."""
+    rows: tuple[Tokens, ...]
+    """Token ids, int32 [P] each: starts of blocks of equal length, or whole sources."""
     tokens: int
-    """T, tokens of an answer."""
+    """T, most tokens of an answer."""
+    references: tuple[Tokens, ...] = ()
+    """For sources the targets, int32 [length] each."""
 
     @classmethod
-    def of_blocks(cls, blocks: Sequence[Row], settings: Generation, max_length: int) -> Prompts:
-        """Takes the starts of evenly spaced blocks.
+    def of_rows(cls, rows: Sequence[Row], settings: Generation, max_length: int) -> Prompts:
+        """Takes the starts of evenly spaced blocks, or the sources of evenly spaced pairs.
 
         Args:
-            blocks: Token ids, int32 [L] each.
+            rows: Blocks of token ids, int32 [L] each, or pairs.
             settings: How many, and how long the answers may be.
             max_length: Most tokens that the model reads.
 
         Raises:
             InputError: No block is long enough.
         """
+        pairs = _spread([row for row in rows if isinstance(row, TokenPair)], settings.prompts)
+        if pairs:
+            tokens = min(settings.tokens, max_length - 1)
+            return cls(tuple(pair.source for pair in pairs), tokens, tuple(pair.target for pair in pairs))
         length = min(PROMPT_TOKENS, max_length // 2)
-        long = [block[:length] for block in blocks if isinstance(block, np.ndarray) and len(block) >= length]
+        long = [row[:length].astype(np.int32) for row in rows if isinstance(row, np.ndarray) and len(row) >= length]
         if not long or length < 1:
             raise InputError(f"data: no evaluation block of at least {length} tokens to take prompts from; give longer texts")
-        chosen = np.unique(np.linspace(0, len(long) - 1, min(settings.prompts, len(long))).round().astype(np.int64))
-        return cls(np.stack([long[index] for index in chosen]).astype(np.int32), min(settings.tokens, max_length - length))
+        return cls(tuple(_spread(long, settings.prompts)), min(settings.tokens, max_length - length))
+
+    @property
+    def ends(self) -> bool:
+        """Whether an end token ends an answer; the continuation of a block goes on to its last token."""
+        return bool(self.references)
+
+
+def _spread(rows: Sequence[T], count: int) -> list[T]:
+    """Returns up to `count` evenly spaced rows."""
+    return [rows[index] for index in np.unique(np.linspace(0, len(rows) - 1, min(count, len(rows))).round().astype(np.int64))]
 
 
 def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
-    """Returns the most likely tokens of a decoder, one after the other, int32 [n, T]; end tokens do not end an answer.
+    """Returns the most likely tokens, one after the other, int32 [n, T].
+
+    The continuation of a block goes on past end tokens. An answer to a source ends with one; behind it stands `ENDED`.
 
     Args:
-        model: A causal language model of Transformers in eval mode, float or quantized.
+        model: A language model of Transformers in eval mode, float or quantized.
         prompts: The prompts.
     """
     device = next(iter(model.parameters())).device
     parts = []
-    with torch.inference_mode():
-        for start in range(0, len(prompts.ids), BATCH_SIZE):
-            ids = torch.from_numpy(prompts.ids[start : start + BATCH_SIZE].astype(np.int64)).to(device)
-            parts.append(_greedy(model, ids, prompts.tokens).cpu().numpy().astype(np.int32))
+    with torch.inference_mode(), quiet():
+        for start in range(0, len(prompts.rows), BATCH_SIZE):
+            rows = prompts.rows[start : start + BATCH_SIZE]
+            answer = _answered if prompts.ends else _continued
+            parts.append(answer(model, rows, prompts.tokens, device).cpu().numpy().astype(np.int32))
     return np.concatenate(parts)
 
 
-def _greedy(model: Any, ids: torch.Tensor, tokens: int) -> torch.Tensor:
-    cache, chosen, new = DynamicCache(config=model.config), [], ids
+def _continued(model: Any, rows: Sequence[Tokens], tokens: int, device: torch.device) -> torch.Tensor:
+    """Continues blocks of equal length."""
+    new = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
+    cache, chosen = DynamicCache(config=model.config), []
     for _ in range(tokens):
         logits = model(input_ids=new, past_key_values=cache, use_cache=True).logits
         new = logits[:, -1:].argmax(dim=-1)
@@ -91,12 +116,41 @@ def _greedy(model: Any, ids: torch.Tensor, tokens: int) -> torch.Tensor:
     return torch.cat(chosen, dim=1)
 
 
+def _answered(model: Any, rows: Sequence[Tokens], tokens: int, device: torch.device) -> torch.Tensor:
+    """Answers sources, padded to the longest."""
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+    ids = torch.zeros_like(mask)
+    ids[mask.bool()] = torch.from_numpy(np.concatenate(rows).astype(np.int64))
+    settings = {"max_new_tokens": tokens, "do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "pad_token_id": FILLED}
+    found = model.generate(ids.to(device), attention_mask=mask.to(device), **settings, **encoder_decoder_settings())[:, 1:]
+    ends = model.generation_config.eos_token_id
+    is_end = torch.isin(found, torch.tensor([] if ends is None else ends, dtype=found.dtype, device=found.device))
+    behind = is_end.cumsum(dim=1) - is_end.long() > 0
+    found = torch.where(behind, ENDED, found)
+    return torch.nn.functional.pad(found, (0, tokens - found.shape[1]), value=ENDED)
+
+
+def encoder_decoder_settings() -> dict[str, Any]:
+    """Returns what `generate` of Transformers is asked of an encoder-decoder beside the limits of an answer.
+
+    Limits that a model's generation_config.json sets (n-grams, least length, the last token) do not apply; its first token does. The cache
+    is given because Transformers makes one of as many layers as the encoder has.
+    """
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    neutral = {"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "early_stopping": False}
+    return {**neutral, "forced_eos_token_id": None, "bad_words_ids": None, "use_cache": True, "past_key_values": cache}
+
+
+def filled(answers: Sequence[Sequence[int]], tokens: int) -> Tokens:
+    """Returns answers as one array, int32 [n, T]; `ENDED` behind the shorter ones."""
+    whole = np.full((len(answers), tokens), ENDED, np.int32)
+    for row, answer in zip(whole, answers, strict=True):
+        row[: len(answer)] = answer
+    return whole
+
+
 def save_answers(path: Path, prompts: Prompts, tokens: Tokens) -> None:
-    """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file."""
-    save_file({"prompts": np.ascontiguousarray(prompts.ids), "tokens": np.ascontiguousarray(tokens)}, path)
-
-
-def load_answers(path: Path) -> tuple[Tokens, Tokens]:
-    """Returns prompts int32 [n, P] and tokens int32 [n, T] of a file written by `save_answers`."""
-    found = load_file(path)
-    return found["prompts"], found["tokens"]
+    """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file; `ENDED` fills up the shorter ones."""
+    longest = max(len(row) for row in prompts.rows)
+    save_file({"prompts": filled([row.tolist() for row in prompts.rows], longest), "tokens": np.ascontiguousarray(tokens)}, path)

@@ -1,0 +1,173 @@
+"""OpenVINO for encoder-decoders: a source is read once, its answer written token by token from a cache of keys and values.
+
+`predict` gives the logits of whole targets: the first half of what the decoder reads, then the second half, which reads keys and values of
+the first from the cache in the precision that it is kept in. `generate` answers sources in groups (`compress.standalone.encoder_decoder`),
+with the search of `compress.standalone.decoding_rules`.
+
+OpenVINO GenAI has no pipeline for encoder-decoders of text. Left out: devices other than the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from compress.core.decoding import Answer, Decoding, TokensTold
+from compress.core.errors import InputError
+from compress.standalone.decoding_rules import Rules, Text, search, write
+from compress.standalone.encoder_decoder import EncoderDecoder, Group
+from compress.standalone.preprocess import Preprocessor
+from export.engines import openvino as blocks
+from export.engines import openvino_genai as decoders
+from export.engines.openvino import PRECISIONS
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.stop_texts import before_stop, stops
+from export.engines.traced_precisions import traced_precisions
+
+FOLDER = "seq2seq"
+MODE = "stateful"
+GROUP = 16
+"""Sources that are answered together."""
+
+refusal, absence, computes_bf16 = decoders.refusal, decoders.absence, decoders.computes_bf16
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Writes the folder of both graphs; yields a mode for each float precision."""
+    from export.generation.encoder_decoder_folder import folder_files
+    from export.generation.reads import reads_per_token
+
+    folder = request.shared / FOLDER
+    options = {blocks.GROUP: "0", **blocks.runtime_options(request.precision, request.model)}  # 0: tokens are not quantized by the engine
+    problem = _written(request, folder, options)
+    if problem is not None:
+        request.log(f"{request.engine}: {problem}")
+        yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
+        return
+    for floating in dict.fromkeys((request.float_precision, *(["bf16"] if request.bf16_float_part else []))):
+        cache = decoders.cache_precision(request.kv_cache, floating)
+        given = {**decoders.properties(request.target.num_threads, floating, cache), **options}
+        reads = reads_per_token(folder_files(folder)[0], floating, cache)
+        yield request.entry(MODE, folder_files(folder), float_precision=floating, cache_precision=cache, properties=given, reads=reads)
+
+
+def _written(request: BuildRequest, folder: Path, options: Mapping[str, str]) -> str | None:
+    """Writes the folder, unless the fp32 build did; returns in one line why it cannot be, None where it is there."""
+    from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
+
+    if request.shared != request.folder:
+        return None if folder.exists() else "the engine was not built in fp32, whose files it reads"
+    try:
+        write_encoder_decoder_folder(request.checkpoint, folder, options)
+    except InputError as error:
+        return "; ".join(error.problems)
+    return None
+
+
+def open_engine(spec: EngineSpec) -> OpenVinoSeq2Seq:
+    """Opens the files of `build`."""
+    return OpenVinoSeq2Seq(spec)
+
+
+class OpenVinoSeq2Seq:
+    """An engine from the files of `build`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        self._folder = Path(spec.path).parent
+        self._properties = dict(spec.properties)
+        self._preprocessor = Preprocessor.load(Path(spec.folder))
+        settings = json.loads((self._folder / "generation_config.json").read_text(encoding="utf-8"))
+        ends = settings.get("eos_token_id")
+        self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+        self._first: int | None = settings.get("forced_bos_token_id")
+
+    def predict(self, features: Features) -> Logits:
+        """Returns the logits of every position of the decoder, float32 [n, L, V]."""
+        lengths, read = features["attention_mask"].sum(axis=1), features["decoder_input_ids"].astype(np.int64)
+        group = self._model.begin([ids[:length].astype(np.int32) for ids, length in zip(features["input_ids"], lengths, strict=True)])
+        half, order = read.shape[1] // 2, np.arange(len(read), dtype=np.int32)
+        parts = [group.forward(part, order) for part in (read[:, :half], read[:, half:]) if part.shape[1]]
+        return np.concatenate(parts, axis=1)
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision of each GEMM node from the runtime models; int8 where both sides of the product are integers."""
+        import openvino
+
+        graph = openvino.Core().read_model(self._spec.path)
+        head = graph.output("logits").get_node().input_value(0).get_node().get_friendly_name()
+        compiled = [self._model.encoder, self._model.decoder]
+        return traced_precisions(gemms, compiled, head, exact=self._properties.get(blocks.GROUP) == "0")
+
+    def placement(self) -> Placement:
+        """Returns the settings that the compiled decoder reports."""
+        (device,) = self._model.decoder.get_property("EXECUTION_DEVICES")
+        precision = self._model.decoder.get_property("INFERENCE_PRECISION_HINT").get_type_name()
+        return {"device": device.lower(), "provider": f"OpenVINO {device}", "float_precision": PRECISIONS[precision]}
+
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+        """Returns the answers to sources of token ids, `GROUP` at a time; a search with beams takes one at a time."""
+        started = time.perf_counter()
+        if decoding.beams > 1:
+            return [self._searched(source, decoding) for source in prompts]
+        answers: list[Answer] = []
+        for group in (prompts[at : at + GROUP] for at in range(0, len(prompts), GROUP)):
+            answers += self._answered(group, decoding, len(answers), started, told)
+        return answers
+
+    def _answered(
+        self, sources: Sequence[NDArray[np.int32]], decoding: Decoding, before: int, started: float, told: TokensTold | None
+    ) -> list[Answer]:
+        """Answers one group; `before` is the number of sources before it."""
+        texts = [Text(self._rules(decoding), self._start) for _ in sources]
+        seconds: list[list[float]] = [[] for _ in sources]
+
+        def took(number: int, token: int) -> None:
+            seconds[number].append(time.perf_counter() - started)
+            if told is not None and not decoding.stop:  # a text that ends the answer is only known once it is complete
+                told(before + number, [token])
+            if decoding.stop and stops(self._tokenizer.decode, texts[number].tokens, decoding.stop):
+                texts[number].stopped = True
+
+        write(self._model.begin(sources).step, texts, took)
+        answers = []
+        for number, (text, times) in enumerate(zip(texts, seconds, strict=True)):
+            tokens = before_stop(self._tokenizer.decode, text.tokens, decoding.stop)
+            if told is not None and decoding.stop:
+                told(before + number, tokens)
+            answers.append(Answer((tokens,), tuple(times[: len(tokens)])))
+        return answers
+
+    def _searched(self, source: NDArray[np.int32], decoding: Decoding) -> Answer:
+        group: Group = self._model.begin([source] * decoding.beams)
+        found = search(group.step, self._rules(decoding), self._start, decoding.beams, decoding.length_penalty)
+        tokens = (before_stop(self._tokenizer.decode, one, decoding.stop) for one in found[: decoding.answers])
+        return Answer(tuple(tokens), ())
+
+    def _rules(self, decoding: Decoding) -> Rules:
+        shared = ("max_tokens", "repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
+        ends = frozenset(decoding.stop_tokens) | (frozenset() if decoding.ignore_end else self._ends)
+        return Rules(ends=ends, first=self._first, **{name: getattr(decoding, name) for name in shared})
+
+    @property
+    def _start(self) -> int:
+        start = self._preprocessor.decoder_start_token_id
+        assert start is not None, "an encoder-decoder has a start token"
+        return start
+
+    @property
+    def _tokenizer(self) -> Tokenizer:
+        assert self._preprocessor.tokenizer is not None, "a text preprocessor has a tokenizer"
+        return self._preprocessor.tokenizer
+
+    @cached_property
+    def _model(self) -> EncoderDecoder:
+        return EncoderDecoder(self._folder, self._properties, self._preprocessor.pad_token_id)

@@ -1,0 +1,54 @@
+"""A checkpoint as the graphs of generation are made from it: a float model, its weights on the grids of their integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from compress.core.errors import InputError
+from compress.models.checkpoint import load_float
+from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from compress.schemes.scales import Scales
+from compress.schemes.sites import load_sites
+from compress.schemes.tables import load_tables, on_table_grid
+
+
+@dataclass(frozen=True)
+class OnGrids:
+    """A float model and what its weights are on the grids of."""
+
+    model: Any
+    """A Transformers model in eval mode and float32."""
+    layers: Mapping[str, Scales] = field(default_factory=dict)
+    """Scales of linear layers by module path; none where the checkpoint is float."""
+    tables: Mapping[str, Tensor] = field(default_factory=dict)
+    """Row scales of embeddings and head, float32 [V], by module path."""
+
+
+def on_grids(checkpoint: Path) -> OnGrids:
+    """Loads a checkpoint, float or quantized.
+
+    Raises:
+        InputError: Its attention products or residual additions are quantized.
+    """
+    model: Any = load_float(checkpoint)
+    if not (checkpoint / QUANTIZATION_JSON).exists():
+        return OnGrids(model)
+    sites = load_sites(checkpoint).names
+    if sites:
+        raise InputError(
+            f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "
+            "those in float: give attention: false and residual: false"
+        )
+    layers, tables = load_quantization(checkpoint)[0], load_tables(checkpoint)
+    for name, scales in layers.items():
+        weight: nn.Parameter = model.get_submodule(name).weight
+        weight.data = scales.on_grid(weight.data)  # 16-bit checkpoints hold the grid to the precision of their type
+    for name, scale_V in tables.items():
+        table: nn.Parameter = model.get_submodule(name).weight
+        table.data = on_table_grid(table.data, scale_V)
+    return OnGrids(model, layers, tables)
