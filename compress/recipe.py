@@ -72,6 +72,9 @@ class Goals(Config):
     """Maximum deployed size, the files that the first engine loads, in 10^6 bytes."""
     min_throughput: Annotated[float, Field(gt=0)] | None = None
     """Minimum throughput of the first engine in rows per second, at its best target shape."""
+    max_bleu_drop: Annotated[float, Field(ge=0, le=100)] | None = None
+    """For text-to-text: maximum drop of BLEU, in points of 0..100: greedy answers of the baseline in torch minus those of the last variant
+    in the engine that answers."""
     int8_faster: bool = True
     """Whether the int8 model must be faster than the fastest float precision in the same engine."""
 
@@ -392,13 +395,17 @@ def _check_generating(recipe: Recipe) -> list[str]:
     """Returns the settings that an engine that answers prompts cannot have."""
     engine = next((name for name in recipe.target.engines if ENGINES[name].generates), None)
     row = TASKS[recipe.model.task]
+    problems = []
+    if recipe.goals.max_bleu_drop is not None and not row.encoder_decoder:
+        tasks = tasks_with(lambda other: other.encoder_decoder)
+        problems = [f"goals.max_bleu_drop: {recipe.goals.max_bleu_drop:g} given for {recipe.model.task}; it is for {tasks}: leave it out"]
     if engine is None:
-        return []
+        return problems
     facts = ENGINES[engine]
     if row.answer != "tokens" or row.encoder_decoder != facts.encoder_decoder:
         tasks = tasks_with(lambda other: other.answer == "tokens" and other.encoder_decoder == facts.encoder_decoder)
-        return [f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
-    return [
+        return [*problems, f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
+    return problems + [
         f"stages.{stage.id}.{key}: {str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals "
         f"in float; give {key}: false, or leave {engine} out"
         for stage in recipe.stages

@@ -230,6 +230,12 @@ class Exporter:
             f"    {entry['engine']} {entry['mode']}: {100 * baseline['equal_share']:.1f} % of the tokens are those of the float baseline "
             f"({baseline['prompts']} prompts)"
         )
+        if worth := found.get("quality"):
+            low, high = worth["bleu_change"]
+            self.context.progress.log(
+                f"      BLEU {worth['bleu']:.2f}, chrF {worth['chrf']:.2f}; the float baseline {worth['bleu_before']:.2f}, "
+                f"{worth['chrf_before']:.2f} (change of BLEU 95 % {low:+.2f} to {high:+.2f})"
+            )
         return {"file": self._relative(path), **found}
 
     def _compared(self, entry: Mapping[str, Any], answers: NDArray[Any], layers: Sequence[Any] = ()) -> dict[str, Any]:

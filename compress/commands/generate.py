@@ -115,7 +115,8 @@ class Answerer:
         self.choice = choice
         self._tokenizer: Any = AutoTokenizer.from_pretrained(choice.checkpoint, local_files_only=True)
         self._chat = chat and getattr(self._tokenizer, "chat_template", None) is not None
-        self._longest = most_tokens(read_config(choice.checkpoint, "checkpoint"))
+        config = read_config(choice.checkpoint, "checkpoint")
+        self._longest, self._encodes = most_tokens(config), bool(config.is_encoder_decoder)
         self._process = EngineProcess(choice.spec)
 
     def ids(self, prompt: str, tokens: int) -> NDArray[np.int32]:
@@ -135,9 +136,11 @@ class Answerer:
             found = self._tokenizer(prompt)["input_ids"]
         if not found:
             raise InputError("--prompt: no token in it; give at least one character")
-        if self._longest is not None and len(found) + tokens > self._longest:
+        together = 0 if self._encodes else tokens  # an encoder-decoder reads the prompt and its answer apart
+        if self._longest is not None and max(len(found) + together, tokens) > self._longest:
+            read = "of each" if self._encodes else "in all"
             raise InputError(
-                f"--prompt: {len(found)} tokens and --max-tokens {tokens} given; the model reads {self._longest} in all: give fewer"
+                f"--prompt: {len(found)} tokens and --max-tokens {tokens} given; the model reads {self._longest} {read}: give fewer"
             )
         return np.array(found, np.int32)
 

@@ -19,8 +19,8 @@ GENERATION = "generation.json"
 def answers(run: Run, variant: str) -> list[dict[str, Any]]:
     """Returns one entry for each engine of a variant that answers prompts, the recommended one of a build first.
 
-    Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `agreement` (with the baseline, and with the
-    same checkpoint in torch) and `speeds`, one for each load.
+    Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `quality` (BLEU and chrF; None without
+    references), `agreement` (with the baseline, and with the same checkpoint in torch) and `speeds`, one for each load.
     """
     measured = _measured(run).get("rows", [])
     found = []
@@ -37,6 +37,7 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
                         "cache_precision": entry["cache_precision"],
                         "metrics": entry["metrics"],
                         "prompt_tokens": generation["prompt_tokens"],
+                        "quality": generation.get("quality"),
                         "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
                         "speeds": [
                             {key: value for key, value in row.items() if key not in ("variant", "cache_precision", *what)} for row in speeds

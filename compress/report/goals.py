@@ -5,6 +5,7 @@ reason says what is missing. All figures come from one report, so a ratio never 
 
     max_drop      baseline in torch - last variant in its last backend (Triton, else the first engine, else torch);
                   for perplexity the relative increase, last variant / baseline - 1
+    max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
     min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
     int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape; met above 1. The float variant is the one
                   that was quantized, so both have the same layer shapes. Not judged for w4a16 and fp8, nor on a GPU where the float
@@ -48,7 +49,7 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
 
     Args:
         goals: The `goals` section of the recipe: `max_drop`, `min_speedup`, `max_latency_ms`, `max_size_mb`, `min_throughput`,
-            `int8_faster`; a goal that is absent or None is not judged.
+            `max_bleu_drop`, `int8_faster`; a goal that is absent or None is not judged.
         report: The report; this reads `variants`, `baseline`, `metric`, `target.engines` and `environment.cpu_features`.
 
     Returns:
@@ -61,6 +62,7 @@ def judge(goals: Mapping[str, Any] | None, report: Mapping[str, Any]) -> list[di
         *(_at_most("max_latency_ms", goal["value"], latency(report, goal)) for goal in goals.get("max_latency_ms") or ()),
         _at_most("max_size_mb", goals.get("max_size_mb"), size_mb(report)),
         _at_least("min_throughput", goals.get("min_throughput"), throughput(report)),
+        _at_most("max_bleu_drop", goals.get("max_bleu_drop"), bleu_drop(report)),
     ]
     if goals.get("int8_faster", True) is not False and is_int8(last_variant(report)):
         judged.append(_judged("int8_faster", 1.0, int8_gain(report), lambda value, limit: value > limit))
@@ -193,6 +195,16 @@ def throughput(report: Mapping[str, Any]) -> Figure:
         return Figure(reason=_unmeasured(report, first_engine(report)))
     best = max(rates, key=lambda shape: rates[shape])
     return Figure(rates[best], at=f"{first_engine(report)}, {shape_name(best)}")
+
+
+def bleu_drop(report: Mapping[str, Any]) -> Figure:
+    """Returns what the last variant loses in BLEU against the float baseline, in points, in the first engine that answers."""
+    found = next((engine for engine in last_variant(report).get("answers") or () if engine.get("quality")), None)
+    if found is None:
+        return Figure(reason="no engine answered the evaluation sources")
+    worth = found["quality"]
+    low, high = worth["bleu_change"]
+    return Figure(worth["bleu_before"] - worth["bleu"], at=found["engine"], low=-high, high=-low)
 
 
 def int8_gain(report: Mapping[str, Any]) -> Figure:

@@ -109,7 +109,12 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].answers[].float_precision", "text", "Precision of the layers that are not quantized."),
         ("variants[].answers[].cache_precision", "text", "What keys and values are kept in."),
         ("variants[].answers[].metrics.METRIC", "number", "Every metric, from the logits of blocks that go through the cache."),
-        ("variants[].answers[].prompt_tokens", "integer", "Tokens of the prompts that were compared."),
+        ("variants[].answers[].prompt_tokens", "integer", "Tokens of the prompts that were compared; the median, where they differ."),
+        (
+            "variants[].answers[].quality.*",
+            "map",
+            "For text-to-text, BLEU and chrF of the greedy answers, `before` those of the float baseline: `compress.measure.translations`.",
+        ),
         (
             "variants[].answers[].agreement.*",
             "map",

@@ -72,6 +72,11 @@ def _signed(drop: float, metric: str | None) -> str:
     return text.lstrip("+-") if not float(text) else text.replace("-", MINUS)
 
 
+def signed(value: float) -> str:
+    """Returns a number with its sign and two digits behind the point."""
+    return f"{MINUS if round(value, 2) < 0 else '+'}{abs(value):.2f}"
+
+
 def milliseconds(value: float | None) -> str:
     """Returns a latency with three significant digits, without its unit."""
     if value is None:
@@ -141,6 +146,7 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
         "max_latency_ms": lambda: f"Latency of at most {milliseconds(limit)} ms",
         "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
         "min_throughput": lambda: f"Throughput of at least {rate(limit)} rows/s",
+        "max_bleu_drop": lambda: f"BLEU drop of at most {limit:.2f} points",
         "int8_faster": lambda: "int8 faster than float in the same engine",
     }
     return bounds[name]() if name in bounds else f"{name}: {limit}"
@@ -164,6 +170,7 @@ def goal_value(goal: Mapping[str, Any], metric: str | None) -> str:
         "max_latency_ms": lambda: f"{milliseconds(value)} ms",
         "max_size_mb": lambda: size(value * 1e6),
         "min_throughput": lambda: f"{rate(value)} rows/s",
+        "max_bleu_drop": lambda: f"{signed(-value)} points",
     }
     return writers[name]() if name in writers else ratio(value) if name in ("min_speedup", "int8_faster") else str(value)
 

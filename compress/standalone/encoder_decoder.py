@@ -6,7 +6,7 @@ texts have equally many tokens. Texts that are done leave it, and a text may go 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ class EncoderDecoder:
         self.encoder, self.decoder = (core.compile_model(str(folder / name), "CPU", dict(properties)) for name in (ENCODER, DECODER))
         self._pad_token_id = pad_token_id
         self._encoding = self.encoder.create_infer_request()
+        self._free: list[Any] = []
 
     def begin(self, sources: Sequence[NDArray[np.int32]]) -> Group:
         """Encodes sources, token ids int32 [length] each."""
@@ -45,15 +46,23 @@ class EncoderDecoder:
             ids[row, : len(source)], mask[row, : len(source)] = source, 1
         self._encoding.infer({"input_ids": ids, "attention_mask": mask})
         read = {value.get_any_name(): np.array(self._encoding.get_tensor(value).data) for value in self.encoder.outputs}
-        return Group(self.decoder.create_infer_request(), mask, read)
+        return Group(self._free.pop() if self._free else self.decoder.create_infer_request(), mask, read, self._free.append)
 
 
 class Group:
-    """Texts that are written together, one for each row of the mask [n, S] at first."""
+    """Texts that are written together, one for each row of the mask [n, S] at first; a context manager, which gives its request back."""
 
-    def __init__(self, request: Any, mask: NDArray[np.int64], read: Mapping[str, NDArray[np.float32]]) -> None:
-        self._request, self._mask, self._read = request, mask, dict(read)
+    def __init__(
+        self, request: Any, mask: NDArray[np.int64], read: Mapping[str, NDArray[np.float32]], give_back: Callable[[Any], None]
+    ) -> None:
+        self._request, self._mask, self._read, self._give_back = request, mask, dict(read), give_back
         request.reset_state()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back(self._request)
 
     def step(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
         """Appends tokens [r] to the texts with the numbers `order` [r] of the step before; returns the logits of the next ones [r, V]."""

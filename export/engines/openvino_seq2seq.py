@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.standalone.decoding_rules import Rules, Text, search, write
-from compress.standalone.encoder_decoder import EncoderDecoder, Group
+from compress.standalone.encoder_decoder import EncoderDecoder
 from compress.standalone.preprocess import Preprocessor
 from export.engines import openvino as blocks
 from export.engines import openvino_genai as decoders
@@ -93,9 +93,10 @@ class OpenVinoSeq2Seq:
     def predict(self, features: Features) -> Logits:
         """Returns the logits of every position of the decoder, float32 [n, L, V]."""
         lengths, read = features["attention_mask"].sum(axis=1), features["decoder_input_ids"].astype(np.int64)
-        group = self._model.begin([ids[:length].astype(np.int32) for ids, length in zip(features["input_ids"], lengths, strict=True)])
+        sources = [ids[:length].astype(np.int32) for ids, length in zip(features["input_ids"], lengths, strict=True)]
         half, order = read.shape[1] // 2, np.arange(len(read), dtype=np.int32)
-        parts = [group.forward(part, order) for part in (read[:, :half], read[:, half:]) if part.shape[1]]
+        with self._model.begin(sources) as group:
+            parts = [group.forward(part, order) for part in (read[:, :half], read[:, half:]) if part.shape[1]]
         return np.concatenate(parts, axis=1)
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
@@ -137,7 +138,8 @@ class OpenVinoSeq2Seq:
             if decoding.stop and stops(self._tokenizer.decode, texts[number].tokens, decoding.stop):
                 texts[number].stopped = True
 
-        write(self._model.begin(sources).step, texts, took)
+        with self._model.begin(sources) as group:
+            write(group.step, texts, took)
         answers = []
         for number, (text, times) in enumerate(zip(texts, seconds, strict=True)):
             tokens = before_stop(self._tokenizer.decode, text.tokens, decoding.stop)
@@ -147,8 +149,8 @@ class OpenVinoSeq2Seq:
         return answers
 
     def _searched(self, source: NDArray[np.int32], decoding: Decoding) -> Answer:
-        group: Group = self._model.begin([source] * decoding.beams)
-        found = search(group.step, self._rules(decoding), self._start, decoding.beams, decoding.length_penalty)
+        with self._model.begin([source] * decoding.beams) as group:
+            found = search(group.step, self._rules(decoding), self._start, decoding.beams, decoding.length_penalty)
         tokens = (before_stop(self._tokenizer.decode, one, decoding.stop) for one in found[: decoding.answers])
         return Answer(tuple(tokens), ())
 

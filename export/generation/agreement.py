@@ -2,11 +2,12 @@
 
 Before an engine is taken, its greedy answers to prompts from selection rows have to be those of the same checkpoint in torch
 (`compress.measure.tokens`). Of an engine that is taken, the answers to prompts from evaluation rows are kept, compared with the baseline in
-torch: what compression did to the answers.
+torch: what compression did to the answers. Where they have references, BLEU and chrF tell what they are worth.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from compress.core.decoding import Decoding
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.measure.engine_process import EngineProcess
-from compress.measure.tokens import compare_tokens, token_shortfall
+from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
+from compress.measure.translations import quality
 from compress.models.checkpoint import load, load_float
 from compress.stage.context import Context
 from export.generation.prompts import Generation, Prompts, Tokens, filled, greedy, save_answers
@@ -61,13 +63,23 @@ class Agreement:
     def evaluate(self, process: EngineProcess, checkpoint: Path, path: Path) -> dict[str, Any]:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch."""
         prompts = self._evaluation_prompts
-        found = answer(process, prompts)
+        found, baseline = answer(process, prompts), self._in_torch(self._context.baseline.path, held_out=True)
         save_answers(path, prompts, found)
-        return {
+        compared = {
             "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
-            "baseline": compare_tokens(self._in_torch(self._context.baseline.path, held_out=True), found),
+            "baseline": compare_tokens(baseline, found),
             REFERENCE: compare_tokens(self._in_torch(checkpoint, held_out=True), found),
         }
+        if not prompts.references:
+            return compared
+        texts, references, before = (self._texts(rows) for rows in (found, prompts.references, baseline))
+        return {**compared, "quality": quality(texts, references, before)}
+
+    def _texts(self, rows: Iterable[Tokens]) -> list[str]:
+        """Returns the texts of answers, without special tokens."""
+        tokenizer = self._context.preprocessor(self._context.baseline.path).tokenizer
+        assert tokenizer is not None, "a text preprocessor has a tokenizer"
+        return [tokenizer.decode(row[row != ENDED].tolist(), skip_special_tokens=True) for row in rows]
 
     @cached_property
     def _gate_prompts(self) -> Prompts:

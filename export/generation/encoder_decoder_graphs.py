@@ -94,7 +94,7 @@ class _Encoder(nn.Module):
         return tuple(one for layer in cache.cross_attention_cache.layers for one in (layer.keys, layer.values))
 
 
-class _Taken(DynamicLayer):
+class _Taken(DynamicLayer):  # type: ignore[misc]
     """A layer that takes its first keys and values as they are; the usual one joins them to an empty tensor, which has no trace."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:

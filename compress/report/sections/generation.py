@@ -21,6 +21,7 @@ def generation(report: Report) -> View | None:
     lengths = sorted({row["prompt_tokens"] for _, engine in engines for row in engine["speeds"]})
     return {
         "agreement": [_agreement(variant, engine) for variant, engine in engines],
+        "has_quality": any(engine.get("quality") for _, engine in engines),
         "loads": [_load(engines, length) for length in lengths],
         "bandwidth": _rate(report.get("bandwidth_bytes_per_s")),
         "served": [_served(model) for model in report["triton"].get("models") or () if model.get("tokens")],
@@ -60,6 +61,19 @@ def _agreement(variant: Report, engine: Report) -> View:
         "identical": f"{baseline.get('identical')} of {baseline.get('prompts')}",
         "first": "none" if first is None else f"{first:g}",
         "own": phrases.share(own.get("equal_share")),
+        "quality": _quality(engine["quality"]) if engine.get("quality") else None,
+    }
+
+
+def _quality(found: Report) -> View:
+    """Returns BLEU and chrF of an engine, and the change of BLEU with its interval."""
+    low, high = found["bleu_change"]
+    change = phrases.signed(found["bleu"] - found["bleu_before"])
+    return {
+        "bleu": f"{found['bleu']:.2f}",
+        "chrf": f"{found['chrf']:.2f}",
+        "change": f"{change} ({phrases.signed(low)} to {phrases.signed(high)})",
+        "n": found["n"],
     }
 
 
