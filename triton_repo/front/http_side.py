@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import aiohttp
@@ -135,19 +136,17 @@ class Paths:
         """An answer in pieces: server-sent events, each with a JSON object. What fails before the first one has a status of its own."""
         with self._load.hold(_size(request)):
             described, asked = await self._generation(request, stream=True)
-            responses = self._responses(asked)
-            first = await anext(responses, None)
-            events = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
-            await events.prepare(request)
-            try:
-                if first is not None:
-                    await _send(events, write_generation(first, described))
-                async for response in responses:
-                    await _send(events, write_generation(response, described))
-            except (grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
-                await _send(events, {"error": str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)})
-            finally:
-                await responses.aclose()
+            async with aclosing(self._responses(asked)) as responses:
+                first = await anext(responses, None)
+                events = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"})
+                await events.prepare(request)
+                try:
+                    if first is not None:
+                        await _send(events, write_generation(first, described))
+                    async for response in responses:
+                        await _send(events, write_generation(response, described))
+                except (grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
+                    await _send(events, {"error": str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)})
             return events
 
     async def _generation(self, request: web.Request, *, stream: bool) -> tuple[Any, Any]:

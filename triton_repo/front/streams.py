@@ -115,7 +115,10 @@ class _Stream:
             except Rejected as error:
                 await self._write(pb.ModelStreamInferResponse(error_message=str(error)))
             else:
-                await self.call.write(request)
+                try:
+                    await self.call.write(request)
+                except asyncio.InvalidStateError:  # Triton has ended the stream; how it did stands behind its last response
+                    return
         await self.call.done_writing()
 
     def _admitted(self, body: bytes) -> Any:
