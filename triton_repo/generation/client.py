@@ -32,6 +32,8 @@ from triton_repo.generation.config import PROMPTS
 from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, TEXT
 
 DATATYPES = {**{name: about[0] for name, about in PROMPTS.items()}, **{one.name: one.datatype for one in FIELDS}}
+FINAL = "triton_final_response"
+"""Parameter of the last response to a request."""
 NUMBERS: Mapping[str, Any] = {"INT32": np.int32, "INT64": np.int64, "FP32": np.float32, "BOOL": np.bool_}
 
 
@@ -85,26 +87,26 @@ class LanguageClient:
         given = {TEXT: text, MESSAGES: None if messages is None else json.dumps(list(messages)), INPUT_IDS: ids}
         values = {**given, **{name.upper(): value for name, value in settings.items()}}
         tensors = inputs({name: value for name, value in values.items() if value is not None})
-        answers = settings.get("answers", 1)
         found: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._client.start_stream(lambda result, error: found.put((result, error)))
         try:
             self._client.async_stream_infer(self._model, tensors)
-            while answers:
-                piece = self._next(found)
-                answers -= piece.finish_reason is not None
+            last = False
+            while not last:
+                piece, last = self._next(found)
                 yield piece
         finally:
             self._client.stop_stream(cancel_requests=True)
 
-    def _next(self, found: queue.Queue[tuple[Any, Any]]) -> Piece:
+    def _next(self, found: queue.Queue[tuple[Any, Any]]) -> tuple[Piece, bool]:
+        """Returns the next piece, and whether it is the last."""
         try:
             result, error = found.get(timeout=self._seconds)
         except queue.Empty:
             raise RequestError(f"model {self._model}: no piece within {self._seconds:g} s") from None
         if error is not None:
             raise RequestError(f"model {self._model}: the request failed: {' '.join(str(error.message()).split())[:300]}")
-        return _piece(result)
+        return _piece(result), bool(result.get_response().parameters[FINAL].bool_param)
 
 
 def inputs(values: Mapping[str, Any]) -> list[Any]:

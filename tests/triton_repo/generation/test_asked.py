@@ -80,7 +80,7 @@ def test_conversations_go_through_the_chat_template_alone() -> None:
         ({"TEXT": texts("a"), "BEAMS": [2], "STREAM": [False], "ANSWERS": [3]}, "ANSWERS: 3 given with 2 beams"),
         ({"MESSAGES": texts("{")}, "this is not JSON"),
         ({"MESSAGES": texts("[]")}, "with at least one message"),
-        ({"MESSAGES": texts('[{"role": "u"}]')}, "message 0 is none"),
+        ({"MESSAGES": texts('[{"role": "u"}]')}, "message 0 is not like that"),
         ({"MESSAGES": texts('[{"role": "u", "content": "\\ud800"}]')}, "half a surrogate pair"),
     ],
 )

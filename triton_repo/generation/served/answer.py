@@ -17,12 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .asked import Asked
+from .asked import FAILED, Asked
 from .pieces import Pieces
 
 STOP, LENGTH, TIMEOUT, CANCELLED = "stop", "length", "timeout", "cancelled"
-WRONG, BUSY, FAILED = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"
-"""Codes of errors, in Triton's words: the request is wrong, there is no room for it, the model failed."""
 
 
 class Client(Protocol):
@@ -33,7 +31,7 @@ class Client(Protocol):
         """Whether nobody waits for the answer any more."""
 
     def send(self, outputs: dict[str, Any], *, last: bool) -> None:
-        """Sends a response."""
+        """Sends a response. Whatever fails, the client has then gone: one answer must not hold up the others."""
 
     def refuse(self, line: str, code: str) -> None:
         """Ends the answer with an error."""
@@ -92,7 +90,7 @@ class Answer:
         self._send(self._last(STOP if self._pieces.stopped and reason == LENGTH else reason, self._count), last=True)
 
     def fail(self, line: str) -> None:
-        """Ends the answer with an error that is not the client's."""
+        """Ends the answer with an error that is not the client's fault."""
         self.ended = True
         self.client.refuse(line, FAILED)
 
@@ -110,6 +108,11 @@ class Answer:
         text, tokens = "".join(self._text), self._tokens
         self._text, self._tokens = [], []
         self.client.send({"TEXT": text, "TOKENS": tokens, "INDEX": 0, **more}, last=last)
+
+
+def in_a_line(error: Exception) -> str:
+    """Returns what an error says; of a long text the end, where GenAI puts the reason behind the place in its code."""
+    return " ".join(str(error).split())[-300:] or type(error).__name__
 
 
 def tensors(outputs: dict[str, Any]) -> dict[str, np.ndarray]:

@@ -25,14 +25,26 @@ BYTES_PER_TOKEN = 32
 """A longer prompt than this for each token of the longest context is refused before it is tokenized."""
 TEXT, MESSAGES, INPUT_IDS, CHAT = "TEXT", "MESSAGES", "INPUT_IDS", "CHAT"
 STOP, STOP_TOKENS = "STOP", "STOP_TOKENS"
+WRONG, BUSY, FAILED = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"
+"""Codes of errors, in Triton's words: the request is wrong, there is no room for it, the model failed."""
 
 
 class Refused(ValueError):
     """A request that cannot be answered; a one-line message."""
 
+    code = WRONG
+
 
 class Busy(Refused):
     """A request that cannot be answered now."""
+
+    code = BUSY
+
+
+class Broken(Refused):
+    """A request to a model that cannot answer any more."""
+
+    code = FAILED
 
 
 @dataclass(frozen=True)
@@ -213,7 +225,7 @@ def _messages(text: str) -> list[dict[str, str]]:
             or set(message) != {"role", "content"}
             or not all(isinstance(one, str) for one in message.values())
         ):
-            raise Refused(f"{wanted}; message {number} is none")
+            raise Refused(f"{wanted}; message {number} is not like that")
         for one in message.values():
             _surrogates(MESSAGES, one)
     return messages

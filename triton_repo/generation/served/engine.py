@@ -3,7 +3,8 @@
     submit() ---> waiting, at most `max_waiting` ---> running, at most as many as the engine runs ---> ended
 
 A request that finds the queue full is refused at once. Whoever waits or runs and whose client has gone, or whose time is over, is ended
-within `PERIOD_SECONDS` and a step of the engine.
+within `PERIOD_SECONDS` and a step of the engine. The thread outlives every error: after one of the engine, all that run are told and the
+engine is made anew.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from .answer import CANCELLED, Answer
-from .asked import Busy, Refused
+from .answer import CANCELLED, Answer, in_a_line
+from .asked import Broken, Busy
 
 PERIOD_SECONDS = 0.25
 """Time between two looks at the clients; each costs a message to the server."""
@@ -52,14 +53,14 @@ class Engine(ABC):
         """Puts an answer into the queue.
 
         Raises:
-            Busy: The queue is full.
-            Refused: The engine has failed for good, or is being closed.
+            Busy: The queue is full, or the engine is being closed.
+            Broken: The engine has failed for good.
         """
         with self._changed:
             if self._broken is not None:
-                raise Refused(f"the model cannot answer any more: {self._broken}")
+                raise Broken(f"the model cannot answer any more: {self._broken}")
             if self._closing:
-                raise Refused("the model is being unloaded")
+                raise Busy(f"the model is being unloaded; {TRY_LATER}")
             if len(self._waiting) >= self._max_waiting + max(0, self._room - self.running):
                 raise Busy(f"{self.running} requests are being answered and {self._max_waiting} wait, the most allowed; {TRY_LATER}")
             self._waiting.append(answer)
@@ -118,17 +119,20 @@ class Engine(ABC):
             with self._changed:
                 while not (self._waiting or self.running or self._closing):
                     self._changed.wait()
-            self._look()
-            if self._closing and not self.running:
-                return
             try:
+                self._look()
+                if self._closing and not self.running:
+                    return
                 self._round()
             except Exception as error:
                 self._recover(error)
 
     def _round(self) -> None:
         while self.running < self._room and (answer := self._next()) is not None:
-            self._begin(answer)
+            try:
+                self._begin(answer)
+            except Exception as error:  # what is wrong with one request is no error of the engine
+                answer.fail(in_a_line(error))
         if self.running:
             self._step()
 
@@ -138,14 +142,14 @@ class Engine(ABC):
 
     def _recover(self, error: Exception) -> None:
         """Tells those that ran, and makes the engine anew; if that fails too, everybody else is told as well."""
-        line = " ".join(str(error).split())[:300] or type(error).__name__
         for answer in self._running():
-            answer.fail(f"the engine failed: {line}")
+            if not answer.ended:
+                answer.fail(f"the engine failed: {in_a_line(error)}")
         try:
             self._renew()
         except Exception as again:
             with self._changed:
-                self._broken = " ".join(str(again).split())[:300]
+                self._broken = in_a_line(again)
                 waiting, self._waiting = self._waiting, []
             for answer in waiting:
                 answer.fail(f"the model cannot answer any more: {self._broken}")

@@ -17,8 +17,8 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import openvino_genai
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
-from .answer import BUSY, FAILED, WRONG, Answer, tensors
-from .asked import Busy, Limits, Refused, read
+from .answer import Answer, in_a_line, tensors
+from .asked import FAILED, Limits, Refused, read
 from .engine import Engine
 from .paged import Paged
 from .stateful import Stateful
@@ -61,9 +61,9 @@ class TritonPythonModel:
                 asked = read({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, self.limits, self.tokenizer)
                 self.engine.submit(Answer(asked, client, self.tokenizer.decode, self.held))
             except Refused as error:
-                client.refuse(str(error), BUSY if isinstance(error, Busy) else WRONG)
+                client.refuse(str(error), error.code)
             except Exception as error:  # whatever happens with one request, the others go on
-                client.refuse(f"{type(error).__name__}: {error}", FAILED)
+                client.refuse(f"{type(error).__name__}: {in_a_line(error)}", FAILED)
 
     def finalize(self) -> None:
         """Ends the thread."""
@@ -71,25 +71,32 @@ class TritonPythonModel:
 
 
 class _Client:
-    """The sender of a request's responses."""
+    """The sender of a request's responses. A client that cannot be reached any more has gone; the log of the server says why."""
 
     def __init__(self, sender: Any) -> None:
-        self._sender = sender
+        self._sender, self._lost = sender, False
 
     @property
     def gone(self) -> bool:
-        """Whether the client has cancelled the request."""
-        return bool(self._sender.is_cancelled())
+        """Whether the client has cancelled the request, or a response could not be sent."""
+        return self._lost or bool(self._sender.is_cancelled())
 
     def send(self, outputs: dict[str, Any], *, last: bool) -> None:
         """Sends a response."""
         made = [pb_utils.Tensor(name, value) for name, value in tensors(outputs).items()]
-        self._sender.send(pb_utils.InferenceResponse(made), **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
+        self._send(pb_utils.InferenceResponse(made), last=last)
 
     def refuse(self, line: str, code: str) -> None:
         """Sends an error, the last response."""
         error = pb_utils.TritonError(" ".join(line.split())[:500], getattr(pb_utils.TritonError, code))
-        self._sender.send(pb_utils.InferenceResponse(error=error), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._send(pb_utils.InferenceResponse(error=error), last=True)
+
+    def _send(self, response: Any, *, last: bool) -> None:
+        try:
+            self._sender.send(response, **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
+        except Exception as error:
+            self._lost = True
+            pb_utils.Logger.log_warn(f"a response could not be sent: {in_a_line(error)}")
 
 
 def cleans_up(detokenizer: Path) -> bool:

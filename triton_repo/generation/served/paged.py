@@ -12,7 +12,7 @@ from typing import Any
 
 import openvino_genai
 
-from .answer import CANCELLED, LENGTH, STOP, Answer
+from .answer import CANCELLED, LENGTH, STOP, Answer, in_a_line
 from .engine import Engine, generation_config, token_tensor
 
 
@@ -50,11 +50,7 @@ class Paged(Engine):
 
     def _begin(self, answer: Answer) -> None:
         self._number += 1
-        try:
-            handle = self._pipeline.add_request(self._number, token_tensor(answer), generation_config(answer, self._config))
-        except (RuntimeError, ValueError, TypeError) as error:  # what is wrong with one request is no error of the engine
-            answer.fail(" ".join(str(error).split())[-300:])
-            return
+        handle = self._pipeline.add_request(self._number, token_tensor(answer), generation_config(answer, self._config))
         self._runs[self._number] = (answer, handle)
 
     def _step(self) -> None:
@@ -64,7 +60,7 @@ class Paged(Engine):
             try:
                 self._pass_on(answer, handle, finished)
             except Exception as error:  # whatever happens with one answer, the others go on
-                answer.fail(" ".join(str(error).split())[:300])
+                answer.fail(in_a_line(error))
             if answer.ended:
                 if not finished:
                     handle.cancel()

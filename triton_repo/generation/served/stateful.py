@@ -7,7 +7,7 @@ from pathlib import Path
 
 import openvino_genai
 
-from .answer import CANCELLED, LENGTH, STOP, Answer
+from .answer import CANCELLED, LENGTH, STOP, Answer, in_a_line
 from .engine import Engine, generation_config, token_tensor
 
 _REASON = openvino_genai.GenerationFinishReason
@@ -54,9 +54,9 @@ class Stateful(Engine):
         assert answer is not None, "begun"
         streamer = _Streamer(answer, self)
         found = self._pipeline.generate(token_tensor(answer), generation_config(answer, self._config), streamer)
-        if streamer.error is not None:
-            raise streamer.error
-        if not answer.ended:
+        if streamer.error is not None:  # whatever happens with one answer, the engine is as good as before
+            answer.fail(in_a_line(streamer.error))
+        elif not answer.ended:
             (reason,) = found.finish_reasons
             answer.end(STOP if reason == _REASON.STOP else LENGTH)
         self._current = None
