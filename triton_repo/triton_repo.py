@@ -115,7 +115,7 @@ class TritonRepo(Stage):
         from triton_repo.generation.layout import write_language_repository
         from triton_repo.layout import served_models
 
-        models = served_models(parent, served_on("cpu", generates=True))
+        models = served_models(parent, served_on("cpu", generates=True, encoder_decoder=TASKS[context.task].encoder_decoder))
         write_language_repository(out / REPOSITORY, models, batch_sizes=context.target.batch_sizes, max_batch_size=self.max_batch_size)
         return self._results(models, lambda model: {**_unmeasured(None), **measure(model, out / REPOSITORY, context, self.concurrency)})
 

@@ -14,7 +14,7 @@ The search follows `generate` of Transformers (5.x, early_stopping False) step b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,10 +117,23 @@ def write(step: Step, texts: Sequence[Text], told: Callable[[int, int], None] = 
 
 
 def search(step: Step, rules: Rules, start: int, beams: int, length_penalty: float) -> list[list[int]]:
-    """Returns the `beams` best answers found, best first.
+    """Returns the `beams` best answers found, best first; `step` is the model, see `searching` for the rest."""
+    steps = searching(rules, start, beams, length_penalty)
+    try:
+        tokens, order = next(steps)
+        while True:
+            tokens, order = steps.send(step(tokens, order))
+    except StopIteration as found:
+        best: list[list[int]] = found.value
+        return best
+
+
+def searching(
+    rules: Rules, start: int, beams: int, length_penalty: float
+) -> Generator[tuple[NDArray[np.int64], NDArray[np.int32]], Logits, list[list[int]]]:
+    """Searches step by step, so that others may step in between: yields tokens and order, is sent their logits, returns the answers.
 
     Args:
-        step: The model; its first step is asked for `beams` equal texts.
         rules: Limits of the answer; nothing is sampled.
         start: What the decoder reads first.
         beams: K of the module docstring, at least 1.
@@ -131,7 +144,7 @@ def search(step: Step, rules: Rules, start: int, beams: int, length_penalty: flo
     finished: list[tuple[np.float32, list[int]]] = []
     order, candidates = np.arange(beams, dtype=np.int32), max(2, 1 + len(rules.ends)) * beams
     for length in range(1, rules.max_tokens + 1):
-        logits = step(np.array([text[-1] if text else start for text in running], np.int64), order)
+        logits = yield np.array([text[-1] if text else start for text in running], np.int64), order
         total_KV = np.stack([_log_chances(logits[k], start, running[k], rules) for k in range(beams)]) + scores_K[:, None]
         best = np.argsort(-total_KV.reshape(-1), kind="stable")[:candidates]
         beam, token = best // total_KV.shape[1], best % total_KV.shape[1]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file
 
-from compress.measure.tokens import compare_tokens, token_shortfall
+from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
 from compress.stage.context import Context
 from triton_repo.client import ServedWrong
 from triton_repo.generation import client
@@ -43,7 +43,8 @@ def measure(model: Served, repository: Path, context: Context, concurrency: Sequ
 
     prompts, expected = recorded(model)
     with TritonServer(repository, environment.check(), context.scratch / f"triton-{model.name}.log", models=[model.name]) as server:
-        found = client.greedy(server.grpc_address, model.name, prompts, expected.shape[1], CHECKED_AT_ONCE)
+        ends = bool((expected == ENDED).any())
+        found = client.greedy(server.grpc_address, model.name, prompts, expected.shape[1], CHECKED_AT_ONCE, ends=ends)
         compared = compare(model.name, expected, found)
         latency = [client.load(server.grpc_address, model.name, prompts, expected.shape[1], count) for count in concurrency]
     context.progress.log(
@@ -54,12 +55,12 @@ def measure(model: Served, repository: Path, context: Context, concurrency: Sequ
     return {"n": compared["decisions"], "disagreements": compared["disagreements"], "tokens": compared, "latency": latency}
 
 
-def recorded(model: Served) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Returns some prompts, int32 [n, P], and the tokens that the engine answered at the export, int32 [n, T]."""
+def recorded(model: Served) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
+    """Returns some prompts, int32 [P] each, and the tokens that the engine answered at the export, int32 [n, T]."""
     found = load_file(model.root / model.engine["generation"]["file"])
     prompts, tokens = found["prompts"], found["tokens"]
     chosen = np.linspace(0, len(prompts) - 1, min(CHECKED_PROMPTS, len(prompts))).round().astype(np.int64)
-    return prompts[chosen], tokens[chosen]
+    return [prompt[prompt != ENDED] for prompt in prompts[chosen]], tokens[chosen]
 
 
 def compare(name: str, expected: NDArray[np.int32], found: NDArray[np.int32]) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.measure.tokens import ENDED
 from triton_repo.client import MIN_FOR_P99, QUANTILES, REQUEST_SECONDS, RequestError
 from triton_repo.generation.config import PROMPTS
 from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, TEXT
@@ -133,15 +134,18 @@ def inputs(values: Mapping[str, Any]) -> list[Any]:
     return tensors
 
 
-def greedy(address: str, model: str, prompts: NDArray[np.int32], tokens: int, concurrency: int) -> NDArray[np.int32]:
-    """Returns the most likely tokens after each prompt, int32 [n, T]; end tokens do not end an answer.
+def greedy(
+    address: str, model: str, prompts: Sequence[NDArray[np.int32]], tokens: int, concurrency: int, *, ends: bool = False
+) -> NDArray[np.int32]:
+    """Returns the most likely tokens after each prompt, int32 [n, T].
 
     Args:
         address: host:port of gRPC.
         model: Name of the model.
-        prompts: int32 [n, P].
+        prompts: int32 [P] each.
         tokens: T.
         concurrency: Number of answers at once.
+        ends: Whether end tokens end an answer; behind it stands `ENDED`.
 
     Raises:
         RequestError: A request failed, or an answer has another length.
@@ -149,11 +153,11 @@ def greedy(address: str, model: str, prompts: NDArray[np.int32], tokens: int, co
 
     def answer(prompt: NDArray[np.int32]) -> list[int]:
         with LanguageClient(address, model) as client:
-            pieces = list(client.stream(ids=prompt.tolist(), max_tokens=tokens, ignore_eos=True))
+            pieces = list(client.stream(ids=prompt.tolist(), max_tokens=tokens, ignore_eos=not ends))
         found = [token for piece in pieces for token in piece.tokens]
-        if len(found) != tokens:
+        if len(found) != tokens and not (ends and pieces[-1].finish_reason == "stop"):
             raise RequestError(f"model {model}: {len(found)} tokens came, {tokens} were asked for ({pieces[-1].finish_reason})")
-        return found
+        return found + [ENDED] * (tokens - len(found))
 
     with ThreadPoolExecutor(concurrency) as pool:
         return np.array(list(pool.map(answer, prompts)), np.int32)
@@ -195,7 +199,7 @@ class Samples:
 def load(
     address: str,
     model: str,
-    prompts: NDArray[np.int32],
+    prompts: Sequence[NDArray[np.int32]],
     tokens: int,
     concurrency: int,
     *,
@@ -207,7 +211,7 @@ def load(
     Args:
         address: host:port of gRPC.
         model: Name of the model.
-        prompts: int32 [n, P].
+        prompts: int32 [P] each.
         tokens: Tokens of each answer.
         concurrency: Number of answers at once.
         requests: Maximum number of answers.
@@ -242,7 +246,12 @@ def load(
         for future in [pool.submit(work) for _ in range(concurrency)]:
             future.result()
     spent = time.perf_counter() - begun
-    return {"concurrency": concurrency, **samples.figures(spent), "prompt_tokens": prompts.shape[1], "answer_tokens": tokens}
+    return {
+        "concurrency": concurrency,
+        **samples.figures(spent),
+        "prompt_tokens": int(np.median([len(one) for one in prompts])),
+        "answer_tokens": tokens,
+    }
 
 
 def quantiles(seconds: Sequence[float]) -> dict[str, float | None]:

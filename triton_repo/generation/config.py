@@ -2,8 +2,8 @@
 
 The map `parameters` holds what may be changed in a deployment:
 
-    context           most tokens of prompt and answer together
-    max_running       answers that run at once (paged; 1 in stateful mode)
+    context           most tokens of prompt and answer together; of each, for an encoder-decoder
+    max_running       answers that run at once (1 for a decoder in stateful mode)
     max_waiting       requests that wait; a further one is refused
     request_seconds   most time for an answer, with the time that its request waits
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tritonclient.grpc import model_config_pb2 as pb
@@ -47,11 +47,14 @@ class LanguageSettings:
 
     name: str
     mode: Literal["paged", "stateful"]
+    architecture: Literal["decoder", "encoder_decoder"]
     properties: Mapping[str, str]
-    """Properties of OpenVINO GenAI, those of the evaluated engine."""
+    """Compile properties, those of the evaluated engine."""
     context: int
     vocabulary: int
     max_running: int
+    special: Mapping[str, Any] = field(default_factory=dict)
+    """Ids of special tokens of an encoder-decoder: `served.grouped.Special`."""
     max_waiting: int = MAX_WAITING
     request_seconds: float = REQUEST_SECONDS
 
@@ -67,8 +70,8 @@ def language_config(settings: LanguageSettings) -> Any:
     config.model_transaction_policy.decoupled = True
     for name, (datatype, size, _) in PROMPTS.items():
         config.input.add(name=name, data_type=pb.DataType.Value(datatype), dims=[size], optional=True)
-    for field in FIELDS:
-        config.input.add(name=field.name, data_type=pb.DataType.Value(field.datatype), dims=[1], optional=True)
+    for one in FIELDS:
+        config.input.add(name=one.name, data_type=pb.DataType.Value(one.datatype), dims=[1], optional=True)
     for name, (datatype, size, _) in OUTPUTS.items():
         config.output.add(name=name, data_type=pb.DataType.Value(datatype), dims=[size])
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=1)
@@ -80,11 +83,13 @@ def language_config(settings: LanguageSettings) -> Any:
 def parameters(settings: LanguageSettings) -> dict[str, str]:
     """Returns the `parameters` map; its values are strings, with maps as JSON."""
     return {
+        "architecture": settings.architecture,
         "mode": settings.mode,
         "context": str(settings.context),
         "vocabulary": str(settings.vocabulary),
         "max_running": str(settings.max_running),
         "max_waiting": str(settings.max_waiting),
         "request_seconds": f"{settings.request_seconds:g}",
+        "special": json.dumps(dict(settings.special), sort_keys=True),
         "properties": json.dumps(dict(settings.properties), sort_keys=True),
     }

@@ -4,27 +4,35 @@
       README.md
       <variant>-<precision>/
         config.pbtxt
-        1/  model.py asked.py answer.py engine.py paged.py stateful.py pieces.py   genai/ (what OpenVINO GenAI reads)
+        1/  model.py asked.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads) or seq2seq/ (of an encoder-decoder)
 
 Mode and properties come from export.json, so the server runs exactly what was evaluated.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+from compress.core.engines import ENGINES
 from compress.models.config import most_tokens, read_config
+from compress.standalone import decoding_rules, encoder_decoder
+from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
 from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
 from triton_repo.generation.served.asked import FIELDS
 from triton_repo.layout import VERSION, Served
 
+GENAI, SEQ2SEQ = "genai", "seq2seq"
 UNLIMITED_CONTEXT = 2048
-"""Context of a model whose positions have no end (ALiBi)."""
-FILES = ("model.py", "asked.py", "answer.py", "engine.py", "paged.py", "stateful.py", "pieces.py")
-GENAI = "genai"
+"""Context of a model whose positions have no end (ALiBi, T5)."""
+FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "pieces.py")
+DECODER_FILES = (*FILES, "genai.py", "paged.py", "stateful.py")
+ENCODER_DECODER_FILES = (*FILES, "seq2seq.py", "grouped.py")
+STANDALONE = (encoder_decoder, decoding_rules)
 
 
 def write_language_repository(
@@ -46,15 +54,17 @@ def write_language_repository(
     """
     written = []
     for model in models:
-        config = read_config(model.xml.parent, "checkpoint").get_text_config()
-        paged = model.engine["mode"] == "paged"
+        config, encodes = read_config(model.xml.parent, "checkpoint"), ENGINES[model.engine["engine"]].encoder_decoder
+        at_once = encodes or model.engine["mode"] == "paged"
         settings = LanguageSettings(
             name=model.name,
             mode=model.engine["mode"],
+            architecture="encoder_decoder" if encodes else "decoder",
             properties=model.engine["properties"],
-            context=most_tokens(config) or UNLIMITED_CONTEXT,
-            vocabulary=int(config.vocab_size),
-            max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if paged else 1,
+            context=most_tokens(config.get_text_config()) or UNLIMITED_CONTEXT,
+            vocabulary=int(config.get_text_config().vocab_size),
+            max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if at_once else 1,
+            special=_special(model) if encodes else {},
         )
         _write_model(out / model.name, model, settings)
         written.append(settings)
@@ -62,13 +72,28 @@ def write_language_repository(
     return written
 
 
+def _special(model: Served) -> dict[str, Any]:
+    """Returns the ids of `served.grouped.Special`."""
+    settings = json.loads((model.xml.parent / "generation_config.json").read_text(encoding="utf-8"))
+    prepared, ends = Preprocessor.load(model.folder), settings.get("eos_token_id")
+    return {
+        "start": prepared.decoder_start_token_id,
+        "pad": prepared.pad_token_id,
+        "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
+        "first": settings.get("forced_bos_token_id"),
+    }
+
+
 def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> None:
     version = folder / VERSION
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(to_text(language_config(settings)), encoding="utf-8")
-    for name in FILES:
+    encodes = settings.architecture == "encoder_decoder"
+    for name in ENCODER_DECODER_FILES if encodes else DECODER_FILES:
         shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
-    shutil.copytree(model.xml.parent, version / GENAI)
+    for module in STANDALONE if encodes else ():
+        shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
+    shutil.copytree(model.xml.parent, version / (SEQ2SEQ if encodes else GENAI))
 
 
 def readme(models: list[LanguageSettings]) -> str:
@@ -94,7 +119,8 @@ _README = """\
 {lines}
 
 The models stream: each request gets one response for each piece of its answer. `paged`: the model answers several requests at once
-(continuous batching). `stateful`: one request after the other, because its attention needs it. A request that finds the queue full is
+(continuous batching). `stateful`: one request after the other, because its attention needs it; an encoder-decoder answers those together
+that wait together. A request that finds the queue full is
 refused. The numbers are `parameters` in config.pbtxt.
 
 Inputs; one prompt is needed, all else may be left out:

@@ -15,18 +15,16 @@ from triton_repo.generation.served.asked import DEFAULT_TOKENS, FIELDS, Limits, 
 LIMITS = Limits(context=64, vocabulary=100, seconds=30.0, chat=True, beams=True)
 
 
-class Encoded:
-    def __init__(self, ids: list[int]) -> None:
-        self.input_ids = type("Ids", (), {"data": np.array([ids])})
-
-
 class Letters:
     """A tokenizer of bytes, with a chat template."""
 
-    def encode(self, text: str, add_special_tokens: bool) -> Encoded:
-        return Encoded([1] * add_special_tokens + [one % 100 for one in text.encode()])
+    def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        return [1] * add_special_tokens + [one % 100 for one in text.encode()]
 
-    def apply_chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool) -> str:
+    def decode(self, ids: list[int]) -> str:
+        return bytes(ids).decode()
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
         return "".join(f"<{one['role']}>{one['content']}" for one in messages) + "<a>" * add_generation_prompt
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -99,6 +99,19 @@ SAMPLING = ("TOP_K", "TOP_P", "MIN_P", "SEED")
 """What has no meaning while the most likely token is taken."""
 
 
+class Tokenizer(Protocol):
+    """Text to ids and back."""
+
+    def encode(self, text: str, *, add_special_tokens: bool) -> Any:
+        """Returns the ids of a text, as integers that numpy makes an array of."""
+
+    def decode(self, ids: list[int]) -> str:
+        """Returns the text of ids, without special tokens."""
+
+    def apply_chat_template(self, messages: list[dict[str, str]], *, add_generation_prompt: bool) -> str:
+        """Returns a conversation as text; raises RuntimeError where the template does not take it."""
+
+
 @dataclass(frozen=True)
 class Limits:
     """What a model takes."""
@@ -112,6 +125,8 @@ class Limits:
     """Whether the model has a chat template."""
     beams: bool
     """Whether it searches with beams."""
+    apart: bool = False
+    """Whether prompt and answer have a context each, as those of an encoder-decoder do."""
 
 
 @dataclass(frozen=True)
@@ -131,13 +146,13 @@ class Asked:
         return bool(self.values["TEMPERATURE"] > 0)
 
 
-def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Any) -> Asked:
+def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer) -> Asked:
     """Reads the inputs of a request.
 
     Args:
         inputs: Those that were given, by name; texts are arrays of bytes.
         limits: What the model takes.
-        tokenizer: `openvino_genai.Tokenizer`.
+        tokenizer: That of the model.
 
     Raises:
         Refused: An input is wrong; the message says which.
@@ -149,13 +164,16 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Any) -> As
         raise Refused(f"{STOP}: at most {MAX_STOPS} texts of 1 to {MAX_STOP_LETTERS} letters are allowed")
     stop_tokens = _ids(STOP_TOKENS, inputs.get(STOP_TOKENS, np.empty(0, np.int64)), limits)
     prompt = _prompt(inputs, values[CHAT], limits, tokenizer)
-    left = limits.context - len(prompt)
+    if limits.apart and len(prompt) > limits.context:
+        raise Refused(f"the prompt has {len(prompt)} tokens; {limits.context} are allowed, the context of the model")
+    left = limits.context - (1 if limits.apart else len(prompt))  # an encoder-decoder starts its answer with a token of its own
     if left < 1:
         raise Refused(f"the prompt has {len(prompt)} tokens; {limits.context - 1} are allowed, one less than the context of the model")
     if values["MAX_TOKENS"] is None:
         values["MAX_TOKENS"] = min(DEFAULT_TOKENS, left)
     elif values["MAX_TOKENS"] > left:
-        asked = f"{len(prompt)} tokens of the prompt and MAX_TOKENS {values['MAX_TOKENS']}"
+        before = "" if limits.apart else f"{len(prompt)} tokens of the prompt and "
+        asked = f"{before}MAX_TOKENS {values['MAX_TOKENS']}"
         raise Refused(f"{asked} are more than the context of {limits.context} tokens; MAX_TOKENS up to {left} is allowed")
     values["TIMEOUT_SECONDS"] = min(limits.seconds, values["TIMEOUT_SECONDS"] or limits.seconds)
     return Asked(prompt, values, stop, tuple(int(token) for token in stop_tokens))
@@ -175,7 +193,7 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
         raise Refused(f"ANSWERS: {values['ANSWERS']} given with {values['BEAMS']} beams; give at least as many BEAMS")
 
 
-def _prompt(inputs: Mapping[str, np.ndarray], chat: bool, limits: Limits, tokenizer: Any) -> np.ndarray:
+def _prompt(inputs: Mapping[str, np.ndarray], chat: bool, limits: Limits, tokenizer: Tokenizer) -> np.ndarray:
     given = [name for name in (TEXT, MESSAGES, INPUT_IDS) if name in inputs]
     if len(given) != 1:
         raise Refused(f"{' and '.join(given) or 'no prompt'} given; give one of {TEXT}, {MESSAGES} and {INPUT_IDS}")
@@ -204,8 +222,8 @@ def _chat(messages: list[dict[str, str]], limits: Limits, template: Callable[...
         raise Refused(f"the chat template does not take these messages: {' '.join(str(error).split())[-200:]}") from error
 
 
-def _encoded(tokenizer: Any, text: str, *, add_special_tokens: bool) -> np.ndarray:
-    ids = np.array(tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data, np.int64).reshape(-1)
+def _encoded(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool) -> np.ndarray:
+    ids = np.array(tokenizer.encode(text, add_special_tokens=add_special_tokens), np.int64).reshape(-1)
     if not len(ids):
         raise Refused("the prompt has no token; give a text that is not empty")
     return ids

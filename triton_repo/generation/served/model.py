@@ -1,7 +1,7 @@
 """Triton Python model of a language model: reads requests, and leaves the answers to an engine with a thread of its own.
 
-Its folder also holds the other files of this package, and `genai/`, what OpenVINO GenAI reads. The model is decoupled: `execute` returns at
-once, and each request gets as many responses as its answer has pieces.
+Its folder also holds the other files of this package that it needs, and what its engine reads: `genai/` of a decoder, `seq2seq/` of an
+encoder-decoder. The model is decoupled: `execute` returns at once, and each request gets as many responses as its answer has pieces.
 """
 
 from __future__ import annotations
@@ -14,20 +14,12 @@ from typing import Any
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
 
-import openvino_genai
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .answer import Answer, in_a_line, tensors
-from .asked import FAILED, Limits, Refused, read
-from .engine import Engine
-from .paged import Paged
-from .stateful import Stateful
+from .asked import FAILED, Refused, read
 
-FOLDER = Path(__file__).resolve().parent / "genai"
-CLEANED_LETTERS = 8
-"""Letters at the end of a text that a tokenizer which cleans up may still change."""
-CLEANING = b"('[ms])"
-"""Part of the regular expression that cleans up, a constant of the detokenizer."""
+FOLDER = Path(__file__).resolve().parent
 
 
 class TritonPythonModel:
@@ -37,29 +29,21 @@ class TritonPythonModel:
         """Loads tokenizer and model."""
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
-        self.tokenizer = openvino_genai.Tokenizer(str(FOLDER))
-        self.held = CLEANED_LETTERS if cleans_up(FOLDER / "openvino_detokenizer.bin") else 0
-        paged = parameters["mode"] == "paged"
-        self.limits = Limits(
-            context=int(parameters["context"]),
-            vocabulary=int(parameters["vocabulary"]),
-            seconds=float(parameters["request_seconds"]),
-            chat=bool(self.tokenizer.chat_template),
-            beams=paged,
-        )
-        properties, waiting = json.loads(parameters["properties"]), int(parameters["max_waiting"])
-        self.engine: Engine = (
-            Paged(FOLDER, properties, int(parameters["max_running"]), waiting) if paged else Stateful(FOLDER, properties, waiting)
-        )
-        self.engine.start()
+        if parameters["architecture"] == "encoder_decoder":
+            from .seq2seq import open_model
+        else:
+            from .genai import open_model
+        self.model = open_model(FOLDER, parameters)
+        self.model.engine.start()
 
     def execute(self, requests: list[Any]) -> None:
         """Passes requests to the engine; one that is wrong gets an error."""
         for request in requests:
             client = _Client(request.get_response_sender())
             try:
-                asked = read({tensor.name(): tensor.as_numpy() for tensor in request.inputs()}, self.limits, self.tokenizer)
-                self.engine.submit(Answer(asked, client, self.tokenizer.decode, self.held))
+                inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+                asked = read(inputs, self.model.limits, self.model.tokenizer)
+                self.model.engine.submit(Answer(asked, client, self.model.tokenizer.decode, self.model.held))
             except Refused as error:
                 client.refuse(str(error), error.code)
             except Exception as error:  # whatever happens with one request, the others go on
@@ -67,7 +51,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Ends the thread."""
-        self.engine.close()
+        self.model.engine.close()
 
 
 class _Client:
@@ -97,8 +81,3 @@ class _Client:
         except Exception as error:
             self._lost = True
             pb_utils.Logger.log_warn(f"a response could not be sent: {in_a_line(error)}")
-
-
-def cleans_up(detokenizer: Path) -> bool:
-    """Whether a detokenizer removes spaces before punctuation, so that a token changes text before it."""
-    return CLEANING in detokenizer.read_bytes()

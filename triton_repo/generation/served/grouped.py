@@ -1,0 +1,177 @@
+"""Groups of answers of an encoder-decoder: requests that wait together are encoded and decoded together.
+
+    requests that wait ---> a group, encoded once ---> one token of each of its answers with each step ---> ended answers leave it
+
+A request that comes later begins another group, and the groups take turns token by token. A search with beams is a group of its own, whose
+rows are its beams. An answer is the same whatever group it is in, but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from .answer import CANCELLED, LENGTH, STOP, Answer
+from .decoding_rules import Rules, Text, searching
+from .encoder_decoder import EncoderDecoder, Group
+from .engine import Engine
+
+
+@dataclass(frozen=True)
+class Special:
+    """Ids of special tokens."""
+
+    start: int
+    """What the decoder reads before the first token."""
+    pad: int
+    """What shorter sources are filled up with."""
+    ends: list[int]
+    """What ends an answer."""
+    first: int | None = None
+    """The first token of every answer, if the model fixes it."""
+
+
+class Grouped(Engine):
+    """An engine for groups.
+
+    Args:
+        open_graphs: Compiles the model; called again after an error.
+        special: Ids of special tokens.
+        room: Number of answers that run at once.
+        max_waiting: Number of answers that wait.
+    """
+
+    def __init__(self, open_graphs: Callable[[], EncoderDecoder], special: Special, room: int, max_waiting: int) -> None:
+        super().__init__(room, max_waiting)
+        self._open, self._special = open_graphs, special
+        self._arrived: list[Answer] = []
+        self._groups: list[_Steps] = []
+        self._renew()
+
+    @property
+    def running(self) -> int:
+        """Number of answers that run."""
+        return len(self._arrived) + sum(len(group.answers) for group in self._groups)
+
+    def _renew(self) -> None:
+        self._arrived, self._groups = [], []
+        self._model = self._open()
+
+    def _running(self) -> list[Answer]:
+        return [*self._arrived, *(answer for group in self._groups for answer in group.answers)]
+
+    def _begin(self, answer: Answer) -> None:
+        self._arrived.append(answer)
+
+    def _step(self) -> None:
+        """Encodes what has arrived, and generates the next token of every answer."""
+        arrived, self._arrived = self._arrived, []
+        searches = [answer for answer in arrived if answer.asked.values["BEAMS"] > 1]
+        together = [answer for answer in arrived if answer not in searches]
+        if together:
+            self._groups.append(_Writing(self._model.begin([_source(answer) for answer in together]), together, self._special))
+        for answer in searches:
+            beams = answer.asked.values["BEAMS"]
+            self._groups.append(_Searching(self._model.begin([_source(answer)] * beams), answer, self._special))
+        for group in self._groups:
+            group.step()
+        self._leave()
+
+    def _drop_due(self) -> None:
+        for answer in self._running():
+            reason = CANCELLED if self._closing else answer.due
+            if reason is not None and not answer.ended:
+                answer.end(reason)
+        self._arrived = [answer for answer in self._arrived if not answer.ended]
+        self._leave()
+
+    def _leave(self) -> None:
+        """Lets go of answers that have ended, and of groups without any."""
+        for group in self._groups:
+            group.leave()
+            if not group.answers:
+                group.close()
+        self._groups = [group for group in self._groups if group.answers]
+
+
+class _Steps(Protocol):
+    """A group under way."""
+
+    answers: list[Answer]
+    """Those that have not ended."""
+
+    def step(self) -> None:
+        """Generates the next tokens."""
+
+    def leave(self) -> None:
+        """Lets go of answers that have ended."""
+
+    def close(self) -> None:
+        """Frees what the group held."""
+
+
+class _Writing:
+    """Answers that take one token each with every step."""
+
+    def __init__(self, group: Group, answers: list[Answer], special: Special) -> None:
+        self._group, self.answers = group, answers
+        self._texts = [Text(_rules(answer, special), special.start) for answer in answers]
+        self._order = np.arange(len(answers), dtype=np.int32)
+
+    def step(self) -> None:
+        """Generates the next token of each answer and passes it on."""
+        logits = self._group.step(np.array([text.last for text in self._texts], np.int64), self._order)
+        self._order = np.arange(len(self.answers), dtype=np.int32)
+        for answer, text, row in zip(self.answers, self._texts, logits, strict=True):
+            answer.take([text.take(row)], text.ended)
+
+    def leave(self) -> None:
+        """Lets go of answers that have ended; the rows of the others keep their places in the model."""
+        kept = [place for place, answer in enumerate(self.answers) if not answer.ended]
+        self.answers, self._texts = [self.answers[place] for place in kept], [self._texts[place] for place in kept]
+        self._order = self._order[kept]
+
+    def close(self) -> None:
+        """Gives the request of the model back."""
+        self._group.__exit__()
+
+
+class _Searching:
+    """One search with beams."""
+
+    def __init__(self, group: Group, answer: Answer, special: Special) -> None:
+        self._group, self.answers = group, [answer]
+        values, self._ends = answer.asked.values, _rules(answer, special).ends
+        self._steps = searching(_rules(answer, special), special.start, values["BEAMS"], values["LENGTH_PENALTY"])
+        self._next = next(self._steps)
+
+    def step(self) -> None:
+        """Takes a step of the search; gives its answers with the last."""
+        try:
+            self._next = self._steps.send(self._group.step(*self._next))
+        except StopIteration as found:
+            (answer,) = self.answers
+            best: list[list[int]] = found.value[: answer.asked.values["ANSWERS"]]
+            answer.give([(tokens, STOP if tokens[-1] in self._ends else LENGTH) for tokens in best])
+
+    def leave(self) -> None:
+        """Lets go of the answer if it has ended."""
+        self.answers = [answer for answer in self.answers if not answer.ended]
+
+    def close(self) -> None:
+        """Gives the request of the model back."""
+        self._group.__exit__()
+
+
+def _source(answer: Answer) -> np.ndarray:
+    return np.asarray(answer.asked.prompt, np.int32)
+
+
+def _rules(answer: Answer, special: Special) -> Rules:
+    values = answer.asked.values
+    names = ("MAX_TOKENS", "REPETITION_PENALTY", "PRESENCE_PENALTY", "FREQUENCY_PENALTY", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "SEED")
+    ends = frozenset() if values["IGNORE_EOS"] else frozenset(special.ends)
+    return Rules(ends=ends, first=special.first, **{name.lower(): values[name] for name in names})
