@@ -108,7 +108,8 @@ class Fp8Linear(QuantizedLinear):
     input_scale: Tensor
 
     def __init__(self, name: str, weight_OI: Tensor, scales: Fp8Scales, bias_O: Tensor | None) -> None:
-        super().__init__(name, weight_OI, bias_O, {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale})
+        held_OI = weight_OI.view(torch.int8)  # T5 casts its inputs to the type of a weight, unless it is int8
+        super().__init__(name, held_OI, bias_O, {"weight_scale": scales.weight_scale, "input_scale": scales.input_scale})
 
     def codes(self, x: Tensor) -> Tensor:
         """Returns the input in E4M3, float8_e4m3fn of the same shape."""
@@ -121,7 +122,7 @@ class Fp8Linear(QuantizedLinear):
             InputError: The input holds NaN or infinity; the message names the layer.
         """
         check_finite(self.name, x)
-        products = fp8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight)
+        products = fp8_matmul(self.codes(x.float()).reshape(-1, self.in_features), self.weight.view(STORED))
         return self.finished(products * (self.input_scale * self.weight_scale), x)
 
 

@@ -113,13 +113,13 @@ class Int4Linear(nn.Module):
         super().__init__()
         self.name, self.group_size = name, scales.group_size
         self.out_features, self.in_features = weight_OI.shape
-        self.register_buffer("weight", pack(weight_OI))
+        self.register_buffer("weight", pack(weight_OI).view(torch.int8))  # T5 casts its inputs to the type of a weight, unless it is int8
         self.register_buffer("weight_scale", scales.weight_scale)
         self.register_buffer("bias", bias_O)
 
     def codes(self) -> Tensor:
         """Returns the codes of the weights, int8 [O, I]."""
-        return unpack(self.weight, self.in_features)
+        return unpack(self.weight.view(torch.uint8), self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
         """Returns the output [..., O] for an input [..., I], in the dtype of the input."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 
 from compress.artifacts.artifact import Artifact
 from compress.core.decoding import Answer, Decoding
@@ -19,7 +20,7 @@ from compress.measure.engine_process import EngineProcess
 from compress.models.checkpoint import load_float
 from compress.stage.context import Context
 from export.export import Export
-from export.generation.prompts import Generation, Prompts, greedy, load_answers
+from export.generation.prompts import Generation, Prompts, greedy
 from export.parity.parity import ParityError
 from tests.compress import tiny_gpt
 from tests.export.generation.genai_checkpoints import checkpoint
@@ -58,7 +59,8 @@ def test_the_answers_of_an_engine_are_kept_and_compared(kind: str, modes: list[s
     assert first["parity"]["tokens"]["identical"] == first["parity"]["tokens"]["prompts"] == SETTINGS.prompts
     generation = first["generation"]
     assert generation["baseline"]["equal_share"] == generation["torch"]["equal_share"] == 1
-    prompts, tokens = load_answers(tmp_path / "out" / generation["file"])
+    kept = load_file(tmp_path / "out" / generation["file"])
+    prompts, tokens = kept["prompts"], kept["tokens"]
     blocks = [block.tolist() for block in tiny_gpt.data().evaluation.rows]  # type: ignore[union-attr]
     assert prompts.shape == (SETTINGS.prompts, tiny_gpt.LENGTH // 2)
     assert all(any(prompt == block[: len(prompt)] for block in blocks) for prompt in prompts.tolist())
@@ -92,19 +94,20 @@ def test_a_model_without_keys_and_values_is_left_out_with_the_reason(tmp_path: P
 
 def test_prompts_are_starts_of_evenly_spaced_blocks() -> None:
     blocks = [np.full(20, index, np.int32) for index in range(10)] + [np.zeros(3, np.int32)]
-    prompts = Prompts.of_blocks(blocks, Generation(prompts=4, tokens=50), 20)
-    assert prompts.ids.tolist() == [[index] * 10 for index in (0, 3, 6, 9)]
+    prompts = Prompts.of_rows(blocks, Generation(prompts=4, tokens=50), 20)
+    assert [row.tolist() for row in prompts.rows] == [[index] * 10 for index in (0, 3, 6, 9)]
     assert prompts.tokens == 10  # no more than the model reads
-    assert Prompts.of_blocks(blocks, Generation(prompts=400, tokens=2), 20).ids.shape == (10, 10)
+    assert np.stack(Prompts.of_rows(blocks, Generation(prompts=400, tokens=2), 20).rows).shape == (10, 10)
     with pytest.raises(InputError, match="no evaluation block of at least 10 tokens"):
-        Prompts.of_blocks([np.zeros(3, np.int32)], Generation(), 20)
+        Prompts.of_rows([np.zeros(3, np.int32)], Generation(), 20)
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "mistral", "mixtral"])
 def test_greedy_tokens_in_torch_are_those_of_a_loop_without_a_cache(kind: str) -> None:
     model: Any = load_float(checkpoint(kind))
-    prompts = Prompts(np.random.default_rng(0).integers(3, VOCABULARY, (20, 9)).astype(np.int32), 12)
-    ids = torch.from_numpy(prompts.ids.astype(np.int64))
+    starts = np.random.default_rng(0).integers(3, VOCABULARY, (20, 9)).astype(np.int32)
+    prompts = Prompts(tuple(starts), 12)
+    ids = torch.from_numpy(starts.astype(np.int64))
     with torch.no_grad():
         for _ in range(prompts.tokens):
             ids = torch.cat([ids, model(input_ids=ids, use_cache=False).logits[:, -1:].argmax(dim=-1)], dim=1)
