@@ -115,10 +115,12 @@ def generation_settings(recipe: Recipe, folder: Path) -> list[str]:
     (folder / "data").mkdir()
     for seed, (split, count) in enumerate({"train": 300, "test": 60}.items()):
         lines = tiny_gpt.text(count, seed).splitlines(keepends=True)
-        rows = "".join(json.dumps({recipe.data.columns.text: line}) + "\n" for line in lines)
+        names = list(recipe.data.columns.model_dump(exclude_none=True).values())  # a text, or a source and a target
+        rows = "".join(json.dumps(dict.fromkeys(names, line.strip() or "a")) + "\n" for line in lines)
         (folder / "data" / f"{split}.jsonl").write_text(rows)
     sizes = {
         "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16},
+        "t5": {"num_layers": 1, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_heads": 2},
         "mixtral": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 16},
     }[recipe.model.config["model_type"]]
     smaller = [f"model.config.{key}={value}" for key, value in sizes.items()]

@@ -150,12 +150,13 @@ def searching(
         beam, token = best // total_KV.shape[1], best % total_KV.shape[1]
         score = total_KV.reshape(-1)[best]
         ends = np.array([int(one) in rules.ends or length == rules.max_tokens for one in token])
-        for place in np.flatnonzero(ends[:beams]):
+        for place in np.flatnonzero(ends[:beams] & (score[:beams] > NEVER / 2)):  # more beams than there are texts hold none
             finished.append((score[place] / np.float32(length**length_penalty), [*running[beam[place]], int(token[place])]))
         finished = sorted(finished, key=lambda one: -one[0])[:beams]
-        kept = np.argsort(-np.where(ends, score + NEVER, score), kind="stable")[:beams]
+        alive = np.where(ends, score + NEVER, score)
+        kept = np.argsort(-alive, kind="stable")[:beams]
         running = [[*running[beam[place]], int(token[place])] for place in kept]
-        scores_K, order = score[kept].astype(np.float32), beam[kept].astype(np.int32)
+        scores_K, order = alive[kept].astype(np.float32), beam[kept].astype(np.int32)
         is_full = len(finished) == beams
         if ends.all() or (is_full and scores_K[0] / np.float32(length**length_penalty) <= finished[-1][0]):
             break
