@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from compress.commands.recipes import copy_of
+from compress.core.engines import served_on
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.tasks import TASKS
@@ -43,6 +44,19 @@ data:
   max_length: 128   # tokens of a block; the text is cut into blocks
 """
 
+TEXT_TO_TEXT_MODEL = """\
+model:
+  config: {{model_type: t5, num_layers: 3, d_model: 256, d_kv: 64, d_ff: 512, num_heads: 4}}   # or path: Hub id or local folder
+  init: random
+  task: {task}
+tokenizer: {{train: bpe, vocab_size: 4096}}   # trained on the train split; leave it out for a trained model
+data:
+  path: {data}   # Hub id, a folder or file of csv, tsv, json, jsonl or parquet, or a folder with train.en and train.de, line by line
+  subset: {subset}   # configuration of the Hub data set; ignored for local files
+  columns: {columns}
+  max_length: 64   # tokens of a source, and of a target; longer ones are truncated
+"""
+
 IMAGE_MODEL = """\
 model:
   path: {model}   # Hub id or local folder
@@ -69,7 +83,7 @@ target:
 {triton}"""
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
 SCORING = "[openvino, onnxruntime]   # goals are judged on the first one; add tensorrt for NVIDIA GPUs"
-GENERATING = "[openvino_genai]   # answers prompts (compress generate); openvino and onnxruntime score text"
+GENERATING = "[{engine}]   # answers prompts (compress generate); openvino and onnxruntime score text"
 DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
 
@@ -89,9 +103,12 @@ def template(task: str, file: str) -> str:
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
     values["layers"], values["loss"] = ("2", "soft_target") if generates else ("6" if row.modality == "image" else "3", "minilm")
     values["drop"] = DROPS[primary(task).relative]
-    values["engines"] = GENERATING if generates else SCORING
+    values["engines"] = SCORING
+    if generates:
+        values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder))
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
-    body = IMAGE_MODEL if row.modality == "image" else GENERATION_MODEL if generates else TEXT_MODEL
+    generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
+    body = IMAGE_MODEL if row.modality == "image" else generating if generates else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
 
 

@@ -1,0 +1,140 @@
+"""Groups of answers of a tiny encoder-decoder: each answer is what it is alone, whoever comes, leaves or searches beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.standalone.decoding_rules import Rules, Text, search, write
+from compress.standalone.encoder_decoder import EncoderDecoder
+from tests.export.generation.genai_checkpoints import tokenizer
+from tests.export.generation.tiny_encoder_decoders import PAD, START, folder, sources
+from tests.triton_repo.generation.test_engine import Client
+from triton_repo.generation.served import engine as module
+from triton_repo.generation.served.answer import Answer
+from triton_repo.generation.served.asked import FIELDS, Asked
+from triton_repo.generation.served.grouped import Grouped, Special
+
+pytestmark = pytest.mark.whole
+
+PROPERTIES = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": "1"}
+ENDS = list(range(30, 60))
+ROOM = 4
+
+
+class Paused(Grouped):
+    """Steps only as often as it is let."""
+
+    def __init__(self) -> None:
+        self.steps = threading.Semaphore(0)
+        self.free = False
+        self.opened: list[EncoderDecoder] = []
+        self.errors: list[Exception] = []
+        super().__init__(self._made, Special(START, PAD, ENDS), ROOM, 8)
+
+    def _made(self) -> EncoderDecoder:
+        self.opened.append(EncoderDecoder(folder("t5"), PROPERTIES, PAD))
+        return self.opened[-1]
+
+    def _step(self) -> None:
+        if self.free or self.steps.acquire(timeout=0.01):
+            if self.errors:
+                raise self.errors.pop()
+            super()._step()
+
+
+@contextmanager
+def grouped() -> Iterator[Paused]:
+    engine = Paused()
+    engine.start()
+    yield engine
+    engine.free = True
+    engine.close()
+    assert not engine._thread.is_alive()
+
+
+def submit(engine: Grouped, source: np.ndarray, **given: Any) -> Client:
+    values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": 20, "TIMEOUT_SECONDS": 60.0, "REPETITION_PENALTY": 3.0}
+    client = Client()
+    decode = lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True))  # noqa: E731
+    engine.submit(Answer(Asked(source.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
+    return client
+
+
+def tokens(client: Client) -> list[int]:
+    assert client.over.wait(30)
+    assert client.refused is None
+    return [token for piece in client.pieces for token in piece["TOKENS"]]
+
+
+def alone(source: np.ndarray, **rules: Any) -> list[int]:
+    text = Text(Rules(**{"max_tokens": 20, "repetition_penalty": 3.0, "ends": frozenset(ENDS), **rules}), START)
+    with EncoderDecoder(folder("t5"), PROPERTIES, PAD).begin([source]) as group:
+        write(group.step, [text])
+    return text.tokens
+
+
+def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
+    asked = sources((3, 9, 14, 1, 7, 5), seed=11)
+    expected = [alone(source) for source in asked]
+    assert len({len(one) for one in expected}) > 2  # they end at different steps
+    with grouped() as engine:
+        first = [submit(engine, source) for source in asked[:2]]
+        for _ in range(3):
+            engine.steps.release()
+        later = [submit(engine, source) for source in asked[2:]]
+        engine.free = True
+        assert [tokens(client) for client in (*first, *later)] == expected
+        reasons = [client.pieces[-1]["FINISH_REASON"] for client in (*first, *later)]
+        assert reasons == ["stop" if one[-1] in ENDS else "length" for one in expected]
+
+
+def test_a_search_and_a_sample_run_beside_the_others() -> None:
+    one, two, three = sources((4, 8, 6), seed=12)
+    with EncoderDecoder(folder("t5"), PROPERTIES, PAD).begin([two] * 3) as group:
+        best = search(group.step, Rules(20, ends=frozenset(ENDS), repetition_penalty=3.0), START, 3, 0.5)
+    with grouped() as engine:
+        greedy = submit(engine, one)
+        searched = submit(engine, two, BEAMS=3, ANSWERS=2, STREAM=False, LENGTH_PENALTY=0.5)
+        sampled = submit(engine, three, TEMPERATURE=1.0, SEED=7)
+        engine.free = True
+        assert tokens(greedy) == alone(one)
+        assert tokens(sampled) == alone(three, temperature=1.0, seed=7)
+        tokens(searched)
+        assert [piece["TOKENS"] for piece in searched.pieces] == best[:2]
+
+
+def test_who_leaves_makes_room_and_changes_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
+    asked = sources((3, 9, 14, 6), seed=13)
+    with grouped() as engine:
+        clients = [submit(engine, source, IGNORE_EOS=True) for source in asked]
+        engine.steps.release()
+        engine.steps.release()
+        clients[1].gone = clients[2].gone = True
+        assert tokens(clients[1])[:2] == alone(asked[1], ends=frozenset())[: len(tokens(clients[1]))][:2]
+        engine.free = True
+        for number in (0, 3):
+            assert tokens(clients[number]) == alone(asked[number], ends=frozenset())
+        assert clients[1].pieces[-1]["FINISH_REASON"] == "cancelled"
+        for _ in range(3):  # requests of the model are used again
+            assert tokens(submit(engine, asked[0])) == alone(asked[0])
+        assert len(engine.opened[0]._free) <= 2
+
+
+def test_after_an_error_the_engine_starts_anew() -> None:
+    (source,) = sources((5,), seed=14)
+    with grouped() as engine:
+        engine.errors.append(RuntimeError("no memory"))
+        broken = submit(engine, source)
+        engine.free = True
+        assert broken.over.wait(30)
+        assert broken.refused is not None
+        assert "the engine failed: no memory" in broken.refused[0]
+        assert tokens(submit(engine, source)) == alone(source)
+        assert len(engine.opened) == 2
