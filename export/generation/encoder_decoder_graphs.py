@@ -114,13 +114,11 @@ class _Decoder(nn.Module):
         """Returns logits [b, n, V], then keys and values [b, heads, p + n, head size] of each layer."""
         read, past = kept[: self.cross], [one.index_select(0, beam_idx) for one in kept[self.cross :]]
         cache = EncoderDecoderCache(_cache(past), _cache(read))
-        before = past[0].shape[2]
         logits = self.model(
             # of the states of the encoder the decoder asks the length alone: their keys and values are there
             encoder_outputs=BaseModelOutput(last_hidden_state=attention_mask[..., None].float()),
             attention_mask=attention_mask,
             decoder_input_ids=input_ids,
-            decoder_attention_mask=torch.ones(input_ids.shape[0], before + input_ids.shape[1], dtype=torch.int64),
             past_key_values=cache,
             use_cache=True,
         ).logits
