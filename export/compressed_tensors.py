@@ -59,8 +59,10 @@ def obstacle(checkpoint: Path) -> str | None:
         return "its layers differ in size, as pruning left them, and only compress.models.checkpoint.load builds such a shape"
     modules, stored = _modules(checkpoint), _stored(checkpoint)
     for name, scales in layers.items():
-        if not isinstance(modules.get(name), nn.Linear):
-            return f"{name} is {type(modules.get(name)).__name__} in Transformers, and only Linear is held"
+        if name not in modules:
+            return f"{name} is one of several experts that Transformers keeps in one tensor, and only Linear is held"
+        if not isinstance(modules[name], nn.Linear):
+            return f"{name} is {type(modules[name]).__name__} in Transformers, and only Linear is held"
         if f"{name}.weight" not in stored:
             return f"{name} has another name in the files of the checkpoint"
         if isinstance(scales, LayerScales | DynamicScales) and scales.input_smooth is not None:

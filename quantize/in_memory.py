@@ -81,7 +81,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     layers, floating, mixed = steps.choose_float_layers(layers, rounded, scales, scan)
     kept |= floating
     scales = {layer: scales[layer] for layer in layers}
-    warnings = [*range_warnings(steps.rows, unreached), *steps.compare_ranges(figures, layers, smoothed)]
+    warnings = [*range_warnings(steps.rows, unreached), *steps.compare_ranges(figures, layers, smoothed), *steps.release_experts()]
     numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
 
@@ -92,7 +92,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
         round_weights(layers, rounded, scales)
     return_biases(steps.model, norms)
     sites, added = steps.sites(scales, calibrator, scan)
-    chosen = {"calibrator": calibrator, "rows": len(steps.rows)}
+    chosen = {"calibrator": calibrator, "rows": len(steps.rows), **({"experts": dict(steps.routed)} if steps.routed else {})}
     folded = {"batch_norms": norms} if norms else {}
     found = {**folded, **tried, **smoothing, **scaled, **rounding, **corrected, **scan, **mixed, **trained, **added}
     return Quantized(steps.model, scales, kept, {**chosen, **found, "layers": figures}, warnings, sites)

@@ -41,7 +41,7 @@ PASSES_PER_SITES = 50  # of an encoder of 6 blocks: 12 products, 12 residuals
 class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
@@ -78,10 +78,11 @@ class Quantize(QuantizeSettings):
         Returns:
             `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each layer its input scale, the
             largest input on calibration and selection rows, the clipped share of inputs and the signal-to-noise ratios of its codes (dB).
-            Depending on model and settings: `batch_norms` (the folded norm of a convolution), `calibrators` (the distance for each method
-            tried by auto), `equalization`, `smoothquant`, `bias_correction`, `sensitivity`, `mixed_precision`, `qat`, `sites` (attention
-            products and residuals: whether they are int8, the distance each adds, its tensors), `sites_choice`, `tables` (embeddings and
-            head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method and the output error of each layer), and
+            Depending on model and settings: `experts` (calibration tokens of each), `batch_norms` (the folded norm of a convolution),
+            `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`, `bias_correction`, `sensitivity`,
+            `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8, the distance each adds, its
+            tensors), `sites_choice`, `tables` (embeddings and head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method and
+            the output error of each layer), and
             `attempts` of the mode auto.
 
         Raises:

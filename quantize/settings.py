@@ -29,6 +29,9 @@ class Calibration(Config):
     with smoothing, percentile for w8a8 without; the other schemes do not calibrate ranges."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 512
     """Number of training rows to calibrate on."""
+    expert_tokens: Annotated[int, Field(ge=0, le=10**9)] = 256
+    """For mixtures: least number of calibration tokens that an expert is calibrated on. An expert that the router sends fewer is calibrated
+    on all tokens of its layer."""
     percentile: Annotated[float, Field(gt=50, le=100)] = 99.99
     """Share of |x| that is not clipped, in percent; only for `percentile`."""
 

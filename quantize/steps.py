@@ -27,6 +27,7 @@ from compress.core.errors import InputError
 from compress.machine.device import computing_device
 from compress.measure.closeness import Array, bounds, closer, in_words
 from compress.models.checkpoint import load
+from compress.models.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
 from compress.models.forward import forward, linears
 from compress.schemes.int8 import LayerScales
 from compress.schemes.scales import Layer, Scales
@@ -43,6 +44,7 @@ from quantize.calibration import Histogram, Method, Observed, collect, threshold
 from quantize.constant import CONSTANT, UNUSED, constant_layers, unused_layers
 from quantize.convolutions import convolutions, float_convolutions
 from quantize.equalization import equalize
+from quantize.experts import rare, rare_warning, tokens_routed
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
@@ -79,15 +81,21 @@ class Steps:
     """The float logits; None if no step compares a quantized model with the float one."""
     budget: Budget | None
     """The float predictions for mixed precision; None without it."""
+    routed: Mapping[str, list[int]]
+    """Calibration tokens of each expert, by path of the module of experts; empty for models without."""
 
     @classmethod
     def prepare(cls, settings: QuantizeSettings, source: Path, context: Context) -> Self:
         """Loads the model, draws the calibration rows, and computes the float references that later steps need."""
         model, rows = load(source, computing_device()), context.data.calibration(settings.calibration.rows, context.seed).rows
         feed = partial(feature_batches, source, rows, context)
+        with_separate_experts(model)
+        counts = tokens_routed(model, feed(f"{settings.title}: routing"), forward) if separate_experts(model) else {}
         trial = Trial.prepare(model, source, rows, context) if settings.compares else None
         budget = Budget.prepare(model, source, rows, context) if settings.mixed_precision else None
-        return cls(settings, source, model, rows, feed, context, trial, budget)
+        for name, experts in rare(counts, settings.calibration.expert_tokens).items():
+            cast("SeparateExperts", model.get_submodule(name)).everywhere = frozenset(experts)
+        return cls(settings, source, model, rows, feed, context, trial, budget, counts)
 
     @property
     def name(self) -> str:
@@ -102,6 +110,10 @@ class Steps:
     def choose_layers(self) -> tuple[dict[str, Layer], dict[str, str]]:
         """Returns the layers to quantize, and for every other linear layer and convolution the reason why it stays float."""
         settings, rows = self.settings, self._few_rows()
+        with on_all_tokens(self.model):  # a few rows do not reach every expert
+            return self._choose_layers(settings, rows)
+
+    def _choose_layers(self, settings: QuantizeSettings, rows: dict[str, Tensor]) -> tuple[dict[str, Layer], dict[str, str]]:
         floating = float_convolutions(self.model, settings.scheme, settings.convolutions, rows, forward)
         layers: dict[str, Layer] = {**linears(self.model), **convolutions(self.model)}
         chosen, kept = choose_layers(self.model, layers, settings.exclude, f"stages.{self.name}.exclude", floating)
@@ -109,6 +121,12 @@ class Steps:
         unused = dict.fromkeys(unused_layers(self.model, chosen, rows, forward), UNUSED)
         idle = {**unused, **constant}
         return {name: layer for name, layer in chosen.items() if name not in idle}, {**kept, **idle}
+
+    def release_experts(self) -> list[str]:
+        """Lets all experts run on their own tokens alone from now on; returns no or one warning about those that saw few."""
+        for module in separate_experts(self.model).values():
+            module.everywhere = ()
+        return rare_warning(self.routed, self.settings.calibration.expert_tokens)
 
     def fold_batch_norms(self, layers: Layers) -> dict[str, str]:
         """Folds batch norms into the convolutions among the layers, in place; returns the norm of each convolution that had one."""

@@ -19,6 +19,7 @@ from compress.models.config import (
     read_config,
 )
 from compress.models.conv1d import stock_state, with_linears
+from compress.models.experts import with_separate_experts
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
 from compress.models.library import REFUSED, one_line, quiet, some, task_of
 from compress.models.shapes import auto_class, mark
@@ -34,6 +35,7 @@ def load(folder: Path, device: str | torch.device = "cpu", dtype: torch.dtype = 
     """
     model = load_float(folder, dtype)
     if (folder / QUANTIZATION_JSON).exists():
+        with_separate_experts(model)
         apply_quantization(model, folder)
         apply_sites(model, folder)
     placed: nn.Module = model.to(device).eval()

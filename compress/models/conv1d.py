@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from compress.models.experts import stacked_state
 from compress.models.meta import on_meta_device
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -40,7 +41,7 @@ def with_linears(model: Model) -> Model:
 
 
 def stock_state(model: Any) -> dict[str, Tensor]:
-    """Returns the state dict of a Transformers model in the layout of its stock class: weights of `Conv1D` transposed.
+    """Returns the state dict of a Transformers model in the layout of its stock class: weights of `Conv1D` transposed, experts stacked.
 
     Args:
         model: A model after `with_linears`; its layers may have been replaced since.
@@ -48,4 +49,5 @@ def stock_state(model: Any) -> dict[str, Tensor]:
     with on_meta_device():
         stock = type(model)(model.config)
     transposed = {f"{name}.weight" for name, module in stock.named_modules() if is_conv1d(module)}
-    return {name: value.T.contiguous() if name in transposed else value for name, value in model.state_dict().items()}
+    state = {name: value.T.contiguous() if name in transposed else value for name, value in model.state_dict().items()}
+    return stacked_state(model, state)

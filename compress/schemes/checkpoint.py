@@ -128,7 +128,7 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
     """Replaces layers of a model that was loaded in float by the quantized layers of its checkpoint, in place.
 
     Args:
-        model: Model with the checkpoint's weights, which are on the grid.
+        model: Model with the checkpoint's weights, which are on the grid; experts that are quantized are layers of their own.
         folder: The checkpoint.
 
     Raises:
@@ -145,7 +145,8 @@ def apply_quantization(model: nn.Module, folder: Path) -> None:
         layer: Any = found
         weight: Tensor = layer.weight.detach()
         # the stored dtype determines the tolerance of the grid check
-        problem = scales.problem(weight.to(stored.get(f"{name}.weight", weight.dtype)))
+        stack = name.rpartition(".")[0]  # of an expert: all of a layer are stored in one tensor
+        problem = scales.problem(weight.to(stored.get(f"{name}.weight", stored.get(stack, weight.dtype))))
         if problem is not None:
             raise InputError(f"{folder}: {name}: {problem}; quantize again")
         owner, _, child = name.rpartition(".")

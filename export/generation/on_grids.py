@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.checkpoint import load_float
+from compress.models.experts import with_separate_experts
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
 from compress.schemes.scales import Scales
 from compress.schemes.sites import load_sites
@@ -45,6 +46,7 @@ def on_grids(checkpoint: Path) -> OnGrids:
             "those in float: give attention: false and residual: false"
         )
     layers, tables = load_quantization(checkpoint)[0], load_tables(checkpoint)
+    with_separate_experts(model)
     for name, scales in layers.items():
         weight: nn.Parameter = model.get_submodule(name).weight
         weight.data = scales.on_grid(weight.data)  # 16-bit checkpoints hold the grid to the precision of their type

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compress.models.experts import separate_experts
+
 NAME = "compress_all_experts"
 
 
@@ -39,6 +41,8 @@ def make_exportable(model: nn.Module) -> None:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
     config: Any = model.config
+    for module in separate_experts(model).values():
+        module.all_tokens = True
     if any(hasattr(module, "_is_expert_parallel") for module in model.modules()):
         ALL_EXPERTS_FUNCTIONS.register(NAME, all_experts)
         config._experts_implementation = NAME

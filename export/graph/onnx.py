@@ -44,8 +44,10 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.models.config import read_config
 from compress.models.conv1d import with_linears
+from compress.models.experts import with_separate_experts
 from compress.models.library import one_line, quiet
 from compress.models.shapes import auto_class
+from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.standalone.preprocess import Preprocessor
 from export.graph.experts import make_exportable
 
@@ -209,6 +211,8 @@ def _load(checkpoint: Path, task: Task) -> Any:
     model = auto_class(task, config).from_pretrained(
         checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
+    if (checkpoint / QUANTIZATION_JSON).exists():  # each expert has integers of its own
+        with_separate_experts(model)
     make_exportable(model)
     return with_linears(model).eval()
 
