@@ -30,8 +30,9 @@ def traced_precisions(gemms: Sequence[str], compiled: Sequence[Any], head: str, 
     if gemms and found[gemms[-1]] is None:  # the product that gives the logits goes by the name of the output
         found[gemms[-1]] = next((layer for layer in layers if layer.made_of(head)), None)
     told = {gemm: _precision(layer, exact) for gemm, layer in found.items() if layer is not None}
-    # a product behind a smoothed input loses its name; what those are is known where all that are left run alike
-    rest = {_precision(layer, exact) for layer in layers if layer.is_product and layer not in found.values()}
+    # a product behind a smoothed input loses its name; what those are is known where all without a name run alike
+    lost = (layer for layer in layers if layer.is_product and layer not in found.values() and not layer.belongs_to(ROOT))
+    rest = {_precision(layer, exact) for layer in lost}
     if len(rest) == 1:
         told |= dict.fromkeys((gemm for gemm, layer in found.items() if layer is None), rest.pop())
     return {gemm: precision for gemm, precision in told.items() if precision is not None}

@@ -31,6 +31,16 @@ CONFIGS = {
         "sliding_window": 6,
         "max_position_embeddings": LENGTH,
     },
+    "mixtral": {
+        "model_type": "mixtral",
+        "num_hidden_layers": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "max_position_embeddings": LENGTH,
+    },
 }
 _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny-gpt-")
 

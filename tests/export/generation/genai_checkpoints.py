@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from compress.models.checkpoint import load_float, save
+from compress.models.experts import with_separate_experts
 from compress.models.library import quiet
 from compress.schemes.checkpoint import save_quantization
 from export.generation.genai_folder import write_genai_folder
@@ -43,7 +44,7 @@ def _checkpoint(kind: str, scheme: str | None) -> Path:
         tokenizer().save_pretrained(folder)
         return folder
     torch.manual_seed(2)
-    model: Any = load_float(checkpoint(kind))
+    model: Any = with_separate_experts(load_float(checkpoint(kind)))
     layers = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not model.get_output_embeddings():
