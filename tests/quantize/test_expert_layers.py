@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from compress.artifacts.artifact import Artifact
+from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.measure.metrics import metrics
 from compress.measure.predictions import predict
@@ -118,3 +119,8 @@ def test_experts_are_trained_in_int8(context: Context, tmp_path: Path) -> None:
     ]
     assert min(moved) > 4e-4  # further than rounding to the grid moves a weight
     assert abs(perplexity(tmp_path, context) / perplexity(mixture().path, context) - 1) < 0.01
+
+
+def test_a_mixture_is_not_streamed(context: Context, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"experts.gate_up_proj has 3 dimensions; streaming supports matrices and vectors only"):
+        Quantize(calibration={"rows": 64}, stream=True).run(mixture(), context, tmp_path)  # type: ignore[arg-type]
