@@ -15,12 +15,13 @@ Not supported: masked language modelling alongside, as task checkpoints have no 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task, num_classes
+from compress.core.tasks import TASKS, Task, num_classes, tasks_with
 from compress.stage.context import Context
 from compress.stage.stage import teachers_named
 from compress.training.selection import selection_metric
@@ -94,6 +95,9 @@ class Distill(DistillSettings):
 
         if TASKS[context.task].answer == "tokens":
             self._check_tokens(context.task, self.resolved())
+        if self.sequences is not None and not TASKS[context.task].encoder_decoder:
+            tasks = tasks_with(lambda row: row.encoder_decoder)
+            raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
         self._check_rows(context)
         self._check_answers()
         num_labels = num_classes(context.task, context.data.labels)
@@ -180,6 +184,9 @@ class Distill(DistillSettings):
         student, source = build(self.student, parent.path, context, f"{self.key}.student")
         steps = Steps(self, source, context)
         folders = [steps.teacher_folder(number) for number in range(len(context.teachers))]
+        if self.sequences is not None:
+            context = self._with_answers(context, folders[0], device)
+            steps = Steps(self, source, context)
         if not team.shards:  # with fsdp2, `train` moves the student to the device block by block
             student.to(device)
         teachers = steps.load_teachers(folders, device)
@@ -203,6 +210,16 @@ class Distill(DistillSettings):
             note = f"Distilled for {history.steps} steps of {self.batch_size} rows, peak learning rate {self.learning_rate:g}"
             save(student.cpu(), source, out, note)
         return self._figures(history, steps, objective, len(split), num_labelled)
+
+    def _with_answers(self, context: Context, folder: Path, device: Any) -> Context:
+        """Returns the context with the answers of the first teacher as targets of the train split."""
+        from compress.models.checkpoint import load
+        from distill.sequences import with_answers
+
+        assert self.sequences is not None
+        name, teacher = context.teachers[0].digest, load(folder, device)
+        train = with_answers(context.data.train, teacher, self.sequences, context.max_length, context.scratch, name, context.progress)
+        return replace(context, data=replace(context.data, train=train))
 
     def _figures(self, history: History, steps: Steps, objective: Objective, num_rows: int, num_labelled: int) -> dict[str, Any]:
         """Returns the figures of `run`."""

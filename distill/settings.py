@@ -13,6 +13,7 @@ from distill.masking import Augment
 from distill.plain_text import PlainText
 from distill.presets import PRESETS, AnyLoss, Preset, PresetName
 from distill.schedules import Ramp, always_zero, smallest
+from distill.sequences import Sequences
 from distill.student import Student
 
 TeacherName = Annotated[str, Field(min_length=1)]
@@ -40,6 +41,8 @@ class DistillSettings(ModelStage):
     averages the temperature-softened probabilities of several teachers; it works with losses that use only logits."""
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Weight of each teacher in the average; absent: equal weights."""
+    sequences: Sequences | None = None
+    """Sequence-level distillation for text-to-text: the teacher's answers replace the targets of the train split."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the train rows, or of the corpus, to train on, chosen by content hash."""
     extra_text: PlainText | None = None

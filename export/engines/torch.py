@@ -25,11 +25,11 @@ from transformers import AutoTokenizer
 from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
 from compress.models.checkpoint import load, load_float
+from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.models.forward import forward
 from compress.models.library import quiet
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 from export.engines.stop_texts import before_stop
-from export.generation.prompts import encoder_decoder_settings
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -13,19 +13,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from safetensors.numpy import save_file
 from torch import nn
-from transformers.cache_utils import DynamicCache, EncoderDecoderCache
+from transformers.cache_utils import DynamicCache
 
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.measure.tokens import ENDED
-from compress.models.library import quiet
+from compress.models.encoder_decoder import answered
 from compress.standalone.preprocess import Row, TokenPair
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""
 BATCH_SIZE = 16
-FILLED = 0
-"""What `generate` fills up with; anything will do, since it is overwritten."""
 Tokens = NDArray[np.int32]
 T = TypeVar("T")
 
@@ -95,13 +93,13 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
         model: A language model of Transformers in eval mode, float or quantized.
         prompts: The prompts.
     """
-    device = next(iter(model.parameters())).device
-    parts = []
-    with torch.inference_mode(), quiet():
+    if prompts.ends:
+        return filled(answered(model, prompts.rows, 1, prompts.tokens), prompts.tokens)
+    device, parts = next(iter(model.parameters())).device, []
+    with torch.inference_mode():
         for start in range(0, len(prompts.rows), BATCH_SIZE):
             rows = prompts.rows[start : start + BATCH_SIZE]
-            answer = _answered if prompts.ends else _continued
-            parts.append(answer(model, rows, prompts.tokens, device).cpu().numpy().astype(np.int32))
+            parts.append(_continued(model, rows, prompts.tokens, device).cpu().numpy().astype(np.int32))
     return np.concatenate(parts)
 
 
@@ -116,33 +114,7 @@ def _continued(model: Any, rows: Sequence[Tokens], tokens: int, device: torch.de
     return torch.cat(chosen, dim=1)
 
 
-def _answered(model: Any, rows: Sequence[Tokens], tokens: int, device: torch.device) -> torch.Tensor:
-    """Answers sources, padded to the longest."""
-    lengths = torch.tensor([len(row) for row in rows])
-    mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
-    ids = torch.zeros_like(mask)
-    ids[mask.bool()] = torch.from_numpy(np.concatenate(rows).astype(np.int64))
-    settings = {"max_new_tokens": tokens, "do_sample": False, "num_beams": 1, "repetition_penalty": 1.0, "pad_token_id": FILLED}
-    found = model.generate(ids.to(device), attention_mask=mask.to(device), **settings, **encoder_decoder_settings())[:, 1:]
-    ends = model.generation_config.eos_token_id
-    is_end = torch.isin(found, torch.tensor([] if ends is None else ends, dtype=found.dtype, device=found.device))
-    behind = is_end.cumsum(dim=1) - is_end.long() > 0
-    found = torch.where(behind, ENDED, found)
-    return torch.nn.functional.pad(found, (0, tokens - found.shape[1]), value=ENDED)
-
-
-def encoder_decoder_settings() -> dict[str, Any]:
-    """Returns what `generate` of Transformers is asked of an encoder-decoder beside the limits of an answer.
-
-    Limits that a model's generation_config.json sets (n-grams, least length, the last token) do not apply; its first token does. The cache
-    is given because Transformers makes one of as many layers as the encoder has.
-    """
-    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-    neutral = {"no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "min_length": 0, "early_stopping": False}
-    return {**neutral, "forced_eos_token_id": None, "bad_words_ids": None, "use_cache": True, "past_key_values": cache}
-
-
-def filled(answers: Sequence[Sequence[int]], tokens: int) -> Tokens:
+def filled(answers: Sequence[Sequence[int] | Tokens], tokens: int) -> Tokens:
     """Returns answers as one array, int32 [n, T]; `ENDED` behind the shorter ones."""
     whole = np.full((len(answers), tokens), ENDED, np.int32)
     for row, answer in zip(whole, answers, strict=True):

@@ -11,13 +11,14 @@ import torch
 
 from compress.core.decoding import Decoding
 from compress.models.checkpoint import load, load_float
+from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.standalone.encoder_decoder import DECODER
 from compress.standalone.preprocess import TokenPair
 from export.engines.openvino_genai import properties
 from export.engines.openvino_seq2seq import GROUP, OpenVinoSeq2Seq
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
-from export.generation.prompts import ENDED, Prompts, encoder_decoder_settings, greedy
+from export.generation.prompts import ENDED, Prompts, greedy
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, VOCABULARY, checkpoint, folder, preprocessor, sources
 
