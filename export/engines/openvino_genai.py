@@ -12,6 +12,8 @@ GenAI's own default is a cache of 8-bit integers, which changes answers; the pre
 that computes in fp32 keeps it in fp32, fp16 or int8, one that computes in bf16 in bf16 or int8; others are refused by paged attention, and
 ignored by stateful attention without a word.
 
+In paged mode a draft model, or the text itself, may propose tokens (`compress.core.speculation`).
+
 Left out: devices other than the CPU.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from numpy.typing import NDArray
 
 from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
+from compress.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
 from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS
@@ -115,9 +119,15 @@ def properties(threads: int, float_precision: str, cache_precision: str) -> dict
 
 
 class OpenVinoGenai:
-    """An engine from the files of `build`. The graph for blocks and the pipeline for answers are compiled when they are first asked."""
+    """An engine from the files of `build`. The graph for blocks and the pipeline for answers are compiled when they are first asked.
+
+    Raises:
+        InputError: Tokens are to be proposed to a model that runs in stateful mode.
+    """
 
     def __init__(self, spec: EngineSpec) -> None:
+        if spec.speculation is not None and spec.mode != PROPOSED_MODE:
+            raise InputError(f"speculation: the model runs in {spec.mode} mode; tokens can be proposed in {PROPOSED_MODE} mode alone")
         self._spec = spec
         self._properties = dict(spec.properties)
         self._compile_properties = {name: value for name, value in self._properties.items() if name != BACKEND}
@@ -177,7 +187,8 @@ class OpenVinoGenai:
         import openvino_genai
 
         folder, scheduler = str(Path(self._spec.path).parent), openvino_genai.SchedulerConfig()
-        return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", self._compile_properties)
+        properties: dict[str, Any] = {**self._compile_properties, **speculating(self._spec.speculation)}
+        return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
 
     @cached_property
     def _stateful_pipeline(self) -> Any:
@@ -186,10 +197,12 @@ class OpenVinoGenai:
         return openvino_genai.LLMPipeline(str(Path(self._spec.path).parent), "CPU", **self._properties)
 
     def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
-        pipeline = self._paged_pipeline
-        settings, started = generation_config(decoding, pipeline.get_config()), time.perf_counter()
+        pipeline, speculation = self._paged_pipeline, self._spec.speculation
+        settings = generation_config(decoding, pipeline.get_config(), speculation)
+        started = time.perf_counter()
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
         seconds: list[list[float]] = [[] for _ in prompts]
+        steps: list[list[int]] = [[] for _ in prompts]
         answers: list[list[list[int]]] = [[] for _ in prompts]
         while pipeline.has_non_finished_requests():
             pipeline.step()
@@ -199,10 +212,14 @@ class OpenVinoGenai:
                     (output,) = handle.read().values()
                     answers[number] = [[*(answers[number] or [[]])[0], *output.generated_ids]]
                     seconds[number] += [now] * len(output.generated_ids)
+                    steps[number].append(len(output.generated_ids))
                     told(number, output.generated_ids)
         if decoding.beams > 1:
             answers = [[list(output.generated_ids) for output in _best_first(handle)][: decoding.answers] for handle in handles]
-        return [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
+        found = [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
+        if speculation is None:
+            return found
+        return [_counted(speculation, *one, decoding) for one in zip(prompts, found, steps, strict=True)]
 
     def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         import openvino_genai
@@ -234,12 +251,35 @@ class OpenVinoGenai:
         return answers
 
 
-def generation_config(decoding: Decoding, of_model: Any) -> Any:
+def speculating(speculation: Speculation | None) -> dict[str, Any]:
+    """Returns the properties of a pipeline to which tokens are proposed."""
+    import openvino_genai
+
+    if speculation is None:
+        return {}
+    if speculation.draft is None:
+        return {"prompt_lookup": True}
+    properties = {name: value for name, value in speculation.properties.items() if name != BACKEND}
+    return {"draft_model": openvino_genai.draft_model(str(Path(speculation.draft).parent), "CPU", **properties)}
+
+
+def _counted(speculation: Speculation, prompt: NDArray[np.int32], answer: Answer, steps: Sequence[int], decoding: Decoding) -> Answer:
+    """Returns an answer with the numbers of proposed and accepted tokens, given how many tokens came with each step."""
+    (tokens,) = answer.tokens
+    proposed = speculation.proposed(prompt.tolist(), tokens, steps, decoding.max_tokens)
+    return replace(answer, proposed=proposed, accepted=len(tokens) - len(steps))
+
+
+def generation_config(decoding: Decoding, of_model: Any, speculation: Speculation | None = None) -> Any:
     """Returns the settings in GenAI's words.
 
     Args:
         decoding: The settings.
         of_model: GenAI's config of the model, for its end tokens.
+        speculation: What proposes tokens.
+
+    Raises:
+        InputError: Nothing can be proposed with these settings.
     """
     import openvino_genai
 
@@ -261,6 +301,11 @@ def generation_config(decoding: Decoding, of_model: Any) -> Any:
     if decoding.beams > 1:
         config.num_beams, config.num_return_sequences = decoding.beams, decoding.answers
         config.length_penalty = decoding.length_penalty
+    if speculation is not None:
+        speculation.check(decoding)
+        config.num_assistant_tokens = speculation.tokens
+        if speculation.draft is None:
+            config.max_ngram_size = MATCHED_TOKENS
     return config
 
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.engines import REFERENCE, EngineName, device_of
+from compress.core.speculation import Speculation
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
     from compress.core.target import Target
@@ -52,6 +53,8 @@ class EngineSpec:
     """Batch sizes that a static engine is compiled for, ascending."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Settings of the engine that its entry in export.json holds."""
+    speculation: Speculation | None = None
+    """What proposes tokens to an engine that answers prompts; None: nothing."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -76,7 +79,8 @@ class EngineSpec:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> EngineSpec:
         """Reads what `message` gave."""
-        return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"])})
+        speculation = None if message["speculation"] is None else Speculation.from_message(message["speculation"])
+        return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"]), "speculation": speculation})
 
 
 class Placement(TypedDict):
