@@ -45,6 +45,8 @@ CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
 BACKENDS = {"paged": "PA", "stateful": "SDPA"}
 BACKEND = "ATTENTION_BACKEND"
 """A property of GenAI, unknown to the engine below it."""
+WHOLE_PROMPTS = 2**20
+"""Tokens of a step where a draft proposes some: all prompts whole. OpenVINO GenAI 2026.4 gives other answers where it reads one in parts."""
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -187,6 +189,8 @@ class OpenVinoGenai:
         import openvino_genai
 
         folder, scheduler = str(Path(self._spec.path).parent), openvino_genai.SchedulerConfig()
+        if self._spec.speculation is not None and self._spec.speculation.draft is not None:
+            scheduler.max_num_batched_tokens = WHOLE_PROMPTS
         properties: dict[str, Any] = {**self._compile_properties, **speculating(self._spec.speculation)}
         return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
 

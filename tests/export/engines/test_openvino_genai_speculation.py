@@ -119,6 +119,17 @@ def test_penalties_and_ends_are_those_of_the_model_alone(made: Any) -> None:
         assert 0 <= found.accepted <= found.proposed
 
 
+@pytest.mark.parametrize("made", [lambda: drafted("its int8 form"), looked_up])
+def test_many_long_prompts_at_once_are_answered_as_each_alone(made: Any) -> None:
+    """More tokens than OpenVINO GenAI reads in a step by default."""
+    many = prompts((70, 300, 20, 90, 50, 60, 80, 40), seed=6)
+    together, alone = made().generate(many, GREEDY), engine("llama").generate(many, GREEDY)
+    assert [one.tokens for one in together] == [one.tokens for one in alone]
+    for prompt, answer in zip(many, together, strict=True):
+        (by_itself,) = made().generate([prompt], GREEDY)
+        assert (answer.proposed, answer.accepted) == (by_itself.proposed, by_itself.accepted)
+
+
 def test_tokens_are_told_as_they_come() -> None:
     told: list[list[int]] = []
     (answer,) = drafted("itself").generate(asked()[:1], GREEDY, lambda number, tokens: told.append(list(tokens)))
