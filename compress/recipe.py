@@ -17,6 +17,7 @@ from compress.core.config import Config
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError, nearest
 from compress.core.files import local, read_plain
+from compress.core.named import one_of
 from compress.core.problems import explain
 from compress.core.shown import reason, shown
 from compress.core.step_names import BASELINE, INPUT, is_reserved
@@ -143,7 +144,7 @@ def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise InputError(*problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe) + _check_task(recipe) + _check_generating(recipe)
+    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe)
     if problems:
         raise InputError(*problems)
     return recipe
@@ -413,6 +414,23 @@ def _check_generating(recipe: Recipe) -> list[str]:
         for key in ("attention", "residual")
         if getattr(stage, key) is not False
     ]
+
+
+def _check_proposals(recipe: Recipe) -> list[str]:
+    """Returns what is wrong with the tokens that are to be proposed to engines: no engine takes them, or no stage makes the draft."""
+    problems, made = [], [str(stage.id) for stage in recipe.stages if stage.PRODUCES == "checkpoint"]
+    for stage in recipe.stages:
+        if not isinstance(stage, Export) or (stage.generation.draft is None and stage.generation.prompt_lookup is None):
+            continue
+        key, draft = f"stages.{stage.id}.generation", stage.generation.draft
+        takers = [name for name, row in ENGINES.items() if row.proposed_to]
+        if not set(takers) & set(recipe.target.engines):
+            given = "prompt_lookup" if draft is None else "draft"
+            problems.append(f"{key}.{given}: given, but no engine takes proposed tokens; put {one_of(takers)} into target.engines")
+        if draft is not None and draft not in made:
+            allowed = one_of(made) if made else "none, as no stage makes a model,"
+            problems.append(f"{key}.draft: {draft!r} given; {allowed} is allowed{nearest(draft, made)}")
+    return problems
 
 
 def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:

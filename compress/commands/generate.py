@@ -314,8 +314,8 @@ def proposed_to(first: Choice, known: Sequence[Choice], wanted: Wanted, decoding
     option = "--prompt-lookup" if wanted.draft is None else "--draft"
     if wanted.draft is not None and wanted.prompt_lookup is not None:
         raise InputError("--draft and --prompt-lookup given; one of them proposes tokens: leave the other out")
-    if not ENGINES[first.engine].generates:
-        others = one_of([name for name, row in ENGINES.items() if row.generates])
+    if not ENGINES[first.engine].proposed_to:
+        others = one_of([name for name, row in ENGINES.items() if row.proposed_to])
         raise InputError(
             f"{option}: {first.title} answers; tokens can be proposed in {others}: give --engine, or put it into target.engines"
         )

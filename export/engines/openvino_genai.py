@@ -46,7 +46,7 @@ BACKENDS = {"paged": "PA", "stateful": "SDPA"}
 BACKEND = "ATTENTION_BACKEND"
 """A property of GenAI, unknown to the engine below it."""
 WHOLE_PROMPTS = 2**20
-"""Tokens of a step where a draft proposes some: all prompts whole. OpenVINO GenAI 2026.4 gives other answers where it reads one in parts."""
+"""Tokens of a step with a draft, so that prompts are read whole: OpenVINO GenAI 2026.4 answers otherwise where it reads them in parts."""
 
 
 def refusal(precision: str, model: Path) -> str | None:

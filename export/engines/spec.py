@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
@@ -238,6 +238,19 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
         batch_sizes=compiled_batch_sizes(target),
         properties=engine.get("properties") or {},
     )
+
+
+def proposed_to(spec: EngineSpec, root: Path, engine: Mapping[str, Any]) -> EngineSpec:
+    """Returns the spec of an engine of export.json, with what proposes tokens to it.
+
+    Args:
+        spec: What `spec_of` gave.
+        root: Folder that export.json lies in.
+        engine: Its entry, with `speculation`.
+    """
+    told = engine["speculation"]
+    draft = None if told["file"] is None else str((root / told["file"]).resolve())
+    return replace(spec, speculation=Speculation(told["tokens"], draft, told["properties"]))
 
 
 def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, mode: str = "eager") -> EngineSpec:
