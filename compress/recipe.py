@@ -453,7 +453,7 @@ def _check_task(recipe: Recipe) -> list[str]:
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
-    problems += _check_generating(recipe)
+    problems += _check_generating(recipe) + _check_vllm(recipe)
     if row.answer != "tokens":
         return problems
     if recipe.model.head == "new":
@@ -464,9 +464,26 @@ def _check_task(recipe: Recipe) -> list[str]:
             continue
         given = f"stages.{stage.id}.{key}: {getattr(stage, key)} given"
         problems.append(f"{given}; a language model has one process, which answers max_batch_size requests at once: leave it out")
-    if served and recipe.target.device != "cpu":
+    if recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
         problems.append(
             f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone: give "
-            "target.device: cpu, or leave triton_repo out"
+            "target.device: cpu, leave triton_repo out, or write a repository for vLLM with `triton_repo: {vllm: {}}`"
         )
+    return problems
+
+
+def _check_vllm(recipe: Recipe) -> list[str]:
+    """Returns why a repository for vLLM cannot be written: it serves quantized decoders."""
+    row, problems = TASKS[recipe.model.task], []
+    for stage in recipe.stages:
+        if not isinstance(stage, TritonRepo) or stage.vllm is None:
+            continue
+        key = f"stages.{stage.id}.vllm: given"
+        if row.answer != "tokens" or row.encoder_decoder:
+            decoders = tasks_with(lambda other: other.answer == "tokens" and not other.encoder_decoder)
+            problems.append(f"{key} for the task {recipe.model.task}; vLLM serves {decoders} here: leave it out")
+        elif not any(isinstance(other, Quantize) for other in recipe.stages):
+            problems.append(
+                f"{key} without a quantize stage; vLLM gets the quantized weights of the last variant: add one, or leave it out"
+            )
     return problems
