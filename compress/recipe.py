@@ -419,6 +419,12 @@ def _check_generating(recipe: Recipe) -> list[str]:
 def _check_proposals(recipe: Recipe) -> list[str]:
     """Returns what is wrong with the tokens that are to be proposed to engines: no engine takes them, or no stage makes the draft."""
     problems, made = [], [str(stage.id) for stage in recipe.stages if stage.PRODUCES == "checkpoint"]
+    measured = any(isinstance(stage, Export) and (stage.generation.draft or stage.generation.prompt_lookup) for stage in recipe.stages)
+    problems += [
+        f"stages.{stage.id}.proposals: true given, but export proposes no tokens; give its generation a draft or prompt_lookup"
+        for stage in recipe.stages
+        if isinstance(stage, TritonRepo) and stage.proposals and not measured
+    ]
     for stage in recipe.stages:
         if not isinstance(stage, Export) or (stage.generation.draft is None and stage.generation.prompt_lookup is None):
             continue

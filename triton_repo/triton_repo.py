@@ -63,6 +63,9 @@ class TritonRepo(Stage):
     busy."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Field(min_length=1)] = (1, 4)
     """Numbers of concurrent requests at which latency is measured."""
+    proposals: bool = False
+    """For language models: serve them with the tokens that `export.generation` proposes to them. With a draft a model takes neither
+    temperature nor beams, and reads every prompt in one step; with proposals of the text it takes no beams."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -70,8 +73,8 @@ class TritonRepo(Stage):
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves `vllm` out where it was not asked for, so that runs without it keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key != "vllm" or value is not None}
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return {key: value for key, value in whole(self).items() if key not in ("proposals", "vllm") or value}
 
     def depends(self, context: Context) -> Any:
         """Returns the versions of the server's packages.
@@ -138,7 +141,8 @@ class TritonRepo(Stage):
         from triton_repo.layout import served_models
 
         models = served_models(parent, served_on("cpu", generates=True, encoder_decoder=TASKS[context.task].encoder_decoder))
-        write_language_repository(out / REPOSITORY, models, batch_sizes=context.target.batch_sizes, max_batch_size=self.max_batch_size)
+        batch_sizes, most = context.target.batch_sizes, self.max_batch_size
+        write_language_repository(out / REPOSITORY, models, batch_sizes=batch_sizes, max_batch_size=most, proposals=self.proposals)
         return self._results(models, lambda model: {**_unmeasured(None), **measure(model, out / REPOSITORY, context, self.concurrency)})
 
     def _results(self, models: Sequence[Served], measured: Callable[[Served], dict[str, Any]]) -> dict[str, Any]:
