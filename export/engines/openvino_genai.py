@@ -38,6 +38,7 @@ from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.stop_texts import before_stop, stops
 from export.engines.traced_precisions import traced_precisions
 
 FOLDER = "genai"
@@ -207,22 +208,29 @@ class OpenVinoGenai:
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
         seconds: list[list[float]] = [[] for _ in prompts]
         steps: list[list[int]] = [[] for _ in prompts]
-        answers: list[list[list[int]]] = [[] for _ in prompts]
+        answers: list[list[list[int]]] = [[[]] for _ in prompts]
+        decode, own_stop = pipeline.get_tokenizer().decode, decoding.stop if speculation is not None else ()
         while pipeline.has_non_finished_requests():
             pipeline.step()
             now = time.perf_counter() - started
             for number, handle in enumerate(handles):
-                if decoding.beams == 1 and handle.can_read():
-                    (output,) = handle.read().values()
-                    answers[number] = [[*(answers[number] or [[]])[0], *output.generated_ids]]
+                for output in handle.read().values() if decoding.beams == 1 and handle.can_read() else ():
+                    answers[number][0] += output.generated_ids
                     seconds[number] += [now] * len(output.generated_ids)
                     steps[number].append(len(output.generated_ids))
-                    told(number, output.generated_ids)
+                    if not own_stop:
+                        told(number, output.generated_ids)
+                    elif stops(decode, answers[number][0], own_stop):
+                        handle.cancel()
         if decoding.beams > 1:
             answers = [[list(output.generated_ids) for output in _best_first(handle)][: decoding.answers] for handle in handles]
         found = [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
         if speculation is None:
             return found
+        if own_stop:
+            found = [_until_stop(answer, before_stop(decode, answer.tokens[0], own_stop)) for answer in found]
+            for number, answer in enumerate(found):
+                told(number, answer.tokens[0])
         return [_counted(speculation, *one, decoding) for one in zip(prompts, found, steps, strict=True)]
 
     def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
@@ -267,11 +275,18 @@ def speculating(speculation: Speculation | None) -> dict[str, Any]:
     return {"draft_model": openvino_genai.draft_model(str(Path(speculation.draft).parent), "CPU", **properties)}
 
 
+def _until_stop(answer: Answer, tokens: tuple[int, ...]) -> Answer:
+    """Returns an answer that ends with the last of these tokens."""
+    return replace(answer, tokens=(tokens,), seconds=answer.seconds[: len(tokens)])
+
+
 def _counted(speculation: Speculation, prompt: NDArray[np.int32], answer: Answer, steps: Sequence[int], decoding: Decoding) -> Answer:
     """Returns an answer with the numbers of proposed and accepted tokens, given how many tokens came with each step."""
     (tokens,) = answer.tokens
-    proposed = speculation.proposed(prompt.tolist(), tokens, steps, decoding.max_tokens)
-    return replace(answer, proposed=proposed, accepted=len(tokens) - len(steps))
+    ends = itertools.accumulate(steps)
+    kept = [size - max(0, end - len(tokens)) for size, end in zip(steps, ends, strict=True) if end - size < len(tokens)]
+    proposed = speculation.proposed(prompt.tolist(), tokens, kept, decoding.max_tokens)
+    return replace(answer, proposed=proposed, accepted=len(tokens) - len(kept))
 
 
 def generation_config(decoding: Decoding, of_model: Any, speculation: Speculation | None = None) -> Any:
@@ -294,7 +309,8 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
     config.stop_token_ids = {*decoding.stop_tokens, *(token for token in known if token >= 0)}
     # without an end token GenAI takes that of the tokenizer, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
-    config.stop_strings = set(decoding.stop)
+    if speculation is None:  # GenAI passes some of them over, and fails at others, where tokens are proposed
+        config.stop_strings = set(decoding.stop)
     config.repetition_penalty = decoding.repetition_penalty
     config.do_sample = decoding.samples
     if decoding.samples:

@@ -111,9 +111,9 @@ class Paged(Engine):
         ids: list[int] = []
         reason = None
         while handle.can_read():
-            (output,) = handle.read().values()
-            ids += output.generated_ids
-            reason = output.finish_reason
+            for output in handle.read().values():  # nothing in it where what came is empty
+                ids += output.generated_ids
+                reason = output.finish_reason
         if not finished:
             answer.take(ids)
         elif reason in REASONS:
