@@ -156,6 +156,13 @@ def generate(
     seed: Annotated[int, typer.Option("--seed", help="Seed of the drawing.")] = 0,
     beams: Annotated[int, typer.Option("--beams", help="Above 1, a search with that many beams.")] = 1,
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template of the tokenizer, if it has one.")] = True,
+    draft: Annotated[
+        str | None, typer.Option("--draft", metavar="ID", help="A smaller variant, or the folder of a run, that proposes tokens.")
+    ] = None,
+    draft_tokens: Annotated[int, typer.Option("--draft-tokens", help="Tokens that the draft proposes at once.")] = 4,
+    prompt_lookup: Annotated[
+        int | None, typer.Option("--prompt-lookup", metavar="N", help="Propose what followed the last tokens before, N at once.")
+    ] = None,
     verbose: Verbose = False,
 ) -> None:
     """Let a language model of a run answer prompts, token by token.
@@ -175,7 +182,8 @@ def generate(
         def note(line: str) -> None:
             typer.echo(line, err=True)
 
-        answer(folder, prompts, decoding, Wanted(variant, engine, compare, chat), write=_write, note=note)
+        wanted = Wanted(variant, engine, compare, chat, draft, draft_tokens, prompt_lookup)
+        answer(folder, prompts, decoding, wanted, write=_write, note=note)
 
     _finish(work, verbose)
 

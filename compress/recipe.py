@@ -17,6 +17,7 @@ from compress.core.config import Config
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError, nearest
 from compress.core.files import local, read_plain
+from compress.core.named import one_of
 from compress.core.problems import explain
 from compress.core.shown import reason, shown
 from compress.core.step_names import BASELINE, INPUT, is_reserved
@@ -143,7 +144,7 @@ def check(raw: Mapping[str, Any], settings: Sequence[str] = ()) -> Recipe:
     if recipe is None or problems:
         raise InputError(*problems)
     recipe = recipe.model_copy(update={"stages": tuple(stages)})
-    problems = _check_order(recipe) + _check_task(recipe) + _check_generating(recipe)
+    problems = _check_order(recipe) + _check_task(recipe) + _check_proposals(recipe)
     if problems:
         raise InputError(*problems)
     return recipe
@@ -415,6 +416,29 @@ def _check_generating(recipe: Recipe) -> list[str]:
     ]
 
 
+def _check_proposals(recipe: Recipe) -> list[str]:
+    """Returns what is wrong with the tokens that are to be proposed to engines: no engine takes them, or no stage makes the draft."""
+    problems, made = [], [str(stage.id) for stage in recipe.stages if stage.PRODUCES == "checkpoint"]
+    measured = any(isinstance(stage, Export) and (stage.generation.draft or stage.generation.prompt_lookup) for stage in recipe.stages)
+    problems += [
+        f"stages.{stage.id}.proposals: true given, but export proposes no tokens; give its generation a draft or prompt_lookup"
+        for stage in recipe.stages
+        if isinstance(stage, TritonRepo) and stage.proposals and not measured
+    ]
+    for stage in recipe.stages:
+        if not isinstance(stage, Export) or (stage.generation.draft is None and stage.generation.prompt_lookup is None):
+            continue
+        key, draft = f"stages.{stage.id}.generation", stage.generation.draft
+        takers = [name for name, row in ENGINES.items() if row.proposed_to]
+        if not set(takers) & set(recipe.target.engines):
+            given = "prompt_lookup" if draft is None else "draft"
+            problems.append(f"{key}.{given}: given, but no engine takes proposed tokens; put {one_of(takers)} into target.engines")
+        if draft is not None and draft not in made:
+            allowed = one_of(made) if made else "none, as no stage makes a model,"
+            problems.append(f"{key}.draft: {draft!r} given; {allowed} is allowed{nearest(draft, made)}")
+    return problems
+
+
 def _check_input(stage: Stage, made: Mapping[str, Sequence[Stage]], ids: set[str]) -> list[str]:
     """Returns the problems of the `input` of a stage: no stage makes it, or it is already quantized."""
     named, problems = input_named(stage), []
@@ -435,7 +459,7 @@ def _check_task(recipe: Recipe) -> list[str]:
     if isinstance(recipe.tokenizer, TrainTokenizer) and (recipe.model.path is not None or row.modality != "text"):
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
-    problems += _check_generating(recipe)
+    problems += _check_generating(recipe) + _check_vllm(recipe)
     if row.answer != "tokens":
         return problems
     if recipe.model.head == "new":
@@ -446,9 +470,26 @@ def _check_task(recipe: Recipe) -> list[str]:
             continue
         given = f"stages.{stage.id}.{key}: {getattr(stage, key)} given"
         problems.append(f"{given}; a language model has one process, which answers max_batch_size requests at once: leave it out")
-    if served and recipe.target.device != "cpu":
+    if recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
         problems.append(
             f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone: give "
-            "target.device: cpu, or leave triton_repo out"
+            "target.device: cpu, leave triton_repo out, or write a repository for vLLM with `triton_repo: {vllm: {}}`"
         )
+    return problems
+
+
+def _check_vllm(recipe: Recipe) -> list[str]:
+    """Returns why a repository for vLLM cannot be written: it serves quantized decoders."""
+    row, problems = TASKS[recipe.model.task], []
+    for stage in recipe.stages:
+        if not isinstance(stage, TritonRepo) or stage.vllm is None:
+            continue
+        key = f"stages.{stage.id}.vllm: given"
+        if row.answer != "tokens" or row.encoder_decoder:
+            decoders = tasks_with(lambda other: other.answer == "tokens" and not other.encoder_decoder)
+            problems.append(f"{key} for the task {recipe.model.task}; vLLM serves {decoders} here: leave it out")
+        elif not any(isinstance(other, Quantize) for other in recipe.stages):
+            problems.append(
+                f"{key} without a quantize stage; vLLM gets the quantized weights of the last variant: add one, or leave it out"
+            )
     return problems

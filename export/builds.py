@@ -40,12 +40,18 @@ class Build:
         return self.precision not in ("fp32", "bf16")
 
 
-def planned(context: Context, variants: Literal["ends", "all"]) -> list[Build]:
-    """Returns what is built, in order: variants first to last, then the float one behind the last in bf16, from the files of its fp32."""
+def planned(context: Context, variants: Literal["ends", "all"], draft: str | None = None) -> list[Build]:
+    """Returns what is built, in order: variants first to last, then the float one behind the last in bf16, from the files of its fp32.
+
+    Args:
+        context: That of the stage.
+        variants: Which variants; see `export.export`.
+        draft: One that is built in any case.
+    """
     precisions = {name: precision_of(artifact.path) for name, artifact in context.checkpoints.items()}
     made = {name: lineage(name, context.checkpoints) for name in precisions}
     floating = {name: floating_of(line, lambda other: precisions[other] == "fp32") for name, line in made.items()}
-    names = list(precisions) if variants == "all" else ends(made, floating)
+    names = list(precisions) if variants == "all" else ends(made, floating, draft)
     builds = {name: Build(name, context.checkpoints[name].path, precisions[name], floating[name]) for name in names}
     last = replace(builds[floating[names[-1]]], precision="bf16")
     return [*builds.values(), *([last] if computes_bf16(context) else [])]
@@ -56,16 +62,17 @@ def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:
     return next(name for name in reversed(line) if is_float(name))
 
 
-def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str]) -> list[str]:
+def ends(made: Mapping[str, Sequence[str]], floating: Mapping[str, str], draft: str | None = None) -> list[str]:
     """Returns what is built of the variants where not all are.
 
     Args:
         made: Variants, in order, and for each those that it was made by: itself the last.
         floating: For each the float one that it was made of.
+        draft: One that is built in any case.
     """
     within = {name for line in made.values() for name in line[:-1]}
     last = [name for name in made if name not in within]
-    return [name for name in made if name in {next(iter(made)), *last, *(floating[end] for end in last)}]
+    return [name for name in made if name in {next(iter(made)), *last, *(floating[end] for end in last), draft}]
 
 
 def computes_bf16(context: Context) -> bool:

@@ -36,6 +36,7 @@ from export.exporter import Asked, Exporter
 from export.float_part import FloatPrecision
 from export.generation.agreement import Agreement
 from export.generation.prompts import Generation
+from export.generation.proposals import with_proposals
 from export.graph.quantized import precision_of
 
 EXPORTED = "export.json"
@@ -82,17 +83,19 @@ class Export(Stage):
             `builds`: `name`, and the metrics and int8 share of each of its engines; `compressed_tensors`: the folder, or None.
 
         Raises:
-            InputError: An engine of the target does not run on its device, or the format compressed-tensors was asked for and cannot
-                hold the model.
-            ParityError: Integers of an engine are wrong, or the predictions of all its modes differ from those of torch.
+            InputError: An engine of the target does not run on its device, the format compressed-tensors was asked for and cannot
+                hold the model, or the draft cannot propose tokens.
+            ParityError: Integers of an engine are wrong, the predictions of all its modes differ from those of torch, or proposals change
+                its answers.
             EngineError: An engine failed.
         """
         self._check_precision(context)
         entries, agreement = [], Agreement(context, self.generation)
         answers: dict[Asked, NDArray[Any]] = {}
-        for build in planned(context, self.variants):
+        for build in planned(context, self.variants, self.generation.draft):
             context.progress.log(f"  {build.name}")
             entries.append(Exporter(build, context, out, self.float_precision, answers, agreement).run())
+        entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
         write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed})
         return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed}

@@ -8,7 +8,8 @@ Only one model is loaded at a time, so that models do not compete for memory and
 engine within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the
 logits are bit-identical.) All figures are in triton.json, with the logits next to it.
 
-For a GPU target `triton_repo.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
+For a GPU target `triton_repo.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here. The
+repository of a language model for vLLM, which the key `vllm` asks for, is written by `triton_repo.vllm` and not run either.
 """
 
 from __future__ import annotations
@@ -20,15 +21,19 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.engines import served_on
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.models.config import read_config
+from compress.schemes.checkpoint import scheme_of
+from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
+from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
     from triton_repo.layout import Served
@@ -58,6 +63,18 @@ class TritonRepo(Stage):
     busy."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Field(min_length=1)] = (1, 4)
     """Numbers of concurrent requests at which latency is measured."""
+    proposals: bool = False
+    """For language models: serve them with the tokens that `export.generation` proposes to them. With a draft a model takes neither
+    temperature nor beams, and reads every prompt in one step; with proposals of the text it takes no beams."""
+    vllm: Vllm | None = None
+    """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
+    compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
+    `model_repository_gpu`."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return {key: value for key, value in whole(self).items() if key not in ("proposals", "vllm") or value}
 
     def depends(self, context: Context) -> Any:
         """Returns the versions of the server's packages.
@@ -81,13 +98,21 @@ class TritonRepo(Stage):
             RequestError: A request failed.
             ServedWrong: The predictions differ from those of the engine.
         """
-        if context.target.device == "cuda":
+        if self.vllm is not None and context.target.device == "cuda":
+            results: dict[str, Any] = {
+                "schema": SCHEMA,
+                "layout": "single",
+                "models": [self._write_vllm(parent, context, out / REPOSITORY)],
+            }
+        elif context.target.device == "cuda":
             gpu, layout = self._write_gpu(parent, context, out / REPOSITORY)
-            results: dict[str, Any] = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
+            results = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
             if served_on("cuda") in context.target.engines:  # an additional repository, for machines with a GPU
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
+            if self.vllm is not None:
+                results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
         write_json(out / RESULTS, results)
         return _summary(results)
 
@@ -116,7 +141,8 @@ class TritonRepo(Stage):
         from triton_repo.layout import served_models
 
         models = served_models(parent, served_on("cpu", generates=True, encoder_decoder=TASKS[context.task].encoder_decoder))
-        write_language_repository(out / REPOSITORY, models, batch_sizes=context.target.batch_sizes, max_batch_size=self.max_batch_size)
+        batch_sizes, most = context.target.batch_sizes, self.max_batch_size
+        write_language_repository(out / REPOSITORY, models, batch_sizes=batch_sizes, max_batch_size=most, proposals=self.proposals)
         return self._results(models, lambda model: {**_unmeasured(None), **measure(model, out / REPOSITORY, context, self.concurrency)})
 
     def _results(self, models: Sequence[Served], measured: Callable[[Served], dict[str, Any]]) -> dict[str, Any]:
@@ -162,6 +188,29 @@ class TritonRepo(Stage):
         )
         entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
+
+    def _write_vllm(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any]:
+        """Writes the repository of the last variant for vLLM; returns its entry of triton.json.
+
+        Raises:
+            InputError: The export holds no weights that vLLM reads, or the settings do not fit the model.
+        """
+        from triton_repo.layout import EXPORTED
+
+        assert self.vllm is not None, "asked for"
+        packed = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["compressed_tensors"]
+        if packed is None:
+            raise InputError(
+                f"stages.{self.id or self.NAME}.vllm: given, but the last variant was not written in the format compressed-tensors; "
+                "`compressed_tensors: true` in export says why"
+            )
+        variant, artifact = list(context.checkpoints.items())[-1]
+        config = read_config(artifact.path, "checkpoint").get_text_config()
+        precision = SCHEMES[str(scheme_of(artifact.path))].precision
+        name = f"{variant}-{precision}"
+        write_vllm_repository(folder, parent.path / packed, config, self.vllm, name=name, max_batch_size=self.max_batch_size)
+        context.progress.log(f"  {name} for vLLM: {NOT_RUN}")
+        return {"model": name, "variant": variant, "precision": precision, "engine": BACKEND, "mode": "paged"} | _unmeasured(NOT_RUN)
 
     def _starts(self, context: Context) -> bool:
         return self.serve and context.target.device == "cpu"
@@ -239,7 +288,7 @@ def server_of(repository: Path, log: Path) -> Service:
     from triton_repo import environment
     from triton_repo.service import Service
 
-    if (repository / GPU_SPEC).exists():
+    if (repository / GPU_SPEC).exists() or (repository / COMPOSE).exists():
         raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")

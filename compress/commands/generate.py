@@ -4,6 +4,9 @@
 
 A prompt goes through the chat template where the tokenizer has one, as the only message of a user. With `--compare` two variants or engines
 answer the same prompt, one after the other, and their answers stand side by side.
+
+With `--draft` or `--prompt-lookup` tokens are proposed to what answers first (`compress.core.speculation`); the last line says how many it
+took.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
@@ -26,10 +29,12 @@ from compress.core.decoding import Answer, Decoding
 from compress.core.engines import ENGINES, REFERENCE
 from compress.core.errors import InputError, nearest
 from compress.core.named import one_of
+from compress.core.speculation import DRAFT_TOKENS, PROPOSED_MODE, Speculation, per_step
 from compress.core.target import Target
 from compress.core.tasks import TASKS, tasks_with
 from compress.measure.engine_process import EngineProcess
 from compress.models.config import most_tokens, read_config
+from compress.models.vocabulary import other_tokens
 from compress.pipeline import opened
 from compress.report.evaluations import builds
 from compress.schemes.checkpoint import scheme_of
@@ -52,6 +57,12 @@ class Wanted:
     """A second variant, or an engine, whose answers stand beside."""
     chat: bool = True
     """Whether to use the chat template of the tokenizer, if it has one."""
+    draft: str | None = None
+    """A smaller model that proposes tokens: a variant, or the folder of another run."""
+    draft_tokens: int = DRAFT_TOKENS
+    """Tokens that it proposes at once."""
+    prompt_lookup: int | None = None
+    """Tokens that are looked up in the text at once; None: none."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +75,8 @@ class Choice:
     checkpoint: Path
     spec: Any
     """The `EngineSpec` to open."""
+    proposing: str = ""
+    """What proposes tokens, for the title."""
 
     @property
     def names(self) -> tuple[str, str]:
@@ -75,7 +88,7 @@ class Choice:
         """How it is shown."""
         mode = "" if self.engine == REFERENCE else f" {self.spec.mode}"
         floating = "" if self.precision == self.spec.float_precision else f", rest {self.spec.float_precision}"
-        return f"{self.variant} ({self.precision}{floating}, {ENGINES[self.engine].title}{mode})"
+        return f"{self.variant} ({self.precision}{floating}, {ENGINES[self.engine].title}{mode}{self.proposing})"
 
 
 @dataclass
@@ -94,7 +107,13 @@ class Told:
         if not seconds:
             return line
         rate = f", then {(count - 1) / (seconds[-1] - seconds[0]):.1f} tokens/s" if count > 1 and seconds[-1] > seconds[0] else ""
-        return f"{line}; first after {1e3 * seconds[0]:.0f} ms{rate}"
+        return f"{line}; first after {1e3 * seconds[0]:.0f} ms{rate}{self._accepted()}"
+
+    def _accepted(self) -> str:
+        if not self.answer.proposed:
+            return ""
+        steps = per_step(len(self.answer.tokens[0]), self.answer.accepted)
+        return f"; {self.answer.accepted} of {self.answer.proposed} proposed tokens accepted, {steps:.2f} tokens per step"
 
 
 class Answerer:
@@ -202,6 +221,7 @@ def generate(
     known = choices(opened(folder))
     first = chosen(known, wanted.variant, wanted.engine)
     second = None if wanted.compare is None else _compared(known, first, wanted.compare)
+    first = proposed_to(first, known, wanted, decoding)
     with ExitStack() as stack:
         answerer = stack.enter_context(Answerer(first, wanted.chat))
         if second is None:
@@ -281,6 +301,51 @@ def _compared(known: Sequence[Choice], first: Choice, name: str) -> Choice:
         return chosen(known, first.variant, name)
     built = any(choice.engine == first.engine and name in choice.names for choice in known)
     return chosen(known, name, first.engine if built else None, "--compare")
+
+
+def proposed_to(first: Choice, known: Sequence[Choice], wanted: Wanted, decoding: Decoding) -> Choice:
+    """Returns what answers, with what proposes tokens to it, if anything is to.
+
+    Raises:
+        InputError: It cannot take proposals, or what was named cannot propose.
+    """
+    if wanted.draft is None and wanted.prompt_lookup is None:
+        return first
+    option = "--prompt-lookup" if wanted.draft is None else "--draft"
+    if wanted.draft is not None and wanted.prompt_lookup is not None:
+        raise InputError("--draft and --prompt-lookup given; one of them proposes tokens: leave the other out")
+    if not ENGINES[first.engine].proposed_to:
+        others = one_of([name for name, row in ENGINES.items() if row.proposed_to])
+        raise InputError(
+            f"{option}: {first.title} answers; tokens can be proposed in {others}: give --engine, or put it into target.engines"
+        )
+    if first.spec.mode != PROPOSED_MODE:
+        raise InputError(f"{option}: {first.title} answers; tokens can be proposed in {PROPOSED_MODE} mode alone: leave it out")
+    if wanted.draft is None:
+        speculation, title = Speculation(wanted.prompt_lookup or 0), "looking the prompt up"
+    else:
+        draft = _draft(wanted.draft, known, first)
+        speculation = Speculation(wanted.draft_tokens, draft.spec.path, draft.spec.properties)
+        title = f"draft {draft.variant} {draft.precision}"
+    speculation.check(decoding)
+    return replace(first, spec=replace(first.spec, speculation=speculation), proposing=f", {title}")
+
+
+def _draft(name: str, known: Sequence[Choice], first: Choice) -> Choice:
+    """Returns the variant, or the last variant of the run in a folder, that proposes tokens."""
+    names = list(dict.fromkeys(name for choice in known for name in choice.names))
+    if name not in names and not Path(name).is_dir():
+        raise InputError(f"--draft {name}: no variant and no folder of a run; {one_of(names)} is allowed{nearest(name, names)}")
+    offered = [one for one in (known if name in names else choices(opened(Path(name)))) if name not in names or name in one.names]
+    fitting = [one for one in offered if one.engine == first.engine and one.spec.mode == PROPOSED_MODE]
+    if not fitting:
+        raise InputError(f"--draft {name}: it was not built for {first.engine} in {PROPOSED_MODE} mode, in which {first.variant} answers")
+    last = fitting[-1].variant
+    draft = next(one for one in fitting if one.variant == last)
+    difference = other_tokens(first.checkpoint, draft.checkpoint)
+    if difference is not None:
+        raise InputError(f"--draft {name}: {difference} in {first.variant}; give a draft with the same tokenizer")
+    return draft
 
 
 def side_by_side(headings: Sequence[str], texts: Sequence[str], feet: Sequence[str], width: int) -> list[str]:

@@ -97,6 +97,10 @@ class Answer:
     """Token ids of each answer, best first; one unless more were asked."""
     seconds: tuple[float, ...]
     """When each token of a single answer came, counted from the start of all prompts; empty for a search with beams."""
+    proposed: int = 0
+    """Tokens that were proposed to the model (`compress.core.speculation`)."""
+    accepted: int = 0
+    """Those of them that it took: tokens of the answer that cost no step of the model."""
 
     def message(self) -> dict[str, Any]:
         """Returns the answer as JSON types."""
@@ -105,4 +109,4 @@ class Answer:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Answer:
         """Reads what `message` gave."""
-        return cls(tuple(tuple(one) for one in message["tokens"]), tuple(message["seconds"]))
+        return cls(tuple(tuple(one) for one in message["tokens"]), tuple(message["seconds"]), message["proposed"], message["accepted"])

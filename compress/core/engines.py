@@ -48,6 +48,8 @@ class EngineFacts:
     """Whether it answers prompts from a cache of keys and values; such engines are for tasks whose answers are tokens."""
     encoder_decoder: bool = False
     """Whether what it answers from is an encoder-decoder, and not a decoder alone."""
+    proposed_to: bool = False
+    """Whether a draft or the text may propose tokens to it (`compress.core.speculation`)."""
     serves: Literal["cpu", "cuda"] | None = None
     """Device on which the Triton repository serves this engine; None if it does not."""
 
@@ -83,6 +85,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         stores=("float", "int8"),
         bf16_float_part=True,
         generates=True,
+        proposed_to=True,
         serves="cpu",
     ),
     "openvino_seq2seq": EngineFacts(

@@ -6,6 +6,7 @@ those of `compress.measure.generation`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from compress.artifacts import artifact
@@ -20,16 +21,18 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
     """Returns one entry for each engine of a variant that answers prompts, the recommended one of a build first.
 
     Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `quality` (BLEU and chrF; None without
-    references), `agreement` (with the baseline, and with the same checkpoint in torch) and `speeds`, one for each load.
+    references), `agreement` (with the baseline, and with the same checkpoint in torch), `speeds`, one for each load, and `speculation`:
+    what tokens that are proposed to it did, None where none are.
     """
     measured = _measured(run).get("rows", [])
+    proposals = _measured(run).get("proposals", [])
     found = []
     for build in builds(run):
         for entry in build["engines"]:
             if build["variant"] == variant and entry["runnable"] and "generation" in entry:
                 what = {"engine": entry["engine"], "mode": entry["mode"], "precision": build["precision"]}
                 what["float_precision"] = entry["float_precision"]
-                speeds = [row for row in measured if row["variant"] == variant and all(row[key] == value for key, value in what.items())]
+                speeds = _of(measured, variant, what)
                 generation = entry["generation"]
                 found.append(
                     {
@@ -39,12 +42,24 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
                         "prompt_tokens": generation["prompt_tokens"],
                         "quality": generation.get("quality"),
                         "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
-                        "speeds": [
-                            {key: value for key, value in row.items() if key not in ("variant", "cache_precision", *what)} for row in speeds
-                        ],
+                        "speeds": speeds,
+                        "speculation": _speculation(entry.get("speculation"), _of(proposals, variant, what)),
                     }
                 )
     return found
+
+
+def _of(rows: Sequence[Mapping[str, Any]], variant: str, what: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the rows of one engine, without what it is."""
+    mine = [row for row in rows if row["variant"] == variant and all(row[key] == value for key, value in what.items())]
+    return [{key: value for key, value in row.items() if key not in ("variant", "device", "cache_precision", *what)} for row in mine]
+
+
+def _speculation(told: Mapping[str, Any] | None, speeds: list[dict[str, Any]]) -> dict[str, Any] | None:
+    if told is None:
+        return None
+    kept = ("draft", "tokens", "compared", "proposed", "accepted", "tokens_per_step")
+    return {**{key: told[key] for key in kept}, "speeds": speeds}
 
 
 def bandwidth(run: Run) -> float | None:

@@ -72,11 +72,21 @@ def main_builds(run: Run) -> dict[str, dict[str, Any]]:
 
 def served(run: Run) -> list[dict[str, Any]]:
     """Returns the models that were evaluated through the Triton server; empty if none was."""
+    return list(_triton(run).get("models", []))
+
+
+def for_gpus(run: Run) -> list[dict[str, Any]]:
+    """Returns the models of the additional repository for GPUs, which no server has run; empty where there is none."""
+    return [_triton(run)["gpu"]] if "gpu" in _triton(run) else []
+
+
+def _triton(run: Run) -> dict[str, Any]:
+    """Returns what the stage wrote about its models; empty without one."""
     repository = run.of_kind("model_repository")
     if repository is None or not (repository.path / SERVED).exists():
-        return []
-    document: dict[str, Any] = artifact.read_json(repository.path / SERVED)
-    return list(document["models"])
+        return {}
+    found: dict[str, Any] = artifact.read_json(repository.path / SERVED)
+    return found
 
 
 def evaluations(run: Run) -> Iterator[Evaluation]:

@@ -86,7 +86,7 @@ class Latency(Stage):
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `latency.json`: one row for each engine, mode and shape, in the order of the report; where engines answer prompts also
-        `generation.json`, their speeds and the read bandwidth of the machine."""
+        `generation.json`: their speeds, with and without proposed tokens, and the read bandwidth of the machine."""
         from compress.measure.latency import measure
 
         jobs = engine_jobs(parent, context)
@@ -114,7 +114,24 @@ def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
     for row in rows:
         variant, entry, _ = jobs[row.pop("job")]
         named.append({"variant": variant, "cache_precision": entry["cache_precision"], **row})
-    return {"bandwidth_bytes_per_s": round(bandwidth), "rows": named}
+    return {"bandwidth_bytes_per_s": round(bandwidth), "rows": named, **_proposals(exported, jobs, context)}
+
+
+def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any]], context: Context) -> dict[str, Any]:
+    """Measures the engines that tokens are proposed to; returns `proposals` of generation.json, nothing where there are none."""
+    from safetensors.numpy import load_file
+
+    from compress.measure.proposals import measure_proposals
+    from export.engines.spec import proposed_to
+
+    asked = [(variant, entry, spec) for variant, entry, spec in jobs if "speculation" in entry]
+    if not asked:
+        return {}
+    pairs = [(spec, proposed_to(spec, exported.path, entry)) for _, entry, spec in asked]
+    recorded = [load_file(exported.path / entry["generation"]["file"]) for _, entry, _ in asked]
+    tokens = int(recorded[0]["tokens"].shape[1])
+    rows = measure_proposals(pairs, [one["prompts"] for one in recorded], tokens, context.progress)
+    return {"proposals": [{"variant": asked[job][0], **pairs[job][0].labels, **row} for row in rows for job in (row.pop("job"),)]}
 
 
 def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:

@@ -12,6 +12,8 @@ GenAI's own default is a cache of 8-bit integers, which changes answers; the pre
 that computes in fp32 keeps it in fp32, fp16 or int8, one that computes in bf16 in bf16 or int8; others are refused by paged attention, and
 ignored by stateful attention without a word.
 
+In paged mode a draft model, or the text itself, may propose tokens (`compress.core.speculation`).
+
 Left out: devices other than the CPU.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,10 +33,12 @@ from numpy.typing import NDArray
 
 from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
 from compress.core.errors import InputError
+from compress.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
 from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.stop_texts import before_stop, stops
 from export.engines.traced_precisions import traced_precisions
 
 FOLDER = "genai"
@@ -41,6 +46,8 @@ CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
 BACKENDS = {"paged": "PA", "stateful": "SDPA"}
 BACKEND = "ATTENTION_BACKEND"
 """A property of GenAI, unknown to the engine below it."""
+WHOLE_PROMPTS = 2**20
+"""Tokens of a step with a draft, so that prompts are read whole: OpenVINO GenAI 2026.4 answers otherwise where it reads them in parts."""
 
 
 def refusal(precision: str, model: Path) -> str | None:
@@ -115,9 +122,15 @@ def properties(threads: int, float_precision: str, cache_precision: str) -> dict
 
 
 class OpenVinoGenai:
-    """An engine from the files of `build`. The graph for blocks and the pipeline for answers are compiled when they are first asked."""
+    """An engine from the files of `build`. The graph for blocks and the pipeline for answers are compiled when they are first asked.
+
+    Raises:
+        InputError: Tokens are to be proposed to a model that runs in stateful mode.
+    """
 
     def __init__(self, spec: EngineSpec) -> None:
+        if spec.speculation is not None and spec.mode != PROPOSED_MODE:
+            raise InputError(f"speculation: the model runs in {spec.mode} mode; tokens can be proposed in {PROPOSED_MODE} mode alone")
         self._spec = spec
         self._properties = dict(spec.properties)
         self._compile_properties = {name: value for name, value in self._properties.items() if name != BACKEND}
@@ -177,7 +190,10 @@ class OpenVinoGenai:
         import openvino_genai
 
         folder, scheduler = str(Path(self._spec.path).parent), openvino_genai.SchedulerConfig()
-        return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", self._compile_properties)
+        if self._spec.speculation is not None and self._spec.speculation.draft is not None:
+            scheduler.max_num_batched_tokens = WHOLE_PROMPTS
+        properties: dict[str, Any] = {**self._compile_properties, **speculating(self._spec.speculation)}
+        return openvino_genai.ContinuousBatchingPipeline(folder, scheduler, "CPU", properties)
 
     @cached_property
     def _stateful_pipeline(self) -> Any:
@@ -186,23 +202,36 @@ class OpenVinoGenai:
         return openvino_genai.LLMPipeline(str(Path(self._spec.path).parent), "CPU", **self._properties)
 
     def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
-        pipeline = self._paged_pipeline
-        settings, started = generation_config(decoding, pipeline.get_config()), time.perf_counter()
+        pipeline, speculation = self._paged_pipeline, self._spec.speculation
+        settings = generation_config(decoding, pipeline.get_config(), speculation)
+        started = time.perf_counter()
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
         seconds: list[list[float]] = [[] for _ in prompts]
-        answers: list[list[list[int]]] = [[] for _ in prompts]
+        steps: list[list[int]] = [[] for _ in prompts]
+        answers: list[list[list[int]]] = [[[]] for _ in prompts]
+        decode, own_stop = pipeline.get_tokenizer().decode, decoding.stop if speculation is not None else ()
         while pipeline.has_non_finished_requests():
             pipeline.step()
             now = time.perf_counter() - started
             for number, handle in enumerate(handles):
-                if decoding.beams == 1 and handle.can_read():
-                    (output,) = handle.read().values()
-                    answers[number] = [[*(answers[number] or [[]])[0], *output.generated_ids]]
+                for output in handle.read().values() if decoding.beams == 1 and handle.can_read() else ():
+                    answers[number][0] += output.generated_ids
                     seconds[number] += [now] * len(output.generated_ids)
-                    told(number, output.generated_ids)
+                    steps[number].append(len(output.generated_ids))
+                    if not own_stop:
+                        told(number, output.generated_ids)
+                    elif stops(decode, answers[number][0], own_stop):
+                        handle.cancel()
         if decoding.beams > 1:
             answers = [[list(output.generated_ids) for output in _best_first(handle)][: decoding.answers] for handle in handles]
-        return [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
+        found = [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
+        if speculation is None:
+            return found
+        if own_stop:
+            found = [_until_stop(answer, before_stop(decode, answer.tokens[0], own_stop)) for answer in found]
+            for number, answer in enumerate(found):
+                told(number, answer.tokens[0])
+        return [_counted(speculation, *one, decoding) for one in zip(prompts, found, steps, strict=True)]
 
     def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         import openvino_genai
@@ -234,12 +263,42 @@ class OpenVinoGenai:
         return answers
 
 
-def generation_config(decoding: Decoding, of_model: Any) -> Any:
+def speculating(speculation: Speculation | None) -> dict[str, Any]:
+    """Returns the properties of a pipeline to which tokens are proposed."""
+    import openvino_genai
+
+    if speculation is None:
+        return {}
+    if speculation.draft is None:
+        return {"prompt_lookup": True}
+    properties = {name: value for name, value in speculation.properties.items() if name != BACKEND}
+    return {"draft_model": openvino_genai.draft_model(str(Path(speculation.draft).parent), "CPU", **properties)}
+
+
+def _until_stop(answer: Answer, tokens: tuple[int, ...]) -> Answer:
+    """Returns an answer that ends with the last of these tokens."""
+    return replace(answer, tokens=(tokens,), seconds=answer.seconds[: len(tokens)])
+
+
+def _counted(speculation: Speculation, prompt: NDArray[np.int32], answer: Answer, steps: Sequence[int], decoding: Decoding) -> Answer:
+    """Returns an answer with the numbers of proposed and accepted tokens, given how many tokens came with each step."""
+    (tokens,) = answer.tokens
+    ends = itertools.accumulate(steps)
+    kept = [size - max(0, end - len(tokens)) for size, end in zip(steps, ends, strict=True) if end - size < len(tokens)]
+    proposed = speculation.proposed(prompt.tolist(), tokens, kept, decoding.max_tokens)
+    return replace(answer, proposed=proposed, accepted=len(tokens) - len(kept))
+
+
+def generation_config(decoding: Decoding, of_model: Any, speculation: Speculation | None = None) -> Any:
     """Returns the settings in GenAI's words.
 
     Args:
         decoding: The settings.
         of_model: GenAI's config of the model, for its end tokens.
+        speculation: What proposes tokens.
+
+    Raises:
+        InputError: Nothing can be proposed with these settings.
     """
     import openvino_genai
 
@@ -250,7 +309,8 @@ def generation_config(decoding: Decoding, of_model: Any) -> Any:
     config.stop_token_ids = {*decoding.stop_tokens, *(token for token in known if token >= 0)}
     # without an end token GenAI takes that of the tokenizer, and fails where it has none
     config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
-    config.stop_strings = set(decoding.stop)
+    if speculation is None:  # GenAI passes some of them over, and fails at others, where tokens are proposed
+        config.stop_strings = set(decoding.stop)
     config.repetition_penalty = decoding.repetition_penalty
     config.do_sample = decoding.samples
     if decoding.samples:
@@ -261,6 +321,11 @@ def generation_config(decoding: Decoding, of_model: Any) -> Any:
     if decoding.beams > 1:
         config.num_beams, config.num_return_sequences = decoding.beams, decoding.answers
         config.length_penalty = decoding.length_penalty
+    if speculation is not None:
+        speculation.check(decoding)
+        config.num_assistant_tokens = speculation.tokens
+        if speculation.draft is None:
+            config.max_ngram_size = MATCHED_TOKENS
     return config
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict, runtime_checkable
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from compress.core.decoding import Answer, Decoding, TokensTold
 from compress.core.engines import REFERENCE, EngineName, device_of
+from compress.core.speculation import Speculation
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
     from compress.core.target import Target
@@ -52,6 +53,8 @@ class EngineSpec:
     """Batch sizes that a static engine is compiled for, ascending."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Settings of the engine that its entry in export.json holds."""
+    speculation: Speculation | None = None
+    """What proposes tokens to an engine that answers prompts; None: nothing."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -76,7 +79,8 @@ class EngineSpec:
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> EngineSpec:
         """Reads what `message` gave."""
-        return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"])})
+        speculation = None if message["speculation"] is None else Speculation.from_message(message["speculation"])
+        return cls(**{**message, "batch_sizes": tuple(message["batch_sizes"]), "speculation": speculation})
 
 
 class Placement(TypedDict):
@@ -234,6 +238,19 @@ def spec_of(root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], tar
         batch_sizes=compiled_batch_sizes(target),
         properties=engine.get("properties") or {},
     )
+
+
+def proposed_to(spec: EngineSpec, root: Path, engine: Mapping[str, Any]) -> EngineSpec:
+    """Returns the spec of an engine of export.json, with what proposes tokens to it.
+
+    Args:
+        spec: What `spec_of` gave.
+        root: Folder that export.json lies in.
+        engine: Its entry, with `speculation`.
+    """
+    told = engine["speculation"]
+    draft = None if told["file"] is None else str((root / told["file"]).resolve())
+    return replace(spec, speculation=Speculation(told["tokens"], draft, told["properties"]))
 
 
 def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, mode: str = "eager") -> EngineSpec:

@@ -19,10 +19,7 @@ def before_stop(decode: Decode, tokens: Sequence[int], stop: Sequence[str]) -> t
     ended = next((at for at in lengths if stops(decode, tokens[:at], stop)), None)
     if ended is None:
         return tuple(tokens)
-    kept = next(at for at in range(ended, -1, -1) if not any(_overlaps(decode(tokens[:at]), text) for text in stop))
+    written = decode(tokens[:ended])
+    begins = min(written.index(text) for text in stop if text in written)
+    kept = next(at for at in range(ended, -1, -1) if len(decode(tokens[:at])) <= begins)
     return tuple(tokens[:kept])
-
-
-def _overlaps(answer: str, stop: str) -> bool:
-    """Whether a text holds another one, or ends in its start."""
-    return stop in answer or any(answer.endswith(stop[:length]) for length in range(1, len(stop)))

@@ -55,6 +55,8 @@ class LanguageSettings:
     max_running: int
     special: Mapping[str, Any] = field(default_factory=dict)
     """Ids of special tokens of an encoder-decoder: `served.grouped.Special`."""
+    proposals: Mapping[str, Any] = field(default_factory=dict)
+    """What proposes tokens: `tokens` at once, `draft` (whether `draft/` does, else the text), its `properties`; empty: nothing does."""
     max_waiting: int = MAX_WAITING
     request_seconds: float = REQUEST_SECONDS
 
@@ -92,4 +94,5 @@ def parameters(settings: LanguageSettings) -> dict[str, str]:
         "request_seconds": f"{settings.request_seconds:g}",
         "special": json.dumps(dict(settings.special), sort_keys=True),
         "properties": json.dumps(dict(settings.properties), sort_keys=True),
+        **({"proposals": json.dumps(dict(settings.proposals), sort_keys=True)} if settings.proposals else {}),
     }

@@ -5,6 +5,7 @@
       <variant>-<precision>/
         config.pbtxt
         1/  model.py asked.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads) or seq2seq/ (of an encoder-decoder)
+            draft/                                      what GenAI reads of a model that proposes tokens, where one does
 
 Mode and properties come from export.json, so the server runs exactly what was evaluated.
 """
@@ -26,7 +27,7 @@ from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, la
 from triton_repo.generation.served.asked import FIELDS
 from triton_repo.layout import VERSION, Served
 
-GENAI, SEQ2SEQ = "genai", "seq2seq"
+GENAI, SEQ2SEQ, DRAFT = "genai", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
 FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "pieces.py")
@@ -36,7 +37,7 @@ STANDALONE = (encoder_decoder, decoding_rules)
 
 
 def write_language_repository(
-    out: Path, models: list[Served], *, batch_sizes: tuple[int, ...], max_batch_size: int | None = None
+    out: Path, models: list[Served], *, batch_sizes: tuple[int, ...], max_batch_size: int | None = None, proposals: bool = False
 ) -> list[LanguageSettings]:
     """Writes the repository.
 
@@ -45,6 +46,7 @@ def write_language_repository(
         models: The models.
         batch_sizes: Batch sizes of the target.
         max_batch_size: Answers that run at once, where the model can do that. Default: the largest of `batch_sizes`, at least 8.
+        proposals: Whether tokens are proposed to models for which the export measured that.
 
     Returns:
         The settings of each model.
@@ -65,11 +67,20 @@ def write_language_repository(
             vocabulary=int(config.get_text_config().vocab_size),
             max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if at_once else 1,
             special=_special(model) if encodes else {},
+            proposals=_proposals(model) if proposals else {},
         )
         _write_model(out / model.name, model, settings)
         written.append(settings)
     (out / "README.md").write_text(readme(written), encoding="utf-8")
     return written
+
+
+def _proposals(model: Served) -> dict[str, Any]:
+    """Returns what proposes tokens to a model; empty where nothing does."""
+    told = model.engine.get("speculation")
+    if told is None:
+        return {}
+    return {"tokens": told["tokens"], "draft": told["file"] is not None, "properties": told["properties"]}
 
 
 def _special(model: Served) -> dict[str, Any]:
@@ -94,17 +105,26 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
     for module in STANDALONE if encodes else ():
         shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
     shutil.copytree(model.xml.parent, version / (SEQ2SEQ if encodes else GENAI))
+    if settings.proposals.get("draft"):
+        shutil.copytree((model.root / model.engine["speculation"]["file"]).parent, version / DRAFT)
 
 
 def readme(models: list[LanguageSettings]) -> str:
     """Returns the README of the repository."""
     lines = "\n".join(
-        f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.context} |" for model in models
+        f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.context} | {_proposing(model)} |"
+        for model in models
     )
     rows = [(name, *about) for name, about in PROMPTS.items()] + [(field.name, field.datatype, 1, field.meaning) for field in FIELDS]
     inputs = "\n".join(_row(*row) for row in rows)
     outputs = "\n".join(_row(name, *about) for name, about in OUTPUTS.items())
     return _README.format(lines=lines, inputs=inputs, outputs=outputs, name=models[0].name)
+
+
+def _proposing(model: LanguageSettings) -> str:
+    if not model.proposals:
+        return "nothing"
+    return f"{'a draft' if model.proposals['draft'] else 'the text'}, {model.proposals['tokens']} at once"
 
 
 def _row(name: str, datatype: str, size: int, meaning: str) -> str:
@@ -114,8 +134,8 @@ def _row(name: str, datatype: str, size: int, meaning: str) -> str:
 _README = """\
 # Language models for Triton Inference Server, CPU
 
-| model | mode | answers at once | waiting requests | context |
-|---|---|---|---|---|
+| model | mode | answers at once | waiting requests | context | proposes tokens |
+|---|---|---|---|---|---|
 {lines}
 
 The models stream: each request gets one response for each piece of its answer. `paged`: the model answers several requests at once

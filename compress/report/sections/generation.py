@@ -23,6 +23,7 @@ def generation(report: Report) -> View | None:
         "agreement": [_agreement(variant, engine) for variant, engine in engines],
         "has_quality": any(engine.get("quality") for _, engine in engines),
         "loads": [_load(engines, length) for length in lengths],
+        "proposals": [_proposals(variant, engine) for variant, engine in engines if engine.get("speculation")],
         "bandwidth": _rate(report.get("bandwidth_bytes_per_s")),
         "served": [_served(model) for model in report["triton"].get("models") or () if model.get("tokens")],
     }
@@ -44,6 +45,35 @@ def _served(model: Report) -> View:
             for row in model.get("latency") or ()
         ],
     }
+
+
+def _proposals(variant: Report, engine: Report) -> View:
+    """Returns what proposed tokens did to one engine: how many were accepted, and the speed with and without them."""
+    told = engine["speculation"]
+    compared = told["compared"]
+    return {
+        "name": _name(variant, engine),
+        "what": f"{told['draft'] or 'the text'} proposes {told['tokens']} tokens",
+        "accepted": _accepted(told),
+        "step": f"{told['tokens_per_step']:.2f}",
+        "same": f"{compared['identical']} of {compared['prompts']}",
+        "rows": [
+            {
+                "streams": row["streams"],
+                "accepted": _accepted(row),
+                "step": f"{row['tokens_per_step']:.2f}",
+                "alone": f"{row['tokens_per_s_alone']:.1f}",
+                "rate": f"{row['tokens_per_s']:.1f}",
+                "gain": phrases.ratio(row["tokens_per_s"] / row["tokens_per_s_alone"]),
+            }
+            for row in sorted(told["speeds"], key=lambda row: row["streams"])
+        ],
+    }
+
+
+def _accepted(told: Report) -> str:
+    share = phrases.share(told["accepted"] / told["proposed"]) if told["proposed"] else "none proposed"
+    return f"{told['accepted']} of {told['proposed']} ({share})"
 
 
 def _name(variant: Report, engine: Report) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,50 @@ def test_an_answer_is_that_of_the_checkpoint(finished: Path, arguments: tuple[st
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize(
+    ("arguments", "title"),
+    [
+        (("--draft", "finetune"), "paged, draft finetune fp32)"),
+        (("--draft", "finetune-fp32", "--draft-tokens", "2"), "paged, draft finetune fp32)"),
+        (("--draft", "RUN"), "paged, draft quantize int8)"),
+        (("--prompt-lookup", "3"), "paged, looking the prompt up)"),
+    ],
+)
+def test_what_is_proposed_changes_no_answer(finished: Path, arguments: tuple[str, ...], title: str) -> None:
+    prompt = "the the the the"
+    status, out, err = generate(finished, "--prompt", prompt, *(str(finished) if one == "RUN" else one for one in arguments))
+    assert status == 0, err
+    assert out == in_torch(finished, "quantize", prompt) + "\n"
+    assert title in err
+    accepted, proposed, rate = map(float, re.findall(r"; (\d+) of (\d+) proposed tokens accepted, ([\d.]+) tokens per step", err)[0])
+    assert 0 <= accepted <= proposed
+    assert rate == pytest.approx(TOKENS / (TOKENS - accepted), abs=0.005)
+    if "RUN" in arguments:  # the model proposes to itself: all is taken, in the first step nothing is proposed
+        assert accepted == proposed == 4
+
+
+@pytest.mark.whole
+def test_a_draft_with_other_tokens_is_refused(finished: Path) -> None:
+    [checkpoint] = finished.glob("stages/finetune-*")
+    words = checkpoint / "tokenizer.json"
+    before = words.read_text()
+    changed = json.loads(before)
+    vocabulary = changed["model"]["vocab"]
+    one, other = list(vocabulary)[-2:]
+    vocabulary[one], vocabulary[other] = vocabulary[other], vocabulary[one]
+    try:
+        words.write_text(json.dumps(changed))
+        with pytest.MonkeyPatch.context() as patch:  # the file is part of the artifact, whose hashes are another test's subject
+            patch.setattr("compress.commands.generate.opened", __import__("compress.artifacts.run_folder", fromlist=["open_run"]).open_run)
+            status, _, err = generate(finished, "--prompt", "a", "--draft", "finetune")
+    finally:
+        words.write_text(before)
+    assert status == 2
+    assert "--draft finetune: 2 tokens with other ids, such as " in err
+    assert "give a draft with the same tokenizer" in err
+
+
+@pytest.mark.whole
 def test_prompts_come_line_by_line_from_standard_input(finished: Path) -> None:
     status, out, _ = generate(finished, lines="The old\n\nThere\n")
     assert status == 0
@@ -107,6 +152,14 @@ def test_two_answers_stand_side_by_side(finished: Path, other: str) -> None:
         (("--prompt", "a", "--temperature", "-1"), "temperature: -1 given; 0 to 100 is allowed"),
         (("--prompt", "a", "--beams", "2", "--temperature", "1"), "beams do not sample"),
         (("--prompt", "a", "--stop", ""), "stop: an empty text given"),
+        (("--prompt", "a", "--draft", "finetun"), "--draft finetun: no variant and no folder of a run; finetune"),
+        (("--prompt", "a", "--draft", "/"), "/: not a finished run"),
+        (("--prompt", "a", "--draft", "finetune", "--engine", "torch"), "tokens can be proposed in openvino_genai: give --engine"),
+        (("--prompt", "a", "--draft", "finetune", "--beams", "2"), "beams: 2 given with a draft"),
+        (("--prompt", "a", "--draft", "finetune", "--temperature", "1"), "temperature: 1 given with a draft"),
+        (("--prompt", "a", "--draft", "finetune", "--draft-tokens", "0"), "0 tokens at once given; 1 to 32 is allowed"),
+        (("--prompt", "a", "--draft", "finetune", "--prompt-lookup", "3"), "--draft and --prompt-lookup given"),
+        (("--prompt", "a", "--prompt-lookup", "33"), "33 tokens at once given; 1 to 32 is allowed"),
     ],
 )
 def test_wrong_input_is_one_line(finished: Path, arguments: tuple[str, ...], words: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -49,3 +50,13 @@ def test_changed_tokens_are_told_with_what_stands_before_them(tmp_path: Path, mo
     assert (lines[1]["before"], lines[1]["after"], lines[1]["label"]) == (decode([5]), decode([9]), decode([block[5]]))
     assert lines[1]["input"] == decode(block[:5])
     assert (lines[2]["before"], lines[2]["after"]) == (decode([9]), decode([5]))
+
+
+def test_what_was_written_for_gpus_is_told_with_the_reason_why_it_was_not_run(tmp_path: Path) -> None:
+    made = Artifact(tmp_path, {"digest": "0"})
+    run: Any = SimpleNamespace(of_kind=lambda kind: made if kind == "model_repository" else None)
+    assert evaluations.served(run) == evaluations.for_gpus(run) == []
+    document = {"models": [{"model": "a"}], "gpu": {"model": "b", "reason": "not run: no GPU"}}
+    (tmp_path / "triton.json").write_text(json.dumps(document))
+    assert evaluations.served(run) == [{"model": "a"}]
+    assert evaluations.for_gpus(run) == [{"model": "b", "reason": "not run: no GPU"}]

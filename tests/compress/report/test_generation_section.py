@@ -61,3 +61,27 @@ def test_what_was_not_timed_stands_in_the_table_of_agreement_alone() -> None:
     found = generation(report())
     assert found is not None
     assert found["loads"] == []
+
+
+def test_what_proposed_tokens_did_stands_in_a_table_of_its_own() -> None:
+    given = report(speed(1, 100.0))
+    assert generation(given)["proposals"] == []  # type: ignore[index]
+    row = {"tokens_per_s": 150.0, "tokens_per_s_alone": 100.0, "tokens_per_step": 2.5, "proposed": 8, "accepted": 6}
+    told = {
+        "draft": "draft-fp32",
+        "tokens": 4,
+        "compared": {"identical": 3, "prompts": 4},
+        "tokens_per_step": 2.345,
+        "proposed": 0,
+        "accepted": 0,
+    }
+    given["variants"][1]["answers"][0]["speculation"] = {**told, "speeds": [{**row, "streams": 4}, {**row, "streams": 1}]}
+    [found] = generation(given)["proposals"]  # type: ignore[index]
+    assert (found["name"], found["what"]) == ("quantize int8, rest bf16", "draft-fp32 proposes 4 tokens")
+    assert (found["accepted"], found["step"], found["same"]) == ("0 of 0 (none proposed)", "2.35", "3 of 4")
+    assert [one["streams"] for one in found["rows"]] == [1, 4]
+    first = found["rows"][0]
+    assert (first["accepted"], first["step"]) == ("6 of 8 (75.0\xa0%)", "2.50")
+    assert (first["alone"], first["rate"], first["gain"]) == ("100.0", "150.0", "1.50\xd7")
+    given["variants"][1]["answers"][0]["speculation"]["draft"] = None
+    assert generation(given)["proposals"][0]["what"] == "the text proposes 4 tokens"  # type: ignore[index]

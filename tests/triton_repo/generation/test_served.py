@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ from triton_repo.service import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGED, STATEFUL = "llama-fp32", "mistral-fp32"
+PAGED, STATEFUL, DRAFTED = "llama-fp32", "mistral-fp32", "drafted"
 KINDS = {PAGED: "llama", STATEFUL: "mistral"}
 WAITING = 3
 RUNNING = 8
@@ -43,7 +44,11 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     exported = tiny.export(root / "export", (("llama", "paged"), ("mistral", "stateful")))
     models = layout.served_models(exported, served_on("cpu", generates=True))
     write_language_repository(root / "repository", models, batch_sizes=(1, RUNNING))
-    for name in KINDS:
+    told = models[0].engine
+    proposals = {"draft": "llama-fp32", "file": told["file"], "tokens": 4, "properties": told["properties"]}
+    drafted = replace(models[0], name=DRAFTED, engine={**told, "speculation": proposals})
+    write_language_repository(root / "repository", [drafted], batch_sizes=(1, RUNNING), proposals=True)
+    for name in (*KINDS, DRAFTED):
         path = root / "repository" / name / "config.pbtxt"
         config = from_text(path.read_text())
         config.parameters["max_waiting"].string_value = str(WAITING)
@@ -113,6 +118,16 @@ def test_what_ends_an_answer(running: Service, model: str) -> None:
     assert ended[-1].finish_reason == "stop"
     assert pieces(running, model, timeout_seconds=1.0, **LONG)[-1].finish_reason == "timeout"
     assert sum(piece.completion_tokens or 0 for piece in pieces(running, model, ids=prompt)) <= 128
+
+
+def test_a_draft_changes_no_token(running: Service) -> None:
+    prompts = [*tiny.prompts((3, 9, 40)), np.tile(tiny.prompts((20,))[0], 20)]  # the last one is longer than a step without a draft
+    with ThreadPoolExecutor(len(prompts)) as pool:
+        found = list(pool.map(lambda prompt: pieces(running, DRAFTED, ids=prompt, max_tokens=40, ignore_eos=True), prompts))
+    assert [tokens(one) for one in found] == [tiny.greedy("llama", prompt, 40) for prompt in prompts]
+    assert {len(piece.tokens) for piece in found[0]} == {1, 4, 5}
+    with pytest.raises(RequestError, match=r"TEMPERATURE: 0\.5 given; a draft proposes tokens to this model"):
+        pieces(running, DRAFTED, text="a", temperature=0.5)
 
 
 def test_a_whole_answer_is_one_response(running: Service) -> None:

@@ -87,8 +87,10 @@ def greedy(kind: str, prompt: np.ndarray, tokens: int, **settings: Any) -> list[
     return found[0, ids.shape[1] :].tolist()
 
 
-def export(root: Path, kinds: tuple[tuple[str, str], ...] = (("llama", "paged"),), count: int = 6, tokens: int = 12) -> Artifact:
-    """An export artifact with one build for each kind of decoder and mode."""
+def export(
+    root: Path, kinds: tuple[tuple[str, str], ...] = (("llama", "paged"),), count: int = 6, tokens: int = 12, drafted: bool = False
+) -> Artifact:
+    """An export artifact with one build for each kind of decoder and mode; drafted: each proposes tokens to itself."""
     builds = []
     for kind, mode in kinds:
         name = f"{kind}-fp32"
@@ -106,6 +108,8 @@ def export(root: Path, kinds: tuple[tuple[str, str], ...] = (("llama", "paged"),
             "properties": {**PROPERTIES, "ATTENTION_BACKEND": MODES[mode]},
             "generation": {"file": f"{name}/answers.safetensors"},
         }
+        if drafted:
+            engine["speculation"] = {"draft": name, "file": engine["file"], "tokens": 4, "properties": engine["properties"]}
         builds.append({"variant": kind, "precision": "fp32", "folder": name, "onnx": "model.onnx", "engines": [engine]})
     (root / "export.json").write_text(json.dumps({"schema": 1, "builds": builds}))
     return Artifact(root, {"digest": "0"})

@@ -125,6 +125,8 @@ class Limits:
     """Whether the model has a chat template."""
     beams: bool
     """Whether it searches with beams."""
+    proposes: str = ""
+    """What proposes tokens to the model: draft, text, or nothing."""
     apart: bool = False
     """Whether prompt and answer have a context each, as those of an encoder-decoder do."""
 
@@ -182,7 +184,14 @@ def read(inputs: Mapping[str, np.ndarray], limits: Limits, tokenizer: Tokenizer)
 def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits: Limits) -> None:
     if values["TEMPERATURE"] == 0 and (idle := [name for name in SAMPLING if name in inputs]):
         raise Refused(f"{', '.join(idle)} given without TEMPERATURE; nothing is sampled: give a TEMPERATURE above 0, or leave it out")
+    if values["TEMPERATURE"] > 0 and limits.proposes == "draft":
+        raise Refused(
+            f"TEMPERATURE: {values['TEMPERATURE']:g} given; a draft proposes tokens to this model, which are held against the most likely "
+            "ones: leave it out"
+        )
     if values["BEAMS"] > 1:
+        if limits.proposes:
+            raise Refused(f"BEAMS: {values['BEAMS']} given; tokens are proposed to this model, which does not search: leave it out")
         if not limits.beams:
             raise Refused(f"BEAMS: {values['BEAMS']} given; this model answers one request at a time and does not search: leave it out")
         if values["STREAM"] or values["TEMPERATURE"] > 0 or STOP in inputs or STOP_TOKENS in inputs:

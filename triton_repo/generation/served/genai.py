@@ -12,10 +12,10 @@ import openvino_genai
 from .asked import Limits
 from .engine import Engine
 from .opened import Opened
-from .paged import Paged
+from .paged import Paged, Proposals
 from .stateful import Stateful
 
-GENAI = "genai"
+GENAI, DRAFT = "genai", "draft"
 CLEANED_LETTERS = 8
 """Letters at the end of a text that a tokenizer which cleans up may still change."""
 CLEANING = b"('[ms])"
@@ -26,20 +26,23 @@ def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
     """Loads tokenizer and model.
 
     Args:
-        folder: Holds `genai/`.
+        folder: Holds `genai/`, and `draft/` where a draft proposes tokens.
         parameters: Those of config.pbtxt.
     """
-    folder = folder / GENAI
+    told, draft, folder = json.loads(parameters.get("proposals", "{}")), folder / DRAFT, folder / GENAI
     tokenizer, paged = GenaiTokenizer(folder), parameters["mode"] == "paged"
+    proposals = Proposals(told["tokens"], draft if told["draft"] else None, told["properties"]) if told else None
     limits = Limits(
         context=int(parameters["context"]),
         vocabulary=int(parameters["vocabulary"]),
         seconds=float(parameters["request_seconds"]),
         chat=tokenizer.has_template,
-        beams=paged,
+        beams=paged and proposals is None,
+        proposes="" if proposals is None else "text" if proposals.draft is None else "draft",
     )
     properties, waiting = json.loads(parameters["properties"]), int(parameters["max_waiting"])
-    engine: Engine = Paged(folder, properties, int(parameters["max_running"]), waiting) if paged else Stateful(folder, properties, waiting)
+    room = int(parameters["max_running"])
+    engine: Engine = Paged(folder, properties, room, waiting, proposals) if paged else Stateful(folder, properties, waiting)
     return Opened(tokenizer, limits, engine, CLEANED_LETTERS if cleans_up(folder / "openvino_detokenizer.bin") else 0)
 
 

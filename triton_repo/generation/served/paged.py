@@ -2,11 +2,15 @@
 
 Prompts are read in parts of at most `max_num_batched_tokens` together with the tokens of the others, so that a long prompt does not hold
 them up. Memory for keys and values grows with what runs, at most `room` times the longest context.
+
+A draft model, or the text itself, may propose tokens that the model checks all at once: answers stay the same, and pieces have several
+tokens. With a draft every prompt is read whole, since OpenVINO GenAI answers otherwise where it reads one in parts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +18,23 @@ import openvino_genai
 
 from .answer import CANCELLED, LENGTH, STOP, Answer, in_a_line
 from .engine import Engine, generation_config, token_tensor
+
+WHOLE_PROMPTS = 2**20
+"""Tokens of a step with a draft."""
+MATCHED_TOKENS = 3
+"""Most tokens at the end of a text that are looked up in it."""
+
+
+@dataclass(frozen=True)
+class Proposals:
+    """What proposes tokens."""
+
+    tokens: int
+    """Most tokens at once."""
+    draft: Path | None
+    """Folder of the draft; None: the text is looked up."""
+    properties: Mapping[str, str]
+    """Compile properties of the draft."""
 
 
 class Paged(Engine):
@@ -24,11 +45,14 @@ class Paged(Engine):
         properties: Compile properties.
         room: Number of answers that run at once.
         max_waiting: Number of answers that wait.
+        proposals: What proposes tokens; None: nothing.
     """
 
-    def __init__(self, folder: Path, properties: Mapping[str, str], room: int, max_waiting: int) -> None:
+    def __init__(
+        self, folder: Path, properties: Mapping[str, str], room: int, max_waiting: int, proposals: Proposals | None = None
+    ) -> None:
         super().__init__(room, max_waiting)
-        self._folder, self._properties = folder, {name: value for name, value in properties.items() if name != "ATTENTION_BACKEND"}
+        self._folder, self._properties, self._proposals = folder, _compiled(properties), proposals
         self._number = 0
         self._runs: dict[int, tuple[Answer, Any]] = {}
         self._renew()
@@ -42,7 +66,14 @@ class Paged(Engine):
         self._runs = {}
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = self._room
-        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(self._folder), scheduler, "CPU", dict(self._properties))
+        properties: dict[str, Any] = dict(self._properties)
+        if self._proposals is not None and self._proposals.draft is not None:
+            scheduler.max_num_batched_tokens = WHOLE_PROMPTS
+            draft = openvino_genai.draft_model(str(self._proposals.draft), "CPU", **_compiled(self._proposals.properties))
+            properties["draft_model"] = draft
+        elif self._proposals is not None:
+            properties["prompt_lookup"] = True
+        self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(self._folder), scheduler, "CPU", properties)
         self._config = self._pipeline.get_config()
 
     def _running(self) -> list[Answer]:
@@ -50,7 +81,12 @@ class Paged(Engine):
 
     def _begin(self, answer: Answer) -> None:
         self._number += 1
-        handle = self._pipeline.add_request(self._number, token_tensor(answer), generation_config(answer, self._config))
+        config = generation_config(answer, self._config)
+        if self._proposals is not None:
+            config.num_assistant_tokens = self._proposals.tokens
+            if self._proposals.draft is None:
+                config.max_ngram_size = MATCHED_TOKENS
+        handle = self._pipeline.add_request(self._number, token_tensor(answer), config)
         self._runs[self._number] = (answer, handle)
 
     def _step(self) -> None:
@@ -75,9 +111,9 @@ class Paged(Engine):
         ids: list[int] = []
         reason = None
         while handle.can_read():
-            (output,) = handle.read().values()
-            ids += output.generated_ids
-            reason = output.finish_reason
+            for output in handle.read().values():  # nothing in it where what came is empty
+                ids += output.generated_ids
+                reason = output.finish_reason
         if not finished:
             answer.take(ids)
         elif reason in REASONS:
@@ -98,6 +134,11 @@ class Paged(Engine):
         """Frees keys and values of what was cancelled, which else waits for the next step."""
         if not self._runs and self._pipeline.has_non_finished_requests():
             self._pipeline.step()
+
+
+def _compiled(properties: Mapping[str, str]) -> dict[str, str]:
+    """Returns the properties without one of GenAI's that the engine below it does not know."""
+    return {name: value for name, value in properties.items() if name != "ATTENTION_BACKEND"}
 
 
 RUNNING = openvino_genai.py_openvino_genai.GenerationStatus.RUNNING

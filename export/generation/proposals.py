@@ -1,0 +1,105 @@
+"""Tokens that a draft, or the text, proposes to the engines of a run: whether answers stay the same, and how many tokens are accepted.
+
+Every engine that takes proposals answers the prompts from evaluation rows once more. Its answers have to be those that it gave by itself,
+but for tokens whose logits are as good as equal, which sums over several tokens at once may turn (`compress.standalone.tolerance`; not held
+to it in bf16, which rounds far more). How fast it is then is measured with the other speeds (`compress.measure.proposals`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from compress.core.decoding import Decoding
+from compress.core.engines import ENGINES
+from compress.core.errors import InputError
+from compress.core.speculation import PROPOSED_MODE
+from compress.measure.engine_process import EngineProcess
+from compress.measure.proposals import accepted
+from compress.measure.tokens import compare_tokens, token_shortfall
+from compress.models.vocabulary import other_tokens
+from compress.stage.context import Context
+from export.engines.spec import proposed_to, spec_of
+from export.generation.prompts import Generation
+from export.parity.parity import ParityError
+
+Entry = dict[str, Any]
+
+
+def with_proposals(builds: Sequence[Entry], settings: Generation, context: Context, root: Path) -> list[Entry]:
+    """Asks every engine that takes proposals.
+
+    Args:
+        builds: Entries of export.json.
+        settings: What proposes.
+        context: That of the stage.
+        root: Folder of export.json.
+
+    Returns:
+        The entries; engines that take proposals have `speculation`: `draft` (build, or None), `file`, `properties`, `tokens` (at once),
+        `compared` (with the answers without proposals), `proposed`, `accepted`, `tokens_per_step`.
+
+    Raises:
+        InputError: The draft cannot propose tokens.
+        ParityError: Answers are others.
+    """
+    if settings.draft is None and settings.prompt_lookup is None:
+        return list(builds)
+    proposing = _look_up(settings) if settings.draft is None else _draft(builds, settings, context)
+    return [
+        {**build, "engines": [_asked(build, entry, proposing, context, root) if _generates(entry) else entry for entry in build["engines"]]}
+        if build["variant"] != settings.draft
+        else build
+        for build in builds
+    ]
+
+
+def _generates(entry: Entry) -> bool:
+    return bool(entry["runnable"]) and ENGINES[entry["engine"]].proposed_to
+
+
+def _look_up(settings: Generation) -> Entry:
+    return {"draft": None, "file": None, "properties": {}, "tokens": settings.prompt_lookup}
+
+
+def _draft(builds: Sequence[Entry], settings: Generation, context: Context) -> Entry:
+    """Returns the part of `speculation` that says what proposes: the first engine of the draft that can."""
+    mine = [(build, entry) for build in builds if build["variant"] == settings.draft for entry in build["engines"] if _generates(entry)]
+    fitting = [(build, entry) for build, entry in mine if entry["mode"] == PROPOSED_MODE]
+    if not fitting:
+        why = f"it runs in {mine[0][1]['mode']} mode" if mine else "no engine of it answers prompts"
+        raise InputError(f"export.generation.draft: {settings.draft} given; {why}, and a draft needs {PROPOSED_MODE} mode: give another")
+    for variant in dict.fromkeys(build["variant"] for build in builds):
+        difference = other_tokens(context.checkpoints[variant].path, context.checkpoints[str(settings.draft)].path)
+        if difference is not None:
+            raise InputError(f"export.generation.draft: {settings.draft} has {difference} in {variant}; give one with the same tokenizer")
+    build, entry = fitting[0]
+    told = {"file": entry["file"], "properties": entry["properties"], "tokens": settings.draft_tokens}
+    return {"draft": build["folder"], **told}
+
+
+def _asked(build: Entry, entry: Entry, proposing: Entry, context: Context, root: Path) -> Entry:
+    """Returns the entry of an engine that has answered once more."""
+    name = f"{build['folder']} {entry['engine']} {entry['mode']}"
+    if entry["mode"] != PROPOSED_MODE:
+        context.progress.warn(f"{name}: tokens can be proposed in {PROPOSED_MODE} mode alone; none are")
+        return entry
+    found = {**entry, "speculation": proposing}
+    recorded = load_file(root / entry["generation"]["file"])
+    prompts, expected = recorded["prompts"], recorded["tokens"]
+    with EngineProcess(proposed_to(spec_of(root, build, entry, context.target), root, found)) as process:
+        answers = process.generate(list(prompts), Decoding(max_tokens=expected.shape[1], ignore_end=True))
+    compared = compare_tokens(expected, np.array([one.tokens[0] for one in answers], np.int32))
+    reason = token_shortfall(compared, "the engine without proposals")
+    if reason is not None and entry["float_precision"] == "fp32":
+        raise ParityError(f"{name} with {proposing['draft'] or 'prompt look-up'}: {reason}")
+    counted = accepted(answers)
+    context.progress.log(
+        f"  {name} with {proposing['draft'] or 'prompt look-up'}: {counted['accepted']} of {counted['proposed']} proposed tokens accepted, "
+        f"{counted['tokens_per_step']:.2f} tokens per step; {compared['identical']} of {compared['prompts']} answers as without"
+    )
+    return {**found, "speculation": {**proposing, "compared": compared, **counted}}
