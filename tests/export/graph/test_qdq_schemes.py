@@ -102,7 +102,8 @@ def test_stored_codes_are_those_of_torch(family: str, scheme: str) -> None:
     for name, scales in load_quantization(folder)[0].items():
         linear = model.get_submodule(name)
         layer = scales.module(name, linear)
-        codes = layer.codes() if scheme == "w4a16" else layer.weight
+        held = layer.weight.view(torch.float8_e4m3fn) if scheme == "fp8" else layer.weight
+        codes = layer.codes() if scheme == "w4a16" else held
         stored = constants[f"{name}.weight.codes"]
         assert stored.data_type == kind
         found = numpy_helper.to_array(stored).astype(np.float32)
