@@ -21,9 +21,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,8 @@ from compress.core.speculation import MATCHED_TOKENS, PROPOSED_MODE, Speculation
 from compress.schemes.table import of_precision
 from export.engines import openvino as blocks
 from export.engines.openvino import PRECISIONS
+from export.engines.own_ends import Ends
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
-from export.engines.stop_texts import before_stop, stops
 from export.engines.traced_precisions import traced_precisions
 
 FOLDER = "genai"
@@ -203,35 +203,41 @@ class OpenVinoGenai:
 
     def _paged(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         pipeline, speculation = self._paged_pipeline, self._spec.speculation
-        settings = generation_config(decoding, pipeline.get_config(), speculation)
+        settings, ends = generation_config(decoding, self._of_model, speculation), self._ends(decoding)
         started = time.perf_counter()
         handles = [pipeline.add_request(number, _tensor(prompt), settings) for number, prompt in enumerate(prompts)]
-        seconds: list[list[float]] = [[] for _ in prompts]
-        steps: list[list[int]] = [[] for _ in prompts]
-        answers: list[list[list[int]]] = [[[]] for _ in prompts]
-        decode, own_stop = pipeline.get_tokenizer().decode, decoding.stop if speculation is not None else ()
+        texts = [_Text(ends, partial(told, number)) for number in range(len(prompts))]
         while pipeline.has_non_finished_requests():
             pipeline.step()
             now = time.perf_counter() - started
-            for number, handle in enumerate(handles):
-                for output in handle.read().values() if decoding.beams == 1 and handle.can_read() else ():
-                    answers[number][0] += output.generated_ids
-                    seconds[number] += [now] * len(output.generated_ids)
-                    steps[number].append(len(output.generated_ids))
-                    if not own_stop:
-                        told(number, output.generated_ids)
-                    elif stops(decode, answers[number][0], own_stop):
+            for handle, text in zip(handles, texts, strict=True):
+                for output in handle.read().values() if decoding.beams == 1 and handle.can_read() and not text.ended else ():
+                    text.take(output.generated_ids, now)
+                    if text.ended:
                         handle.cancel()
         if decoding.beams > 1:
-            answers = [[list(output.generated_ids) for output in _best_first(handle)][: decoding.answers] for handle in handles]
-        found = [Answer(tuple(map(tuple, one)), tuple(times)) for one, times in zip(answers, seconds, strict=True)]
+            found = ([tuple(output.generated_ids) for output in _best_first(handle)] for handle in handles)
+            return [Answer(tuple(one[: decoding.answers]), ()) for one in found]
+        answers = [text.answer() for text in texts]
         if speculation is None:
-            return found
-        if own_stop:
-            found = [_until_stop(answer, before_stop(decode, answer.tokens[0], own_stop)) for answer in found]
-            for number, answer in enumerate(found):
-                told(number, answer.tokens[0])
-        return [_counted(speculation, *one, decoding) for one in zip(prompts, found, steps, strict=True)]
+            return answers
+        return [_counted(speculation, *one, decoding) for one in zip(prompts, answers, (text.steps for text in texts), strict=True)]
+
+    @cached_property
+    def _of_model(self) -> Any:
+        """GenAI's config of the model; a pipeline to which tokens are proposed does not know it."""
+        import openvino_genai
+
+        if self._spec.speculation is None:
+            return self._paged_pipeline.get_config()
+        return openvino_genai.GenerationConfig(str(Path(self._spec.path).with_name("generation_config.json")))
+
+    def _ends(self, decoding: Decoding) -> Ends | None:
+        """Returns what ends an answer where the pipeline does not look for it."""
+        if self._spec.speculation is None:
+            return None
+        known = () if decoding.ignore_end else end_tokens(self._of_model)
+        return Ends(frozenset((*decoding.stop_tokens, *known)), decoding.stop, self._paged_pipeline.get_tokenizer().decode)
 
     def _stateful(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> list[Answer]:
         import openvino_genai
@@ -275,9 +281,43 @@ def speculating(speculation: Speculation | None) -> dict[str, Any]:
     return {"draft_model": openvino_genai.draft_model(str(Path(speculation.draft).parent), "CPU", **properties)}
 
 
-def _until_stop(answer: Answer, tokens: tuple[int, ...]) -> Answer:
-    """Returns an answer that ends with the last of these tokens."""
-    return replace(answer, tokens=(tokens,), seconds=answer.seconds[: len(tokens)])
+class _Text:
+    """The answer to one prompt as it comes.
+
+    Args:
+        ends: What ends it; None where the pipeline knows.
+        told: Takes tokens as they come.
+    """
+
+    def __init__(self, ends: Ends | None, told: Callable[[Sequence[int]], None]) -> None:
+        self._ends, self._told, self._count = ends, told, 0
+        self._tokens: list[int] = []
+        self._seconds: list[float] = []
+        self._cut: tuple[int, ...] | None = None
+        self.steps: list[int] = []
+        """Tokens that came with each step of the model."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing that still comes belongs to it."""
+        return self._cut is not None
+
+    def take(self, ids: Sequence[int], now: float) -> None:
+        """Takes the tokens of a step; `now` in seconds."""
+        self._tokens += ids
+        self._seconds += [now] * len(ids)
+        self.steps.append(len(ids))
+        self._cut = None if self._ends is None else self._ends.cut(self._tokens)
+        if self._ends is None or not (self.ended or self._ends.texts):  # a text that ends the answer is only known once it is complete
+            self._told(ids)
+            self._count += len(ids)
+
+    def answer(self) -> Answer:
+        """Returns the whole answer; tells what was not told yet."""
+        tokens = tuple(self._tokens) if self._cut is None else self._cut
+        if len(tokens) > self._count:
+            self._told(tokens[self._count :])
+        return Answer((tokens,), tuple(self._seconds[: len(tokens)]))
 
 
 def _counted(speculation: Speculation, prompt: NDArray[np.int32], answer: Answer, steps: Sequence[int], decoding: Decoding) -> Answer:
@@ -304,13 +344,13 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
 
     config = openvino_genai.GenerationConfig()
     config.max_new_tokens = decoding.max_tokens
-    config.ignore_eos = decoding.ignore_end
-    known = () if decoding.ignore_end else (*of_model.stop_token_ids, of_model.eos_token_id)
-    config.stop_token_ids = {*decoding.stop_tokens, *(token for token in known if token >= 0)}
-    # without an end token GenAI takes that of the tokenizer, and fails where it has none
-    config.set_eos_token_id(NO_TOKEN if of_model.eos_token_id < 0 else of_model.eos_token_id)
-    if speculation is None:  # GenAI passes some of them over, and fails at others, where tokens are proposed
+    # GenAI passes all stop tokens over where it ignores the end token
+    config.ignore_eos = speculation is not None or (decoding.ignore_end and not decoding.stop_tokens)
+    if speculation is None:  # else see `own_ends`
+        config.stop_token_ids = {*decoding.stop_tokens, *(() if decoding.ignore_end else end_tokens(of_model))}
         config.stop_strings = set(decoding.stop)
+    # without an end token GenAI takes that of the tokenizer, and fails where it has none
+    config.set_eos_token_id(NO_TOKEN if decoding.ignore_end or of_model.eos_token_id < 0 else of_model.eos_token_id)
     config.repetition_penalty = decoding.repetition_penalty
     config.do_sample = decoding.samples
     if decoding.samples:
@@ -327,6 +367,11 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
         if speculation.draft is None:
             config.max_ngram_size = MATCHED_TOKENS
     return config
+
+
+def end_tokens(of_model: Any) -> tuple[int, ...]:
+    """Returns the end tokens of a model, given GenAI's config of it."""
+    return tuple(token for token in (*of_model.stop_token_ids, of_model.eos_token_id) if token >= 0)
 
 
 def _tensor(prompt: NDArray[np.int32]) -> Any:

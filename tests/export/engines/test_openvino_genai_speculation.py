@@ -110,6 +110,7 @@ def test_penalties_and_ends_are_those_of_the_model_alone(made: Any) -> None:
     for decoding in (
         replace(GREEDY, repetition_penalty=1.3),
         replace(GREEDY, stop_tokens=(whole[7],)),
+        Decoding(max_tokens=TOKENS, stop_tokens=(whole[7],)),
         Decoding(max_tokens=1),
         Decoding(max_tokens=2),
     ):

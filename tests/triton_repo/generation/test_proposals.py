@@ -133,6 +133,18 @@ def test_stop_tokens_and_penalties_are_kept(opened: dict[str, Opened], name: str
 
 
 @pytest.mark.whole
+@pytest.mark.parametrize("name", ["draft", "text"])
+def test_the_end_token_of_the_model_ends_an_answer(opened: dict[str, Opened], name: str) -> None:
+    """OpenVINO GenAI does not know it where tokens are proposed."""
+    prompts = tiny.prompts((2, 3, 4, 5, 6, 7) * 8, seed=1)
+    asked = {"IGNORE_EOS": False, "MAX_TOKENS": 60, "REPETITION_PENALTY": 1.3}
+    clients = {one: [ask(opened[one], prompt, **asked) for prompt in prompts] for one in ("nothing", name)}
+    expected, found = ([client.tokens for client in clients[one]] for one in ("nothing", name))
+    assert found == expected
+    assert any(tokens[-1] == tiny.EOS and len(tokens) < 60 for tokens in expected)
+
+
+@pytest.mark.whole
 def test_an_answer_that_is_left_makes_room_beside_a_draft(opened: dict[str, Opened]) -> None:
     left = [ask(opened["draft"], PROMPTS[0], MAX_TOKENS=3000) for _ in range(RUNNING)]
     for client in left:

@@ -75,6 +75,9 @@ class Paged(Engine):
             properties["prompt_lookup"] = True
         self._pipeline = openvino_genai.ContinuousBatchingPipeline(str(self._folder), scheduler, "CPU", properties)
         self._config = self._pipeline.get_config()
+        if self._proposals is not None:  # such a pipeline does not know the end tokens of its model
+            self._config = openvino_genai.GenerationConfig(str(self._folder / "generation_config.json"))
+        self._ends = {*self._config.stop_token_ids, self._config.eos_token_id}
 
     def _running(self) -> list[Answer]:
         return [answer for answer, _ in self._runs.values()]
@@ -83,6 +86,7 @@ class Paged(Engine):
         self._number += 1
         config = generation_config(answer, self._config)
         if self._proposals is not None:
+            config.ignore_eos = True  # GenAI passes over ends within proposed tokens, so they are looked for in `_pass_on`
             config.num_assistant_tokens = self._proposals.tokens
             if self._proposals.draft is None:
                 config.max_ngram_size = MATCHED_TOKENS
@@ -114,6 +118,11 @@ class Paged(Engine):
             for output in handle.read().values():  # nothing in it where what came is empty
                 ids += output.generated_ids
                 reason = output.finish_reason
+        if self._proposals is not None and not answer.asked.values["IGNORE_EOS"]:
+            at = next((at for at, token in enumerate(ids) if token in self._ends), None)
+            if at is not None:
+                answer.take(ids[: at + 1], STOP)
+                return
         if not finished:
             answer.take(ids)
         elif reason in REASONS:
