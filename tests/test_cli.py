@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -187,27 +186,46 @@ def test_a_limit_of_file_sizes_that_a_library_hit_is_one_line(monkeypatch: pytes
     )
 
 
+STOPPED = """
+import os, signal, sys, time
+from pathlib import Path
+
+import compress.commands.list
+from cli import app
+from compress.artifacts import artifact
+
+number, swallowed, folder = int(sys.argv[1]), sys.argv[2] == "True", Path(sys.argv[3])
+before = signal.getsignal(number)
+
+
+def work(what):
+    with artifact.writing(folder / "a") as temporary:
+        (temporary / "half").touch()
+        try:
+            os.kill(os.getpid(), number)
+            time.sleep(10)
+        except KeyboardInterrupt as error:
+            if swallowed:  # as libraries do whose modules are being imported
+                raise ImportError("initialization failed") from error
+            raise
+    raise AssertionError("not stopped")
+
+
+compress.commands.list.catalogue = work
+sys.argv = ["compress", "list"]
+try:
+    app()
+finally:
+    assert signal.getsignal(number) == before
+"""
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("swallowed", [False, True])
-def test_a_signal_cleans_up(number: signal.Signals, swallowed: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from compress.artifacts import artifact
-
-    def work(what: str) -> str:
-        with artifact.writing(tmp_path / "a") as temporary:
-            (temporary / "half").touch()
-            try:
-                os.kill(os.getpid(), number)
-                time.sleep(10)
-            except KeyboardInterrupt as error:
-                if swallowed:  # as libraries do whose modules are being imported
-                    raise ImportError("initialization failed") from error
-                raise
-        raise AssertionError("not stopped")
-
-    before = signal.getsignal(number)
-    monkeypatch.setattr("compress.commands.list.catalogue", work)
-    status, _, err = compress("list")
+def test_a_signal_cleans_up(number: signal.Signals, swallowed: bool, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", STOPPED, str(int(number)), str(swallowed), str(tmp_path)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     how = "stopped with SIGTERM" if number == signal.SIGTERM else "stopped"
-    assert (status, err.splitlines()) == (128 + number, [f"{how}; finished stages are kept, run the same command to continue"])
+    assert found.stderr.splitlines() == [f"{how}; finished stages are kept, run the same command to continue"]
+    assert found.returncode == 128 + number
     assert list(tmp_path.iterdir()) == []
-    assert signal.getsignal(number) == before

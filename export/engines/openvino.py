@@ -35,6 +35,7 @@ UNTOLD = "i8"
 """What the runtime model gives for a GEMM with int8 weights that may quantize its activations by itself: the type of the weights, both
 where it does and where it multiplies in float."""
 WEIGHT_LAYER = "FullyConnected"
+CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
 GEMM_LAYERS = frozenset({WEIGHT_LAYER, "MatMul", "Convolution"})
 FUSED_LAYERS = frozenset({"Subgraph", "ScaledDotProductAttention", "MHA"})
 
@@ -169,13 +170,16 @@ class OpenVino:
     def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
         """Returns tensors of the stored model, which is compiled once more with these as outputs."""
         model = self._core.read_model(self._spec.path)
-        model.add_outputs(list(tensors))
+        outputs = {name: output for node in model.get_ops() for output in node.outputs() for name in output.get_names()}
+        dequantized = {name: tensor for name in tensors if (tensor := _dequantized(outputs[name]))}
+        wanted = [dequantized[name][0] if name in dequantized else outputs[name] for name in tensors]
+        added = dict(zip(tensors, model.add_outputs(wanted), strict=True))
+        positions = {name: model.get_result_index(output) for name, output in added.items()}
         if self._spec.mode == "static":
             _reshape(model, _shape(features))
-        compiled = self._core.compile_model(model, "CPU", self._properties)
-        results = compiled(dict(features))
-        names = {name: output for output in compiled.outputs for name in output.get_names()}
-        return {name: np.array(results[names[name]]) for name in tensors}
+        results = self._core.compile_model(model, "CPU", self._properties)(dict(features))
+        found = {name: np.array(results[position]) for name, position in positions.items()}
+        return {name: _codes(found[name], dequantized[name][1]) if name in dequantized else found[name] for name in tensors}
 
     def _infer(self, shape: tuple[int, ...], features: Features) -> Logits:
         _, request = self._compile(shape)
@@ -250,6 +254,33 @@ def _find(gemm: str, readers: Sequence[str], layers: Sequence[RuntimeLayer]) -> 
 def _widest(types: Sequence[str]) -> str:
     """Returns f32, bf16 or f16 where any of these types is that, the first one otherwise."""
     return next((precision for precision in ("f32", "bf16", "f16") if precision in types), types[0])
+
+
+def _dequantized(codes: Any) -> tuple[Any, NDArray[np.float32]] | None:
+    """Returns the tensor that the codes of a convolution's input are dequantized to, and its scale; None for any other tensor.
+
+    As an output, int8 codes would stay signed. The convolution of the model itself reads them plus 128, as uint8. With signed inputs oneDNN
+    halves the weights of convolutions on CPUs without VNNI, which rounds them, so that the probe would not be the model.
+    """
+    if codes.get_element_type().get_type_name() != "i8":
+        return None
+    node = codes.get_node()
+    while node.get_type_name() != "Multiply":
+        readers = codes.get_target_inputs()
+        if not readers:
+            return None
+        node = next(iter(readers)).get_node()
+        codes = node.output(0)
+    if not any(reader.get_node().get_type_name() in CONVOLUTIONS for reader in codes.get_target_inputs()):
+        return None
+    scale = next(value.get_node() for value in node.input_values() if value.get_node().get_type_name() == "Constant")
+    return codes, np.array(scale.data, dtype=np.float32)
+
+
+def _codes(values: NDArray[Any], scale: NDArray[np.float32]) -> NDArray[np.int8]:
+    """Returns the codes that float32 values on a grid stand for."""
+    codes: NDArray[np.int8] = np.rint(values / scale).astype(np.int8)
+    return codes
 
 
 def _readers(model: Any) -> dict[str, list[str]]:
