@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from compress.stage.context import Context
 from compress.stage.stage import ModelStage, teachers_named
+from compress.training.lora import Lora
 from distill.losses.loss import Setting, Shape
 from distill.masking import Augment
 from distill.plain_text import PlainText
@@ -73,6 +74,8 @@ class DistillSettings(ModelStage):
     """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Which weights to keep: the best on the selection split, or the last."""
+    lora: Lora | None = None
+    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

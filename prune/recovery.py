@@ -33,6 +33,7 @@ from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.training.distilled import Distilled, attention_as_before, check_distillation, distillation_objective
 from compress.training.finetune import trained_here
+from compress.training.lora import Lora, check_lora
 from compress.training.selection import judged_by, selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
@@ -62,6 +63,8 @@ class Recover(DistillationSettings):
     """Steps between evaluations on the selection split; absent: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Weights to keep: the best on the selection split, or the last."""
+    lora: Lora | None = None
+    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
 
     @model_validator(mode="after")
     def _hidden_by_name(self) -> Self:
@@ -222,6 +225,7 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
         InputError: A loss does not fit the teacher or the model.
     """
     check_hidden(settings, config, teacher, keys.key)
+    check_lora(settings.lora, after, keys.key)
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
 
 

@@ -22,6 +22,7 @@ from compress.machine.device import computing_device
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
+from compress.training.lora import Lora, check_lora
 from compress.training.selection import selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import TrainConfig, Training, train
@@ -53,10 +54,16 @@ class Finetune(Stage):
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Final weights: the best on the selection split, or the last."""
+    lora: Lora | None = None
+    """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
 
     def work(self, macs: int, data: Data) -> float:
         """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split."""
         return macs * self.epochs * (3.0 * len(data.train.rows) + len(data.selection.rows))
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Checks that the adapters fit the model."""
+        check_lora(self.lora, config, f"stages.{self.id or self.NAME}")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the trained checkpoint.

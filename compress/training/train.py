@@ -40,6 +40,7 @@ from compress.models.meta import empty_caches
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
+from compress.training.lora import Lora, adapted
 from compress.training.precision import autocast_dtype, dtype_for
 from compress.training.rows import Rows, plan_epoch
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
@@ -72,6 +73,8 @@ class TrainConfig(Config):
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
     """Final weights: the best on the selection split, or the last."""
+    lora: Lora | None = None
+    """Adapters that are trained instead of the weights; default: all weights are trained."""
     look_first: bool = False
     """Whether the initial weights count as a candidate for the best: for models that are already good."""
     checkpoint_seconds: Annotated[float, Field(ge=0)] = 120.0
@@ -191,11 +194,17 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
         InputError: There are no rows, or the loss or its gradient became NaN or infinite.
     """
     empty_caches()
-    config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
-    if team.shards and getattr(getattr(model, "config", None), NOTE, False):
+    if training.team.shards and getattr(getattr(model, "config", None), NOTE, False):
         raise InputError(f"{training.label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
+    with adapted(model, training.config.lora, training.seed, training.label):
+        return _trained(model, objective, training)
+
+
+def _trained(model: nn.Module, objective: Objective, training: Training) -> History:
+    """Trains what is trainable in a model, as `train` does."""
+    config, team, progress, scratch = training.config, training.team, training.progress, training.scratch
     trained = nn.ModuleList([model, objective] if isinstance(objective, nn.Module) else [model])
     team.align(trained)
     digest = weights_digest(trained)
@@ -375,14 +384,19 @@ class _Loop:
         return value
 
     def _weights(self) -> dict[str, Tensor]:
-        """Returns a copy of all weights, on the CPU unless they are sharded."""
+        """Returns a copy of all weights that training changes, on the CPU unless they are sharded."""
         if self.team.shards:
-            return {name: value.detach().clone() for name, value in self.trained.state_dict().items()}
-        return {name: value.detach().cpu().clone() for name, value in self.trained.state_dict().items()}
+            return {name: value.detach().clone() for name, value in self._changing().items()}
+        return {name: value.detach().cpu().clone() for name, value in self._changing().items()}
+
+    def _changing(self) -> dict[str, Tensor]:
+        """Returns the state dict without frozen parameters, which no checkpoint needs."""
+        frozen = {name for name, parameter in self.trained.named_parameters(remove_duplicate=False) if not parameter.requires_grad}
+        return {name: value for name, value in self.trained.state_dict().items() if name not in frozen}
 
     def state(self) -> State:
         """Returns everything that `resume` needs; all processes must make this call."""
-        tensors = {f"now.{name}": value for name, value in self.trained.state_dict().items()}
+        tensors = {f"now.{name}": value for name, value in self._changing().items()}
         tensors |= {f"best.{name}": value for name, value in self.best.items()}
         for i, values in self.optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{i}.{name}": value for name, value in values.items()}
@@ -418,7 +432,7 @@ class _Loop:
     def finish(self) -> History:
         """Loads the best weights if they are kept, and gathers a sharded model."""
         if self.best:
-            self.trained.load_state_dict(self.best)
+            self.trained.load_state_dict(self.best, strict=False)  # frozen parameters are not among the best: they did not change
         if self.plain is not None:
             unshard(self.model, self.plain)
         self.model.eval()

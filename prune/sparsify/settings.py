@@ -115,6 +115,9 @@ class SparsifySettings(ModelStage):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         pattern = self.zeros
+        for name, settings in (("learning", self.learning), ("recover", self.recover)):
+            if settings is not None and settings.lora is not None:
+                raise ValueError(f"{name}.lora: given; adapters would fill the zeros: leave it out")
         if isinstance(pattern, NM) and self.sparsity is not None and abs(self.sparsity - self.target) > 1e-9:
             raise ValueError(f"sparsity: {self.sparsity:g} given; {pattern} sets it to {self.target:g}: leave it out")
         if self.method == "movement" and isinstance(pattern, NM):
