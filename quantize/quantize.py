@@ -24,6 +24,7 @@ from compress.schemes.table import SCHEMES
 from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
 from compress.training.distilled import check_distillation
+from compress.training.lora import check_lora
 from quantize.calibration import METHODS
 from quantize.embeddings import quantize_tables
 from quantize.escalation import budget_of, escalate
@@ -69,6 +70,8 @@ class Quantize(QuantizeSettings):
             raise InputError(f"stages.{self.title}.embeddings: true given with stream: true, which leaves tables in float; leave out one")
         if self.stream is True:
             check_streamed(self, config, context)
+        if self.mode != "ptq":
+            check_lora(self.qat.lora, config, setting_keys(self.title).key)
         if self.mode != "ptq" and teacher is not None:
             check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
 

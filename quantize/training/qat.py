@@ -16,9 +16,9 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.tasks import TASKS
@@ -32,11 +32,13 @@ from compress.schemes.int8_convolution import CONVOLUTIONS
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.training.distilled import attention_as_before, distillation_objective
+from compress.training.lora import Lora
 from compress.training.selection import EVALUATION_BATCH, selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
 from quantize.training.convolution import QatConvolution
 from quantize.training.linear import QatLinear
+from quantize.training.low_rank import changed_by_low_rank
 from quantize.training.straight_through import Scale
 
 if TYPE_CHECKING:
@@ -78,6 +80,14 @@ class Qat(DistillationSettings):
     keep: Literal["best", "last"] = "best"
     """Which weights and scales to keep: the best on the selection split, including those before training, or the last. Best is closest to
     the teacher's logits if there is a teacher, else best by the metric."""
+    lora: Lora | None = None
+    """Trains low-rank changes of the quantized weights, and scales, instead of all weights; give {} for the defaults."""
+
+    @model_validator(mode="after")
+    def _no_dropout_within_rounding(self) -> Self:
+        if self.lora is not None and self.lora.dropout:
+            raise ValueError(f"lora.dropout: {self.lora.dropout:g} given; the change is part of the weight, which has none: leave it out")
+        return self
 
 
 TRAINED = (QatLinear, QatConvolution)
@@ -184,13 +194,14 @@ def learn(
         training = Training.of(
             context,
             prepared,
-            TrainConfig.of(settings, look_first=True),
+            TrainConfig.of(settings, look_first=True, lora=None),  # its changes are within the rounding
             label,
             select=select,
             higher_is_better=higher_is_better,
             depends=settings.model_dump(mode="json"),
         )
-        history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
+        with changed_by_low_rank(model, settings.lora, context.seed, setting_keys(label).key):
+            history = train(model, objective if settings.dropout else WithoutDropout(objective), training)
     return extract(model.cpu()), history
 
 

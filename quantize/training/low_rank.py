@@ -1,0 +1,94 @@
+"""Low-rank changes of quantized weights: quantization-aware training of few parameters (the adapters of `compress.training.lora`).
+
+The adapter is added to the weight before it is rounded, so that the trained model is an int8 model without adapters:
+
+    y = Int8(x, W + (alpha / r) * B @ A)        A [r, I] random, B [O, r] zero; W frozen, A, B and the scales are learned
+
+An adapter beside a quantized layer, as in QLoRA (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), cannot be merged into the
+integers afterwards: it costs two more products in every engine. With A and B inside the rounding the optimizer still holds few moments,
+while the gradient of W is computed.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from compress.core.errors import InputError, nearest
+from compress.training.lora import Lora
+from compress.training.state import seeded
+from quantize.training.linear import QatLinear
+from quantize.training.straight_through import Scale
+
+
+class LowRank(nn.Module):
+    """Adds (alpha / r) * B @ A to a weight.
+
+    Args:
+        weight_OI: The weight, float32 `[O, I]`.
+        lora: Rank and alpha.
+    """
+
+    def __init__(self, weight_OI: Tensor, lora: Lora) -> None:
+        super().__init__()
+        outputs, inputs = weight_OI.shape
+        self.factor = lora.alpha / lora.rank
+        self.a_rI = nn.Parameter(torch.empty(lora.rank, inputs, device=weight_OI.device))
+        self.b_Or = nn.Parameter(torch.zeros(outputs, lora.rank, device=weight_OI.device))
+        nn.init.kaiming_uniform_(self.a_rI, a=math.sqrt(5))
+
+    def forward(self, weight_OI: Tensor) -> Tensor:
+        """Returns the changed weight, float32 `[O, I]`."""
+        with torch.autocast(weight_OI.device.type, enabled=False):  # codes depend on the last bits of a weight
+            return weight_OI + self.factor * (self.b_Or @ self.a_rI)
+
+
+@contextmanager
+def changed_by_low_rank(model: nn.Module, lora: Lora | None, seed: int, key: str) -> Iterator[None]:
+    """Within the block only low-rank changes of the weights of `QatLinear`, and scales, are trainable; afterwards they are in the weights.
+
+    Args:
+        model: A model after `quantize.training.qat.insert`.
+        lora: The changes; None trains all weights.
+        seed: Of the random matrices A.
+        key: Key path of the settings that hold `lora`, for messages.
+
+    Raises:
+        InputError: No layer matches a pattern.
+    """
+    if lora is None:
+        yield
+        return
+    layers = _chosen(model, lora, key)
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    scales = {parameter for module in model.modules() if isinstance(module, Scale) for parameter in module.parameters()}
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trainable and parameter in scales)
+    with seeded(seed):
+        for layer in layers:
+            parametrize.register_parametrization(layer, "weight", LowRank(layer.weight, lora))
+    yield
+    for layer in layers:
+        parametrize.remove_parametrizations(layer, "weight")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name in trainable)
+
+
+def _chosen(model: nn.Module, lora: Lora, key: str) -> list[QatLinear]:
+    """Returns the layers whose weights are changed."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QatLinear)}
+    examples = f"layers are named like {', '.join(list(layers)[:3])}"
+    problems = [
+        f"{key}.lora.layers: {pattern!r} matches no quantized linear layer; {examples}{nearest(pattern, layers)}"
+        for pattern in lora.layers
+        if not fnmatch.filter(layers, pattern)
+    ]
+    if problems:
+        raise InputError(*problems)
+    return [layer for name, layer in layers.items() if any(fnmatch.fnmatchcase(name, pattern) for pattern in lora.layers)]
