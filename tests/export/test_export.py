@@ -20,10 +20,13 @@ from compress.schemes.checkpoint import load_quantization
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
 from export.builds import planned
+from export.engines import openvino
 from export.engines.spec import spec_of
 from export.export import Export
 from export.parity.parity import ParityError
 from tests.export import sentiment
+
+NEEDS_BF16 = pytest.mark.skipif(not openvino.computes_bf16(), reason="this processor has no bf16")
 
 pytestmark = pytest.mark.whole
 
@@ -182,6 +185,7 @@ def test_int8_has_q_dq_and_float_has_not(exported: tuple[Path, dict[str, Any]]) 
     assert not {"QuantizeLinear", "DequantizeLinear"} & operators["baseline-fp32"]
 
 
+@NEEDS_BF16
 def test_bf16_runs_from_the_files_of_fp32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)
     context = answered(small(tmp_path / "scratch", ("openvino",)))
@@ -206,6 +210,7 @@ def quantized_twice(scratch: Path, out: Path, rest: Any) -> list[dict[str, Any]]
     return [*build["engines"], build["float_part"]]
 
 
+@NEEDS_BF16
 @pytest.mark.parametrize(("rest", "first"), [("bf16", "bf16"), ("auto", "fp32"), ("auto", "bf16")])
 def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rest: str, first: str) -> None:
     monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: True)

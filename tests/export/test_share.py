@@ -47,7 +47,7 @@ def graphs(family: str) -> tuple[Path, Path, frozenset[str]]:
     once = [gemm.name for gemm in count_macs(floating, 2, length(family)) if gemm.kind == "weight"]
     linears = [name for name in tiny.linears(tiny.load(checkpoint, family)) if "layer" in name and once.count(name) == 1]
     folder = Path(_SCRATCH.name) / family
-    quantized = tiny.quantize(checkpoint, family, dict.fromkeys(linears, 0.05), folder / "quantized", levels=63)
+    quantized = tiny.quantize(checkpoint, family, dict.fromkeys(linears, 0.05), folder / "quantized", largest=63)
     layers = tiny.linears(tiny.load(quantized, family))
     grid = tiny.with_weights(floating, {name: layers[name].weight.detach().numpy() for name in linears}, folder / "float.onnx")
     return floating, insert_qdq(grid, quantized, folder / "model.onnx"), frozenset(linears)

@@ -13,6 +13,7 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 from torch import nn
 
+from compress.schemes.int8 import levels, weight_bits
 from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float
 
@@ -100,12 +101,16 @@ def _auto(family: str):
     return transformers.AutoModelForImageClassification if family in IMAGES else transformers.AutoModelForSequenceClassification
 
 
-def quantize(folder: Path, family: str, scales: dict[str, float], out: Path, levels: int = 127) -> Path:
+EXACT = levels(weight_bits("cpu"))
+"""The largest weight code that every kernel of this processor multiplies exactly."""
+
+
+def quantize(folder: Path, family: str, scales: dict[str, float], out: Path, largest: int = EXACT) -> Path:
     """Writes a checkpoint whose chosen linears have weights on a grid, with its two files; `scales` are those of the inputs."""
     model, saved = load(folder, family), {}
     for name, scale in scales.items():
         weight = model.get_submodule(name).weight.data
-        weight_scale = weight.abs().amax(1) / levels
+        weight_scale = weight.abs().amax(1) / largest
         weight.copy_(torch.round(weight / weight_scale[:, None]) * weight_scale[:, None])
         saved |= {f"{name}.weight_scale": weight_scale, f"{name}.input_scale": torch.tensor(scale)}
     model.save_pretrained(out)

@@ -15,7 +15,7 @@ from torch import nn
 
 from compress.models.conv1d import with_linears
 from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.int8 import DynamicScales, LayerScales, levels, weight_bits, weight_scale
 from compress.schemes.scales import Scales
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, int4_weight
@@ -48,8 +48,9 @@ def chosen(scheme: str, weight_OI: torch.Tensor, group: int = 32) -> Scales:
     if scheme == "w4a16":
         return Int4Scales(0.01 + 0.05 * torch.rand(outputs, -(-inputs // group)), group)
     smooth_I = 0.5 + torch.rand(inputs)
-    scale_O = weight_scale(weight_OI * smooth_I, 127)
-    return LayerScales(scale_O, torch.tensor(0.03), 8, smooth_I) if scheme == "w8a8" else DynamicScales(scale_O, 8, smooth_I)
+    bits = weight_bits("cpu")  # as many as the products of this processor are exact with
+    scale_O = weight_scale(weight_OI * smooth_I, levels(bits))
+    return LayerScales(scale_O, torch.tensor(0.03), bits, smooth_I) if scheme == "w8a8" else DynamicScales(scale_O, bits, smooth_I)
 
 
 def logits(graph: openvino.Model, ids: np.ndarray) -> np.ndarray:
