@@ -93,8 +93,9 @@ def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | 
         expected = reference(input_ids=torch.from_numpy(ids)).logits.numpy()
     found = engine(kind, scheme).predict({"input_ids": ids})
     close = np.abs(found - expected).max(axis=(1, 2)) <= 5e-5 * np.abs(expected).max()
-    # a router may send a token elsewhere where two experts tie but for rounding: that row parts from there on
-    assert close.sum() >= (2 if kind in MIXTURES else len(ids)), np.abs(found - expected).max()
+    # a router may send a token elsewhere where two experts tie but for rounding, and an activation on a rounding boundary may get the next
+    # code: that row parts from there on
+    assert close.sum() >= len(ids) - (kind in MIXTURES or scheme == "w8a8"), np.abs(found - expected).max()
     np.testing.assert_array_equal(engine(kind, scheme).predict({"input_ids": ids}), found)  # nothing is left in the cache
 
 
