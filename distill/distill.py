@@ -72,9 +72,10 @@ class Distill(DistillSettings):
         rows += len(read_plain(self.extra_text, f"{self.key}.extra_text")) if self.extra_text is not None else 0
         rows *= 1 + (self.augment.copies if self.augment else 0)
         losses = self.resolved().losses
-        live = self.augment is not None or any(not loss.ANSWERS_ONLY for loss in losses)
+        live = self.augment is not None or self.on_policy is not None or any(not loss.ANSWERS_ONLY for loss in losses)
         teacher_passes = len(teachers_named(self)) * (self.epochs if live else 1) if losses else 0
-        trained = 3.0 * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
+        sampled = self.on_policy.share if self.on_policy else 0.0
+        trained = (3.0 + sampled) * rows * (1 + any(loss.OWN_INPUTS for loss in losses))
         return macs * (self.epochs * (trained + selection) + teacher_passes * rows)
 
     def config_after(self, config: Any) -> Any:
@@ -99,6 +100,11 @@ class Distill(DistillSettings):
         if self.sequences is not None and not TASKS[context.task].encoder_decoder:
             tasks = tasks_with(lambda row: row.encoder_decoder)
             raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
+        if self.on_policy is not None and TASKS[context.task].answer != "tokens":
+            tasks = tasks_with(lambda row: row.answer == "tokens")
+            raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
+        if self.on_policy is not None and context.team.shards:
+            raise InputError(f"{self.key}.on_policy: given with fsdp2, which shards the student; give parallel: {{strategy: ddp}}")
         self._check_rows(context)
         self._check_answers()
         num_labels = num_classes(context.task, context.data.labels)

@@ -2,9 +2,9 @@
 
 loss_b = hard_weight * labelled_b * hard_b  +  sum_i weight_i(t) * loss_i,b
 
-labelled_b is 0 for rows without a label (extra text, masked copies), else 1. The loss of a step is the mean over all rows of the batch,
-unlabelled ones included, so the hard-target loss counts in proportion to the share of labelled rows. A teacher whose logits are cached does
-not run at all.
+labelled_b is 0 for rows without a label (extra text, masked copies, answers of the student), else 1. The loss of a step is the mean over
+all rows of the batch, unlabelled ones included, so the hard-target loss counts in proportion to the share of labelled rows. A teacher whose
+logits are cached does not run at all.
 """
 
 from __future__ import annotations
@@ -75,6 +75,8 @@ class Objective(nn.Module):
         assert model is pair.student.model, "the objective belongs to another model"
         if pair.masking is not None:
             batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))
+        sampled = None if pair.on_policy is None else pair.on_policy(model, batch)
+        batch = batch if sampled is None else sampled
         student = pair.student(batch.features, from_student) if from_student != Wanted() else NOTHING
         temperature = value_at(self.temperature, step, num_steps)
         teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, regression)
@@ -90,6 +92,8 @@ class Objective(nn.Module):
                 hard = token_losses(student.logits, batch.labels)
             else:
                 hard = hard_target(student.logits, batch.labels, regression)
+            if sampled is not None:  # nobody wrote what follows the student's own words
+                hard = torch.zeros_like(hard)
             labelled_b = pair.labelled(batch.indices)
             if labelled_b is not None:
                 hard = torch.where(labelled_b.to(hard.device), hard, 0.0)

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from compress.stage.distillation import LossName
 from distill.losses.distilbert import Cosine
+from distill.losses.generalized_jsd import GeneralizedJsd
 from distill.losses.hidden import Hidden
 from distill.losses.logit_standardization import LogitStandardization
 from distill.losses.minilm import MiniLM, MiniLMv2
@@ -25,7 +26,8 @@ from distill.losses.tinybert import TinyBert
 from distill.schedules import Ramp
 
 AnyLoss = Annotated[
-    SoftTarget | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational, Field(discriminator="name")
+    SoftTarget | GeneralizedJsd | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational,
+    Field(discriminator="name"),
 ]
 
 

@@ -11,6 +11,7 @@ from compress.stage.stage import ModelStage, teachers_named
 from compress.training.lora import Lora
 from distill.losses.loss import Setting, Shape
 from distill.masking import Augment
+from distill.on_policy import OnPolicy
 from distill.plain_text import PlainText
 from distill.presets import PRESETS, AnyLoss, Preset, PresetName
 from distill.schedules import Ramp, always_zero, smallest
@@ -44,6 +45,8 @@ class DistillSettings(ModelStage):
     """Weight of each teacher in the average; absent: equal weights."""
     sequences: Sequences | None = None
     """Sequence-level distillation for text-to-text: the teacher's answers replace the targets of the train split."""
+    on_policy: OnPolicy | None = None
+    """On-policy distillation for tasks whose answers are tokens: in part of the steps the student is corrected on what it writes itself."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the train rows, or of the corpus, to train on, chosen by content hash."""
     extra_text: PlainText | None = None
@@ -94,6 +97,8 @@ class DistillSettings(ModelStage):
         unlabelled = [name for name in ("extra_text", "augment") if getattr(self, name) is not None]
         if self.loss == "hard_target" and unlabelled:
             raise ValueError(f"{unlabelled[0]}: loss: hard_target learns from labels alone, these rows have none; remove {unlabelled[0]}")
+        if self.on_policy is not None and not self.resolved().losses:
+            raise ValueError("on_policy: loss: hard_target learns from labels alone, which answers of the student lack; remove on_policy")
         if self.corpus is not None and (self.extra_text is not None or self.hard_weight):
             raise ValueError("corpus: replaces the train rows and has no labels; remove hard_weight and extra_text")
         return self

@@ -39,6 +39,7 @@ from distill.capture import Capture, Wanted
 from distill.ensemble import averaged, shares
 from distill.masking import Masking, masking_of
 from distill.objective import Objective
+from distill.on_policy import Sampling
 from distill.presets import Preset
 from distill.rows import gather, gather_corpus
 from distill.settings import DistillSettings
@@ -156,6 +157,7 @@ class Steps:
             num_labelled=None if num_labelled == len(split) else num_labelled,
             weights=shares(stage.teacher_weights, len(teachers)),
             masking=inputs.masking,
+            on_policy=None if stage.on_policy is None else Sampling(stage.on_policy, context.seed),
         )
         settings = stage.loss_settings(student.config, teachers[0].config, context)
         objective = Objective(preset.losses, settings, pair, preset.temperature, preset.hard_weight, context.seed, context.task)
@@ -186,6 +188,8 @@ class Steps:
             )
         if not match.ids and inputs.masking is not None:
             raise InputError(f"{self.stage.key}.augment: given, but {name} has other token ids than the student; remove augment")
+        if self.stage.on_policy is not None and not match.inputs:
+            raise InputError(f"{self.stage.key}.on_policy: given, but {name} takes other inputs than the student; remove on_policy")
         rows = inputs.rows if match.inputs else Rows.prepare(inputs.split.rows, teacher_preprocessor)
         return Teacher(Capture(model, key), rows, match.inputs, masking=inputs.masking, origin=self.origin)
 

@@ -31,6 +31,7 @@ from compress.training.rows import CHUNK, Rows
 from compress.training.train import Batch
 from distill.capture import Capture, Captured, Wanted
 from distill.masking import Masking
+from distill.on_policy import Sampling
 
 if TYPE_CHECKING:
     from compress.standalone.preprocess import Preprocessor
@@ -96,6 +97,8 @@ class Pair:
     """Weight of each teacher; they add up to 1."""
     masking: Masking | None = None
     """Masks tokens of masked copies."""
+    on_policy: Sampling | None = None
+    """Lets the student write the answers of some steps."""
 
     @property
     def teacher(self) -> Teacher:

@@ -50,7 +50,7 @@ def token_divergence(logits_bLV: Tensor, target_bLV: Tensor, labels: Tensor, tem
 
 
 def block_mean(values_bT: Tensor, labels_bT: Tensor) -> Tensor:
-    """Returns the mean of each block over its predicted tokens, `[b]`."""
+    """Returns the mean of each block over its predicted tokens, `[b]`; 0 for a block without any."""
     predicted_bT = labels_bT != IGNORED
     kept_bT = torch.where(predicted_bT, values_bT, torch.zeros((), dtype=values_bT.dtype, device=values_bT.device))
-    return kept_bT.sum(dim=1) / predicted_bT.sum(dim=1)
+    return kept_bT.sum(dim=1) / predicted_bT.sum(dim=1).clamp(min=1)

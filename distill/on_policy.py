@@ -1,0 +1,97 @@
+"""On-policy distillation: the student is corrected on what it writes itself (Agarwal et al. 2024, https://arxiv.org/abs/2306.13649).
+
+A student that learns from given texts alone never sees its own mistakes, and at inference every later token follows from them. Algorithm 1
+of the paper: with probability `share` a step takes answers that the student samples, instead of those of the data,
+
+    y ~ p_student(. | x)        no gradient flows through the sampling
+    loss = D(p_teacher || p_student)(y | x)        the losses of the stage, over the tokens of y
+
+and the teacher says at every token what it would have written next. x is the source of a pair, or the first part of a block of text. Labels
+do not count in such a step: nobody wrote the true continuation of y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from compress.core.config import Config
+from compress.core.next_token import IGNORED
+from compress.models.encoder_decoder import encoder_decoder_settings
+from compress.models.library import quiet
+from compress.training.train import Batch
+
+
+class OnPolicy(Config):
+    """On-policy distillation: part of the steps learn on answers that the student samples."""
+
+    share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Probability that a step takes the student's answers instead of those of the data."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Of the sampling."""
+    prompt: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """text-generation: the share of a block that is given; the student writes the rest."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Replaces the answers of a batch by those of the student."""
+
+    settings: OnPolicy
+    seed: int
+    """Seed of the steps and of the samples."""
+
+    def __call__(self, model: nn.Module, batch: Batch) -> Batch | None:
+        """Returns the batch with answers that the student sampled, and labels for these; None where the step takes the data.
+
+        Args:
+            model: The student; left in the mode that it is in.
+            batch: Blocks or pairs.
+        """
+        if np.random.default_rng([self.seed, batch.step]).random() >= self.settings.share:
+            return None
+        training = model.training
+        devices = [batch.labels.device] if batch.labels.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), torch.no_grad(), quiet():
+            torch.manual_seed(int(np.random.default_rng([self.seed, batch.step, int(batch.indices[0])]).integers(2**31)))
+            model.eval()
+            found = self._pairs(model, batch) if "decoder_input_ids" in batch.features else self._blocks(model, batch)
+            model.train(training)
+        return found
+
+    def _blocks(self, model: Any, batch: Batch) -> Batch:
+        """Returns blocks whose first part is given and whose rest the student wrote."""
+        ids_bL = batch.features["input_ids"]
+        length = ids_bL.shape[1]
+        given = min(max(1, round(self.settings.prompt * length)), length - 1)
+        prompt_bP = ids_bL[:, :given]
+        drawn = self._drawn(length - given, input_ids=prompt_bP, attention_mask=torch.ones_like(prompt_bP))
+        # the end token ends a text, not a block: another text follows it
+        written_bL = model.generate(**drawn, eos_token_id=None, use_cache=True)
+        labels_bT = torch.full_like(batch.labels, IGNORED)
+        labels_bT[:, given - 1 : length - 1] = written_bL[:, given:].to(labels_bT.dtype)
+        return replace(batch, features={**batch.features, "input_ids": written_bL}, labels=labels_bT)
+
+    def _pairs(self, model: Any, batch: Batch) -> Batch:
+        """Returns pairs whose targets the student wrote, each up to its end token."""
+        features, width = batch.features, batch.labels.shape[1]
+        drawn = self._drawn(width, input_ids=features["input_ids"], attention_mask=features["attention_mask"])
+        found_bT = model.generate(**drawn, **encoder_decoder_settings())
+        start_b1, written_bT = found_bT[:, :1], found_bT[:, 1:]
+        ends = model.generation_config.eos_token_id
+        ended_bT = torch.isin(written_bT, torch.tensor(ends, device=written_bT.device).reshape(-1)).int()
+        behind_bT = (ended_bT.cumsum(dim=1) - ended_bT) > 0
+        labels_bT = torch.full_like(batch.labels, IGNORED)
+        labels_bT[:, : written_bT.shape[1]] = written_bT.masked_fill(behind_bT, IGNORED).to(labels_bT.dtype)
+        read_bT = torch.cat([start_b1, written_bT.masked_fill(behind_bT, 0)], dim=1)
+        return replace(batch, features={**features, "decoder_input_ids": read_bT}, labels=labels_bT)
+
+    def _drawn(self, tokens: int, **inputs: Tensor) -> dict[str, Any]:
+        """Returns the arguments of `generate` that sample from the whole distribution."""
+        plain = {"top_k": 0, "top_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1, "pad_token_id": 0}
+        return {**inputs, "max_new_tokens": tokens, "do_sample": True, "temperature": self.settings.temperature, **plain}
