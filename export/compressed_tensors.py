@@ -10,6 +10,9 @@ with `weight_scale` float32 [O, 1], or [O, G] for groups; with zero points `weig
 are those of the checkpoint, exactly; every other tensor is copied as it is, file by file, so that a model needs no more memory than its
 largest file. config.json says what is what (`quantization_config`).
 
+Transformers 5.23 with compressed-tensors 0.20 loads zero points only with `CompressedTensorsConfig(dequantize=True)`, into float weights:
+otherwise it expects them unpacked, and refuses what the package itself writes.
+
 Those programs multiply the same numbers with one exception: their int8 scale of a token is max |x| / 127.5 where ours is max |x| / 127.
 
 Left out: what the format has no word for (`obstacle`): smoothing vectors, int8 attention and residuals, groups of unequal width, Conv1D.
