@@ -120,3 +120,25 @@ def test_zeros_get_the_scale_one(symmetric: bool) -> None:
     for grid in (clipped_grid(torch.zeros(2, 6), 4, symmetric=symmetric), full_grid(torch.zeros(2, 6), 4, symmetric=symmetric)):
         assert grid.scale.tolist() == [[1, 1], [1, 1]]
         assert (scales_of(grid, 4).on_grid(torch.zeros(2, 6)) == 0).all()
+
+
+def random_weights(kind: str) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(5, 256, 1024, generator=generator)
+    match kind:
+        case "heavy":
+            return normal[0] / normal[1:].square().mean(0).sqrt()  # Student's t with 4 degrees of freedom
+        case "skewed":
+            return (normal[0].square() + normal[1].square()) / 2 - 1  # exponential
+    return normal[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group_size", "expected"),
+    [("gaussian", 32, (21.3, 22.2)), ("gaussian", 128, (19.9, 20.4)), ("heavy", 128, (15.5, 17.2)), ("skewed", 128, (15.5, 19.8))],
+)
+def test_zero_points_gain_what_the_documentation_says(kind: str, group_size: int, expected: tuple[float, float]) -> None:
+    weight = random_weights(kind)
+    for symmetric, told in zip((True, False), expected, strict=True):
+        error = scales_of(clipped_grid(weight, group_size, symmetric=symmetric), group_size).on_grid(weight) - weight
+        assert 10 * float(torch.log10(weight.square().sum() / error.square().sum())) == pytest.approx(told, abs=0.06)
