@@ -76,10 +76,11 @@ def test_sixteen_levels_on_one_side_of_zero_are_all_used() -> None:
     assert (scales_of(clipped_grid(weight, 16, symmetric=True), 16).on_grid(weight) - weight).abs().max() >= 0.5
 
 
-@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 20), st.integers(1, 8), st.floats(-3, 3), st.booleans())
+@given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([0.0, 0.1, -1.0, 3.0]), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_zero_points_never_make_a_group_worse(seed: int, outputs: int, inputs: int, group_size: int, mean: float, weighted: bool) -> None:
-    weight, hessian = problem(seed, outputs, group_size * inputs)
+def test_zero_points_never_make_a_group_worse(seed: int, groups: int, group_size: int, mean: float, weighted: bool) -> None:
+    outputs = 6
+    weight, hessian = problem(seed, outputs, group_size * groups)
     weight += mean
     blocks = diagonal_blocks(hessian if weighted else torch.eye(len(hessian)), group_size)
 

@@ -241,6 +241,17 @@ def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, 
     assert (found[..., 1] == whole[..., 1]).all()
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
+    symmetric: bool, tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, symmetric=symmetric)
+    monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    found = streaming.StreamedModel(out).forward({"input_ids": IDS})
+    torch.testing.assert_close(found, logits(out), rtol=1e-5, atol=1e-5)
+
+
 def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: Context) -> None:
     """In bfloat16 a weight may lie as far from the grid as the type moves it, and no further."""
     folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
