@@ -113,7 +113,8 @@ def quantize_streamed(
             rounded, more = model.batches(processor, rows, context.scratch)
             hidden_bytes += more
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
-        tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth", "weight_zero_point")]
+        keys = ["weight_scale", "input_scale", "input_smooth"] + ["weight_zero_point"] * (not stage.symmetric)
+        tensors = [f"{path}.{key}" for path in chosen for key in keys]
         written = Written(ShardWriter(out, stored), ShardWriter(out, tensors, Path(QUANTIZATION_TENSORS).stem, None))
         for path in model.parameters_around():
             written.weights.copy(path, model.weights[path])
