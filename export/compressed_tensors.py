@@ -6,8 +6,12 @@
     w8a8-dynamic   int-quantized    `weight` int8                            a scale for each token, at run time
     fp8            float-quantized  `weight` float8_e4m3fn                   `input_scale`, static
 
-with `weight_scale` float32 [O, 1], or [O, G] for groups. The codes are those of the checkpoint, exactly; every other tensor is copied as it
-is, file by file, so that a model needs no more memory than its largest file. config.json says what is what (`quantization_config`).
+with `weight_scale` float32 [O, 1], or [O, G] for groups; with zero points `weight_zero_point` int32 [O / 8, G], 8 outputs each. The codes
+are those of the checkpoint, exactly; every other tensor is copied as it is, file by file, so that a model needs no more memory than its
+largest file. config.json says what is what (`quantization_config`).
+
+Transformers 5.23 with compressed-tensors 0.20 loads zero points only with `CompressedTensorsConfig(dequantize=True)`, into float weights:
+otherwise it expects them unpacked, and refuses what the package itself writes.
 
 Those programs multiply the same numbers with one exception: their int8 scale of a token is max |x| / 127.5 where ours is max |x| / 127.
 
@@ -34,7 +38,7 @@ from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
-from compress.schemes.int4 import HIGH, LOW, Int4Scales
+from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
 from compress.schemes.scales import Scales
 from compress.schemes.table import SCHEMES
@@ -131,8 +135,8 @@ def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) ->
         "float": None,
     }[row.activations]
     if row.grouped:
-        (size,) = {scales.group_size for scales in layers.values() if isinstance(scales, Int4Scales)}
-        weights = {**kind, "strategy": "group", "group_size": size}
+        (shape,) = {(scales.group_size, scales.symmetric) for scales in layers.values() if isinstance(scales, Int4Scales)}
+        weights = {**kind, "strategy": "group", "group_size": shape[0], "symmetric": shape[1]}
     group = QuantizationScheme(
         targets=["Linear"], weights=QuantizationArgs(**weights), input_activations=None if inputs is None else QuantizationArgs(**inputs)
     )
@@ -142,14 +146,15 @@ def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) ->
 
 
 def _weight(weight_OI: Tensor, scales: Scales) -> dict[str, Tensor]:
-    """Returns the tensors of one layer by name: codes, scale of the weight, scale of the input."""
+    """Returns the tensors of one layer by name: codes, scale and zero points of the weight, scale of the input."""
     match scales:
         case Int4Scales():
             from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 
-            codes_OI = quantize(weight_OI, scales.expanded(weight_OI.shape[1]), LOW, HIGH)
-            shape = torch.tensor(weight_OI.shape, dtype=torch.int64)
-            return {"weight_packed": pack_to_int32(codes_OI, 4), "weight_scale": scales.weight_scale, "weight_shape": shape}
+            shape, zero_OG = torch.tensor(weight_OI.shape, dtype=torch.int64), scales.weight_zero_point
+            zero_points = {} if zero_OG is None else {"weight_zero_point": pack_to_int32(zero_OG, 4, packed_dim=0)}
+            packed = pack_to_int32(scales.codes(weight_OI), 4)
+            return {"weight_packed": packed, "weight_scale": scales.weight_scale, "weight_shape": shape, **zero_points}
         case LayerScales() | DynamicScales():
             largest, scale_O1 = levels(scales.weight_bits), scales.weight_scale[:, None]
             found = {"weight": quantize(weight_OI, scale_O1, -largest, largest), "weight_scale": scale_O1.contiguous()}

@@ -21,14 +21,16 @@ Tensor names carry their shapes: I inputs, O outputs, G groups.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.scales import Grid
 from quantize.folding import Group, rescale
-from quantize.group_scales import best_scale, clipped_scale
+from quantize.group_scales import best_grid, clipped_grid, full_grid
 from quantize.moments import Moments, observe, output_errors
 
 ALPHAS = tuple(step / 20 for step in range(21))
@@ -42,6 +44,8 @@ def awq(
     batches: Callable[[], Iterable[Mapping[str, Tensor]]],
     forward: Callable[[nn.Module, Mapping[str, Tensor]], object],
     group_size: int,
+    *,
+    symmetric: bool = True,
 ) -> tuple[dict[str, Int4Scales], list[dict[str, Any]]]:
     """Folds factors into a float model, in place, and chooses the scales of its weights.
 
@@ -52,6 +56,7 @@ def awq(
         batches: Starts a pass over the calibration rows.
         forward: Runs the model on a batch.
         group_size: Inputs that share a scale.
+        symmetric: Whether weights have no zero points.
 
     Returns:
         The scales by layer, and figures for the report per group: `layers`, `into` (the module that absorbed the division, or None),
@@ -65,13 +70,13 @@ def awq(
         for group in dict.fromkeys(of[name] for name in names):
             moments = observed.of(group.layers[0])
             weights = [layers[name].weight.detach() for name in group.layers]
-            alpha, factor_I, chosen, errors = choose(weights, moments, group_size, ALPHAS if group.fold else (0.0,))
+            alpha, factor_I, chosen, errors = choose(weights, moments, group_size, ALPHAS if group.fold else (0.0,), symmetric=symmetric)
             if group.fold and alpha:
                 rescale(model, group.fold, factor_I)
                 if group.fold.producer in scales:  # dividing its outputs divides its weight scales too
                     earlier = scales[group.fold.producer]
-                    scales[group.fold.producer] = Int4Scales(earlier.weight_scale / factor_I[:, None], group_size)
-            scales |= {name: Int4Scales(scale_OG, group_size) for name, scale_OG in zip(group.layers, chosen, strict=True)}
+                    scales[group.fold.producer] = replace(earlier, weight_scale=earlier.weight_scale / factor_I[:, None])
+            scales |= {name: _scales(grid, group_size) for name, grid in zip(group.layers, chosen, strict=True)}
             figures.append(
                 {
                     "layers": list(group.layers),
@@ -85,8 +90,8 @@ def awq(
 
 
 def choose(
-    weights: Sequence[Tensor], moments: Moments, group_size: int, alphas: Sequence[float] = ALPHAS
-) -> tuple[float, Tensor, list[Tensor], dict[str, float]]:
+    weights: Sequence[Tensor], moments: Moments, group_size: int, alphas: Sequence[float] = ALPHAS, *, symmetric: bool = True
+) -> tuple[float, Tensor, list[Grid], dict[str, float]]:
     """Chooses factor and scales for the weights that read a tensor.
 
     Args:
@@ -94,33 +99,34 @@ def choose(
         moments: Moments of the tensor.
         group_size: Inputs that share a scale.
         alphas: Exponents to try, 0 (no factor) among them.
+        symmetric: Whether weights have no zero points.
 
     Returns:
-        The exponent; the factor, float32 [I]; the scales of each weight times the factor, float32 [O, G]; and `error_before` (rounding to
+        The exponent; the factor, float32 [I]; the grid of each weight times the factor, [O, G]; and `error_before` (rounding to
         nearest without a factor) and `error`, relative to the squares of the float outputs.
     """
     hessian_II = moments.hessian_II
     factors = {alpha: activation_factor(moments.mean_I, alpha) for alpha in alphas}
 
     def search_error(alpha: float) -> float:
-        return sum(
-            _error(weight_OI, hessian_II, factors[alpha], group_scale(weight_OI * factors[alpha], group_size), group_size)
-            for weight_OI in weights
-        )
+        factor_I = factors[alpha]
+        grids = [full_grid(weight_OI * factor_I, group_size, symmetric=symmetric) for weight_OI in weights]
+        return sum(_error(w_OI, hessian_II, factor_I, grid, group_size) for w_OI, grid in zip(weights, grids, strict=True))
 
-    def with_clipping(alpha: float) -> tuple[float, float, list[Tensor]]:
+    def with_clipping(alpha: float) -> tuple[float, float, list[Grid]]:
         factor_I = factors[alpha]
         divided_II = moments.divided(factor_I).hessian_II
-        scales = [best_scale(weight_OI * factor_I, group_size, divided_II) for weight_OI in weights]
-        error = sum(_error(w_OI, hessian_II, factor_I, scale_OG, group_size) for w_OI, scale_OG in zip(weights, scales, strict=True))
-        return error, alpha, scales
+        grids = [best_grid(weight_OI * factor_I, group_size, divided_II, symmetric=symmetric) for weight_OI in weights]
+        error = sum(_error(w_OI, hessian_II, factor_I, grid, group_size) for w_OI, grid in zip(weights, grids, strict=True))
+        return error, alpha, grids
 
     best = min(alphas, key=search_error)
-    error, alpha, scales = min((with_clipping(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
-    nearest = sum(_error(w_OI, hessian_II, factors[0.0], clipped_scale(w_OI, group_size), group_size) for w_OI in weights)
+    error, alpha, grids = min((with_clipping(alpha) for alpha in dict.fromkeys((0.0, best))), key=lambda attempt: attempt[0])
+    plain = (clipped_grid(w_OI, group_size, symmetric=symmetric) for w_OI in weights)
+    nearest = sum(_error(w_OI, hessian_II, factors[0.0], grid, group_size) for w_OI, grid in zip(weights, plain, strict=True))
     power = sum(float(output_errors(weight_OI, torch.zeros_like(weight_OI), hessian_II).sum()) for weight_OI in weights)
     relative = {"error_before": nearest / power if power else 0.0, "error": error / power if power else 0.0}
-    return alpha, factors[alpha], scales, relative
+    return alpha, factors[alpha], grids, relative
 
 
 def activation_factor(mean_I: Tensor, alpha: float) -> Tensor:
@@ -144,7 +150,11 @@ def describe(figures: Sequence[Mapping[str, Any]]) -> str:
     return f"{len(folded)} groups folded, {len(figures) - len(folded)} with clipped scales only{blocked}"
 
 
-def _error(weight_OI: Tensor, hessian_II: Tensor, factor_I: Tensor, scale_OG: Tensor, group_size: int) -> float:
+def _scales(grid: Grid, group_size: int) -> Int4Scales:
+    return Int4Scales(grid.scale, group_size, grid.zero_point)
+
+
+def _error(weight_OI: Tensor, hessian_II: Tensor, factor_I: Tensor, grid: Grid, group_size: int) -> float:
     """Returns the output error of weights that are multiplied by the factor, rounded, and divided by it again."""
-    rounded_OI = Int4Scales(scale_OG, group_size).on_grid(weight_OI * factor_I) / factor_I
+    rounded_OI = _scales(grid, group_size).on_grid(weight_OI * factor_I) / factor_I
     return float(output_errors(weight_OI, rounded_OI, hessian_II).sum())

@@ -81,12 +81,11 @@ class Quantize(QuantizeSettings):
         Returns:
             `scheme`, `weight_bits`, `calibrator`, `rows`, `warnings`, `float_layers`, and `layers`: for each layer its input scale, the
             largest input on calibration and selection rows, the clipped share of inputs and the signal-to-noise ratios of its codes (dB).
-            Depending on model and settings: `experts` (calibration tokens of each), `batch_norms` (the folded norm of a convolution),
-            `calibrators` (the distance for each method tried by auto), `equalization`, `smoothquant`, `bias_correction`, `sensitivity`,
-            `mixed_precision`, `qat`, `sites` (attention products and residuals: whether they are int8, the distance each adds, its
-            tensors), `sites_choice`, `tables` (embeddings and head: the signal-to-noise ratio, dB), `awq`, `rounding` (the method and
-            the output error of each layer), and
-            `attempts` of the mode auto.
+            Depending on model and settings: `group_size`, `symmetric` (false: weights have zero points), `experts` (calibration tokens of
+            each), `batch_norms` (the folded norm of a convolution), `calibrators` (the distance for each method tried by auto),
+            `equalization`, `smoothquant`, `bias_correction`, `sensitivity`, `mixed_precision`, `qat`, `sites` (attention products and
+            residuals: whether they are int8, the distance each adds, its tensors), `sites_choice`, `tables` (embeddings and head: the
+            signal-to-noise ratio, dB), `awq`, `rounding` (the method and the output error of each layer), and `attempts` of the mode auto.
 
         Raises:
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
@@ -111,4 +110,5 @@ class Quantize(QuantizeSettings):
             context.progress.warn(f"{self.title}: {warning}")
         settings = {"mode": self.mode, "scheme": self.scheme, "weight_bits": self.bits(context)}
         settings |= {"group_size": self.group_size} if SCHEMES[self.scheme].grouped else {}
+        settings |= {} if self.symmetric else {"symmetric": False}
         return {**settings, **figures, "float_layers": kept, "warnings": warnings}

@@ -4,6 +4,7 @@
     w8a8           per output, least squared error (`ptq`)          one scale, threshold of a calibrator / 127
     w8a8-dynamic   per output, least squared error (`ptq`)          none: each token finds its own
     w4a16          per group, least squared error (`group_scales`)  none: float
+                   and a zero point per group unless symmetric
     fp8            per output, largest |w| / 448                    one scale, threshold of a calibrator / 448
 
 E4M3 has relative steps: clipping gains it nothing, so that its default calibrator is minmax, and those that count equal steps (mse,
@@ -22,18 +23,18 @@ from torch import Tensor
 
 from compress.schemes.int8 import levels, weight_scale
 from compress.schemes.int8_convolution import CONVOLUTIONS
-from compress.schemes.scales import Layer, Scales
+from compress.schemes.scales import Grid, Layer, Scales
 from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.calibration import METHODS, Histogram, Method, Observed, clipped_share, input_scale, noise, signal, threshold
-from quantize.group_scales import clipped_scale
+from quantize.group_scales import clipped_grid
 from quantize.ptq import mse_weight_scale
 
-SEARCHES: Mapping[str, Callable[[Tensor, int, int], Tensor]] = {
-    "int8": lambda weight_OI, bits, group_size: mse_weight_scale(weight_OI, levels(bits)),
-    "int4": lambda weight_OI, bits, group_size: clipped_scale(weight_OI, group_size),
+SEARCHES: Mapping[str, Callable[[Tensor, int, int, bool], Grid]] = {
+    "int8": lambda weight_OI, bits, group_size, symmetric: Grid(mse_weight_scale(weight_OI, levels(bits))),
+    "int4": lambda weight_OI, bits, group_size, symmetric: clipped_grid(weight_OI, group_size, symmetric=symmetric),
 }
-"""By numbers of the weights: the scale of least squared error, from a weight float32 [O, I], its bits and its group size. Other numbers get
-max |w| / largest code."""
+"""By numbers of the weights: the grid of least squared error, from a weight float32 [O, I], its bits, its group size and whether it is
+symmetric. Other numbers get max |w| / largest code."""
 UNEQUAL_STEPS: tuple[Method, ...] = ("minmax", "moving_average", "percentile")
 """Calibrators that do not count equal steps."""
 
@@ -49,10 +50,10 @@ def default_calibrator(scheme: Scheme) -> Method:
     return "percentile" if SCHEMES[scheme].equal_steps else "minmax"
 
 
-def weight_scales(
-    scheme: Scheme, layers: Mapping[str, Layer], bits: int, group_size: int, smooth: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Returns the weight scales of every layer, float32 [O] or [O, G].
+def weight_grids(
+    scheme: Scheme, layers: Mapping[str, Layer], bits: int, group_size: int, smooth: Mapping[str, Tensor], *, symmetric: bool = True
+) -> dict[str, Grid]:
+    """Returns the scales of the weights of every layer, float32 [O] or [O, G], with zero points unless symmetric.
 
     Args:
         scheme: The scheme.
@@ -60,13 +61,14 @@ def weight_scales(
         bits: Bits of an int8 weight, 8 or 7.
         group_size: Inputs that share a scale, in w4a16.
         smooth: What the inputs of some layers are divided by, float32 [I].
+        symmetric: Whether weights have no zero points; others than those of w4a16 never have.
     """
     weights = {name: layer.weight.detach().flatten(1) * smooth.get(name, 1) for name, layer in layers.items()}
     row = SCHEMES[scheme]
     if row.numbers not in SEARCHES:
-        return {name: weight_scale(weight_OI, row.largest_weight) for name, weight_OI in weights.items()}
+        return {name: Grid(weight_scale(weight_OI, row.largest_weight)) for name, weight_OI in weights.items()}
     search = SEARCHES[row.numbers]
-    return {name: search(weight_OI, bits, group_size) for name, weight_OI in weights.items()}
+    return {name: search(weight_OI, bits, group_size, symmetric) for name, weight_OI in weights.items()}
 
 
 def scale_classes(scheme: Scheme, layers: Mapping[str, Layer]) -> dict[str, type[Scales]]:
@@ -84,7 +86,7 @@ def scale_classes(scheme: Scheme, layers: Mapping[str, Layer]) -> dict[str, type
 
 def choose_scales(
     classes: Mapping[str, type[Scales]],
-    weights: Mapping[str, Tensor],
+    weights: Mapping[str, Grid],
     smooth: Mapping[str, Tensor],
     observed: Observed[Histogram],
     bits: int,
@@ -101,7 +103,7 @@ def choose_scales(
         assert method is not None, classes[name].SCHEME
         return input_scale(threshold(observed.of(name), method, percentile), highest)
 
-    return {name: classes[name].chosen(scale, of_input(name), bits, group_size, smooth.get(name)) for name, scale in weights.items()}
+    return {name: classes[name].chosen(grid, of_input(name), bits, group_size, smooth.get(name)) for name, grid in weights.items()}
 
 
 def round_weights(layers: Mapping[str, Layer], rounded: Mapping[str, Layer], scales: Mapping[str, Scales]) -> None:

@@ -74,6 +74,9 @@ class QuantizeSettings(ModelStage):
     activations."""
     group_size: Literal[16, 32, 64, 128, 256] = 128
     """Inputs that share a weight scale, for w4a16; the last group of a layer may be shorter."""
+    symmetric: bool = True
+    """Whether the codes of int4 weights lie around 0. false, for w4a16: each group has a zero point too, so that its 16 codes span its
+    smallest to its largest weight; for half a byte more per group, and not in TensorRT."""
     rounding: Rounding = "nearest"
     """How weights are rounded. gptq: later weights compensate the rounding error of earlier ones; adaround: learns whether to round each
     weight up or down (slow); both minimize the error of a layer's outputs on the calibration rows."""
@@ -144,6 +147,9 @@ class QuantizeSettings(ModelStage):
         if self.awq and not row.grouped:
             named = schemes_with(lambda row: row.grouped)
             raise ValueError(f"awq: for scheme {named} alone; {self.scheme} has smoothquant, or needs none")
+        if not self.symmetric and not row.zero_points:
+            named = schemes_with(lambda row: row.zero_points)
+            raise ValueError(f"symmetric: false gives zero points to the weights of scheme {named}; those of {self.scheme} have none")
         if self.weight_bits != "auto" and not row.choose_bits:
             raise ValueError(f"weight_bits: for int8 weights; those of scheme {self.scheme} have {row.weight_bits}")
         method, methods = self.calibration.method, calibrators(self.scheme) or METHODS

@@ -30,7 +30,7 @@ from compress.models.checkpoint import load
 from compress.models.experts import SeparateExperts, on_all_tokens, separate_experts, with_separate_experts
 from compress.models.forward import forward, linears
 from compress.schemes.int8 import LayerScales
-from compress.schemes.scales import Layer, Scales
+from compress.schemes.scales import Grid, Layer, Scales
 from compress.schemes.sites import Sites
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
@@ -50,7 +50,7 @@ from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
 from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches
 from quantize.rounding.rounding import IntegerScales, round_layers
-from quantize.schemes import calibrators, default_calibrator, weight_scales
+from quantize.schemes import calibrators, default_calibrator, weight_grids
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
 from quantize.sensitivity import scan as scan_layers
 from quantize.settings import QuantizeSettings
@@ -192,16 +192,17 @@ class Steps:
 
     def weights(
         self, layers: Layers, smoothed: Mapping[str, Tensor], observed: Observed[Histogram]
-    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Returns the scales of the weights, and the figures of AWQ, which folds factors into the float model."""
+    ) -> tuple[dict[str, Grid], dict[str, Any]]:
+        """Returns scales and zero points of the weights, and the figures of AWQ, which folds factors into the float model."""
+        size, symmetric = self.settings.group_size, self.settings.symmetric
         if not self.settings.awq:
-            return weight_scales(self.settings.scheme, layers, self.bits, self.settings.group_size, smoothed), {}
+            return weight_grids(self.settings.scheme, layers, self.bits, size, smoothed, symmetric=symmetric), {}
         linear = _linears(layers)
         assert len(linear) == len(layers), "schemes with AWQ have no convolutions"
         found = groups(layers, self._folds(), observed)
-        scales, figures = awq(self.model, linear, found, partial(self.feed, f"{self.name}: awq"), forward, self.settings.group_size)
+        scales, figures = awq(self.model, linear, found, partial(self.feed, f"{self.name}: awq"), forward, size, symmetric=symmetric)
         self.context.progress.log(f"  awq: {describe_awq(figures)}")
-        return {name: scales[name].weight_scale for name in layers}, {"awq": figures}
+        return {name: scales[name].grid for name in layers}, {"awq": figures}
 
     def calibrator(self, choose: Callable[[Method | None], dict[str, Scales]], layers: Layers) -> tuple[Method | None, dict[str, Any]]:
         """Returns the calibration method, None for a scheme without one, and the figures of `auto`."""

@@ -35,7 +35,8 @@ from compress.machine.process import trim_memory
 from compress.models.stored_linear import ROUND_BYTES, AnyScales, StoredLinear, rows_of
 from compress.models.streaming import HIDDEN, Batch, StreamedModel
 from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int8 import quantize
+from compress.schemes.int4 import Int4Scales, nearest
+from compress.schemes.scales import Grid
 from compress.schemes.table import SCHEMES, Scheme, facts_of
 from quantize.awq import awq
 from quantize.calibration import Histogram, Method, Observed, collect
@@ -45,7 +46,7 @@ from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import eliminate, elimination
 from quantize.rounding.rounding import IntegerScales, better_rows, grid_of
 from quantize.rounding.rounding import Method as Rounding
-from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_scales
+from quantize.schemes import choose_scales, decibels, input_figures, powers, scale_classes, weight_grids
 from quantize.smoothquant import Channels, smooth
 
 TRACED = (slice(0, 2), slice(0, 8))  # rows and positions
@@ -63,6 +64,8 @@ class Settings:
     """Bits of an int8 weight."""
     group_size: int
     """Group size of int4 weights."""
+    symmetric: bool
+    """Whether weights have no zero points."""
     rounding: Rounding
     awq: bool
     calibrator: Method | None
@@ -100,6 +103,8 @@ class Written:
 
     weights: ShardWriter
     scales: ShardWriter
+    zero_points: dict[str, Tensor] = field(default_factory=dict)
+    """A byte for each group, written to `scales` at the end: a file that mixed them with the scales would not be aligned."""
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
     unreached: list[str] = field(default_factory=list)
     layers: list[dict[str, Any]] = field(default_factory=list)
@@ -119,7 +124,7 @@ def grid_dtype(stored: torch.dtype, scales: AnyScales) -> torch.dtype:
         return torch.bfloat16 if stored == torch.bfloat16 else torch.float32
     smooth_I = getattr(scales, "input_smooth", None)
     factors = torch.ones(1) if smooth_I is None else smooth_I
-    step, largest = facts_of(scales).smallest_step, facts_of(scales).largest_weight
+    step, largest = facts_of(scales).smallest_step, scales.largest if isinstance(scales, Int4Scales) else facts_of(scales).largest_weight
     fits = float(scales.weight_scale.min() / factors.max()) * step >= SMALLEST_F16_STEP
     return torch.float16 if fits and float(scales.weight_scale.max() / factors.min()) * largest <= LARGEST_F16 else torch.float32
 
@@ -214,7 +219,10 @@ def quantize_layer(
     for name, found in scales.items():
         written.entries[name] = found.entry()
         for key, tensor in found.tensors().items():
-            written.scales.copy(f"{name}.{key}", tensor)
+            if tensor.dtype == torch.int8:
+                written.zero_points[f"{name}.{key}"] = tensor
+            else:
+                written.scales.copy(f"{name}.{key}", tensor)
     _write_rest(model, index, layer, layers, written)
     passing.finish(layer)
 
@@ -245,38 +253,40 @@ def _awq(
     observed: Observed[Histogram],
     settings: Settings,
     written: Written,
-) -> dict[str, Tensor]:
-    """Folds the factors of AWQ into the layer and returns the weight scales."""
+) -> dict[str, Grid]:
+    """Folds the factors of AWQ into the layer and returns scales and zero points of the weights."""
     found = groups(layers, runs.folds(), observed)
     for module in layer.modules():
         if isinstance(module, StoredLinear):
             module.load()
-    scales, figures = awq(model.shape, layers, found, runs.feed, runs.forward, settings.group_size)
+    scales, figures = awq(model.shape, layers, found, runs.feed, runs.forward, settings.group_size, symmetric=settings.symmetric)
     written.awq += figures
-    return {name: scales[name].weight_scale for name in layers}
+    return {name: scales[name].grid for name in layers}
 
 
 def _scales(
     model: StreamedModel,
     layers: Mapping[str, nn.Linear],
-    chosen: Mapping[str, Tensor] | None,
+    chosen: Mapping[str, Grid] | None,
     vectors: Mapping[str, Tensor],
     observed: Observed[Histogram],
     settings: Settings,
 ) -> dict[str, AnyScales]:
     """Returns the scales of every layer, with the weight scales of AWQ if `chosen` gives them."""
-    weights = chosen or {name: _weight_scale(name, _stored(model, name), vectors, settings) for name in layers}
+    weights = chosen or {name: _weight_grid(name, _stored(model, name), vectors, settings) for name in layers}
     shape = settings.bits, settings.group_size, settings.percentile
     found = choose_scales(scale_classes(settings.scheme, layers), weights, vectors, observed, *shape, settings.calibrator or "minmax")
     return cast("dict[str, AnyScales]", found)
 
 
-def _weight_scale(name: str, stored: StoredLinear, vectors: Mapping[str, Tensor], settings: Settings) -> Tensor:
+def _weight_grid(name: str, stored: StoredLinear, vectors: Mapping[str, Tensor], settings: Settings) -> Grid:
+    shape = settings.bits, settings.group_size
     found = [
-        weight_scales(settings.scheme, {name: stored.part(start, stop)}, settings.bits, settings.group_size, vectors)[name]
+        weight_grids(settings.scheme, {name: stored.part(start, stop)}, *shape, vectors, symmetric=settings.symmetric)[name]
         for start, stop in stored.parts(ROUND_BYTES)
     ]
-    return torch.cat(found)
+    zeros = [grid.zero_point for grid in found if grid.zero_point is not None]
+    return Grid(torch.cat([grid.scale for grid in found]), torch.cat(zeros) if zeros else None)
 
 
 def _write_nearest(model: StreamedModel, name: str, scales: AnyScales, observed: Observed[Histogram] | None, written: Written) -> None:
@@ -365,7 +375,7 @@ def _write_better(
         rows_OI, part = stored.rows(start, stop), _integer(rows_of(scales, start, stop))
         smooth_I, scale_OI, low, high = grid_of(rows_OI, part)
         smoothed_OI = rows_OI * smooth_I
-        nearest_OI = quantize(smoothed_OI, scale_OI, low, high)
+        nearest_OI = nearest(smoothed_OI, scale_OI, low, high)
         better_OI, error_nearest, error = better_rows(smoothed_OI, nearest_OI, codes_OI[start:stop], scale_OI, hessian_II)
         before, after = before + error_nearest, after + error
         outputs += float(output_errors(smoothed_OI, torch.zeros_like(smoothed_OI), hessian_II).sum())

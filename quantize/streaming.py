@@ -113,7 +113,8 @@ def quantize_streamed(
             rounded, more = model.batches(processor, rows, context.scratch)
             hidden_bytes += more
         stored = [*model.parameters_around(), *(path for index in range(len(model)) for path in model.parameters_of(index))]
-        tensors = [f"{path}.{key}" for path in chosen for key in ("weight_scale", "input_scale", "input_smooth")]
+        keys = ["weight_scale", "input_scale", "input_smooth"] + ["weight_zero_point"] * (not stage.symmetric)
+        tensors = [f"{path}.{key}" for path in chosen for key in keys]
         written = Written(ShardWriter(out, stored), ShardWriter(out, tensors, Path(QUANTIZATION_TENSORS).stem, None))
         for path in model.parameters_around():
             written.weights.copy(path, model.weights[path])
@@ -121,6 +122,8 @@ def quantize_streamed(
             inside = [path for path in chosen if path.startswith(f"{model.layer_name(index)}.")]
             with model.layer(index) as layer:
                 quantize_layer(model, index, layer, inside, batches, rounded, settings, written)
+        for path, zero_point in written.zero_points.items():
+            written.scales.copy(path, zero_point)
         written.weights.close()
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)
@@ -140,6 +143,7 @@ def settings_of(stage: QuantizeSettings, context: Context) -> Settings:
         scheme=stage.scheme,
         bits=stage.bits(context),
         group_size=stage.group_size,
+        symmetric=stage.symmetric,
         rounding=stage.rounding,
         awq=stage.awq,
         calibrator=cast("Method | None", stage.calibrator),

@@ -151,7 +151,7 @@ class ShardWriter:
         folder: Existing folder.
         names: Names of all tensors that may be written; space is reserved for their header entries.
         stem: `model` gives model.safetensors, or model-00001-of-00002.safetensors and so on with model.safetensors.index.json.
-        limit: Maximum bytes per shard; a larger tensor gets its own shard. None writes a single file; its tensors must share a dtype.
+        limit: Maximum bytes per shard; a larger tensor gets its own shard. None writes a single file; types of fewer bytes must come last.
     """
 
     def __init__(self, folder: Path, names: Iterable[str], stem: str = "model", limit: int | None = SHARD_BYTES) -> None:

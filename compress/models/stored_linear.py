@@ -137,7 +137,10 @@ class StoredEmbedding(nn.Embedding):
 
 def rows_of(scales: S, start: int, stop: int) -> S:
     """Returns the scales of the outputs start to stop of a layer."""
-    return dataclasses.replace(scales, weight_scale=scales.weight_scale[start:stop])
+    part = dataclasses.replace(scales, weight_scale=scales.weight_scale[start:stop])
+    if isinstance(part, Int4Scales) and part.weight_zero_point is not None:
+        part = dataclasses.replace(part, weight_zero_point=part.weight_zero_point[start:stop])
+    return part
 
 
 @dataclass(frozen=True)

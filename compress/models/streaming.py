@@ -46,6 +46,7 @@ from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
 from compress.models.stored_linear import StoredEmbedding, StoredLinear, rows_of
 from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from compress.schemes.int4 import Int4Scales
 from compress.standalone.preprocess import Preprocessor
 
 BATCH_TOKENS = 256
@@ -381,6 +382,8 @@ def quantized_layer(name: str, stored: StoredLinear, scales: Any, folder: Path) 
     whole: Any = parts[0]
     whole.weight = torch.cat([cast(Tensor, part.weight) for part in parts])
     whole.weight_scale, whole.bias = scales.weight_scale, None if stored.bias is None else stored.bias.detach()
+    if isinstance(scales, Int4Scales):
+        whole.weight_zero_point = scales.weight_zero_point
     whole.out_features = stored.out_features
     return whole
 

@@ -92,6 +92,7 @@ class Timer:
         return Quantize(
             scheme=recipe.scheme,
             group_size=recipe.group_size,
+            symmetric=recipe.symmetric,
             weight_bits=recipe.weight_bits,
             calibration=Calibration(method="minmax" if SCHEMES[recipe.scheme].activations == "static" else None, rows=ROWS),
             smoothquant=False if smoothing is None else SmoothQuant(alpha=0.5, prescale=smoothing.prescale),

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite, positive
-from compress.schemes.scales import Layer
+from compress.schemes.scales import Grid, Layer
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn
@@ -56,10 +56,10 @@ class Fp8Scales:
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"])
 
     @classmethod
-    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Fp8Scales:
+    def chosen(cls, weight: Grid, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Fp8Scales:
         """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
         assert input_scale is not None, "activations have one scale"
-        return cls(weight_scale, input_scale)
+        return cls(weight.scale, input_scale)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors to store in `quantization.safetensors`."""

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.machine.environment import NATIVE_INT8
-from compress.schemes.scales import Layer
+from compress.schemes.scales import Grid, Layer
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
 SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more
@@ -66,10 +66,10 @@ class LayerScales:
         return cls(tensors[f"{name}.weight_scale"], tensors[f"{name}.input_scale"], bits, smooth_I)
 
     @classmethod
-    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> LayerScales:
+    def chosen(cls, weight: Grid, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> LayerScales:
         """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
         assert input_scale is not None, "activations have one scale"
-        return cls(weight_scale, input_scale, bits, smooth_I)
+        return cls(weight.scale, input_scale, bits, smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors to store in `quantization.safetensors`."""
@@ -119,9 +119,9 @@ class DynamicScales:
         return cls(tensors[f"{name}.weight_scale"], _bits(entry), tensors.get(f"{name}.input_smooth"))
 
     @classmethod
-    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> DynamicScales:
+    def chosen(cls, weight: Grid, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> DynamicScales:
         """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
-        return cls(weight_scale, bits, smooth_I)
+        return cls(weight.scale, bits, smooth_I)
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns the tensors to store in `quantization.safetensors`."""

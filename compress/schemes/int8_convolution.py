@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, EXACT_CHUNK, LayerScales, check_finite, int8_matmul, quantize
-from compress.schemes.scales import Layer
+from compress.schemes.scales import Grid, Layer
 
 Convolution = nn.Conv1d | nn.Conv2d
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d)
@@ -72,13 +72,11 @@ class ConvolutionScales(LayerScales):
         return cls(linear.weight_scale, linear.input_scale, linear.weight_bits)
 
     @classmethod
-    def chosen(
-        cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None
-    ) -> ConvolutionScales:
+    def chosen(cls, weight: Grid, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> ConvolutionScales:
         """Returns the scales that quantization chose; see `compress.schemes.scales.Scales`."""
         assert input_scale is not None, "activations have one scale"
         assert smooth_I is None, "convolutions are not smoothed"
-        return cls(weight_scale, input_scale, bits)
+        return cls(weight.scale, input_scale, bits)
 
     def entry(self) -> dict[str, Any]:
         """Returns the layer's entry in `quantization.json`."""

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 """A layer that can be quantized."""
+
+
+class Grid(NamedTuple):
+    """What the codes of a weight stand for: (code - zero point) * scale."""
+
+    scale: Tensor
+    """float32 [O], or [O, G] for groups."""
+    zero_point: Tensor | None = None
+    """int8 of the same shape; None where it is 0."""
 
 
 class Scales(Protocol):
@@ -33,11 +42,11 @@ class Scales(Protocol):
         """
 
     @classmethod
-    def chosen(cls, weight_scale: Tensor, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Self:
+    def chosen(cls, weight: Grid, input_scale: Tensor | None, bits: int, group_size: int, smooth_I: Tensor | None) -> Self:
         """Returns scales with the values that quantization chose; a scheme ignores what it does not use.
 
         Args:
-            weight_scale: float32 [O], or [O, G] for groups.
+            weight: Scales of the weight, and zero points where the scheme has them.
             input_scale: float32 []; None if activations have no calibrated scale.
             bits: Bits per weight.
             group_size: Number of inputs that share a scale.

@@ -51,6 +51,8 @@ class SchemeFacts:
     """Whether weights are integers, as error-minimizing rounding (GPTQ, AdaRound) requires."""
     grouped: bool = False
     """Whether groups of inputs have their own scales, which AWQ chooses."""
+    zero_points: bool = False
+    """Whether groups can have zero points too."""
     smoothed: bool = False
     """Whether smoothing activation outliers (SmoothQuant) helps."""
     trainable: bool = False
@@ -104,6 +106,7 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         weight_bits=4,
         largest_weight=8,
         grouped=True,
+        zero_points=True,
     ),
     "fp8": SchemeFacts(
         scales=scales_in("fp8", "Fp8Scales"),

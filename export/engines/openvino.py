@@ -27,7 +27,8 @@ from compress.schemes.table import of_precision, weight_only
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
 
 HINTS = {"fp32": "f32", "bf16": "bf16", "fp16": "f16"}
-PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": weight_only("int4")}
+INT4 = weight_only("int4")
+PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": "int8", "i4": INT4, "u4": INT4}
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Kept in the model, so that it is compiled alike wherever it is timed, evaluated or served."""
 NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"

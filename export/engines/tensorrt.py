@@ -43,6 +43,7 @@ ALLOWED: Final = ("fp32", *(row.precision for row in SCHEMES.values() if row.act
 TENSORRT, RTX = "tensorrt", "tensorrt_rtx_bindings"
 TIMING_CACHE = "tensorrt.timing-cache"
 NO_DYNAMIC = "TensorRT takes the scales of activations from the graph alone; quantize with scheme w8a8"
+NO_ZERO_POINTS = "TensorRT has no zero points; quantize with symmetric: true"
 INSTALL = (
     "TensorRT is not installed: pip install 'compress-transformers[tensorrt]' on a machine with an NVIDIA GPU builds a plan;"
     " pip install 'compress-transformers[tensorrt-rtx]' anywhere proves that the graph compiles"
@@ -56,7 +57,15 @@ NOT_INSPECTED = "an engine is inspected on its GPU, and there was none"
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why TensorRT cannot run a graph of this precision; None where it can."""
     scheme = of_precision(precision)
-    return NO_DYNAMIC if scheme is not None and scheme.activations == "dynamic" else None
+    if scheme is None:
+        return None
+    if scheme.activations == "dynamic":
+        return NO_DYNAMIC
+    if not scheme.zero_points:
+        return None
+    from export.graph.qdq_schemes import has_zero_points
+
+    return NO_ZERO_POINTS if has_zero_points(model) else None
 
 
 def absence(device: str) -> str | None:

@@ -2,12 +2,13 @@
 
     weights int8      Constant(i8 [O, I]) -> Convert -> Multiply(scale [O, 1])
     weights int4      Constant(i4 [O, G, g]) -> Convert -> Multiply(scale [O, G, 1]) -> Reshape [O, I]
+    with zero points  Constant(u4 [O, G, g]) -> Convert -> Subtract(Constant(u4 [O, G, 1]) -> Convert) -> Multiply -> Reshape
     static w8a8       FakeQuantize of the input, 256 levels from -128 s to 127 s
     smoothed inputs   Multiply of the input by 1 / v
     tables int8       Constant(i8 [V, D]) -> Convert -> Multiply(scale [V, 1]), read by the look-up of embeddings and by the head
 
-OpenVINO keeps such constants as integers: it multiplies i8 by i8 where the input is a FakeQuantize, and reads i8 or i4 weights where the
-input is float. Where the last group of an int4 layer is shorter, all its groups are cut to the largest width that divides both.
+OpenVINO keeps such constants as integers: it multiplies i8 by i8 where the input is a FakeQuantize, and reads weights in i8, i4 or u4 where
+the input is float. Where the last group of an int4 layer is shorter, all its groups are cut to the largest width that divides both.
 
 Beside static int8 layers OpenVINO makes tables float again when it compiles the model: they are small in the file alone.
 
@@ -27,7 +28,7 @@ import torch
 from openvino import opset15 as ops
 from torch import Tensor
 
-from compress.schemes.int4 import Int4Scales
+from compress.schemes.int4 import LOW, Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
 from compress.schemes.scales import Scales
 from compress.schemes.tables import on_table_grid, table_codes
@@ -150,23 +151,31 @@ def int4_weight(codes_OI: Tensor, scales: Int4Scales) -> Any:
     """Returns the weight float32 [O, I] of int4 codes in groups of equal width."""
     outputs, inputs = codes_OI.shape
     width = math.gcd(scales.group_size, inputs)
-    scale_OG = scales.expanded(inputs)[:, ::width]
-    grouped = _packed(codes_OI.reshape(outputs, -1, width))
-    shape = ops.constant([outputs, inputs], dtype=np.int64)
-    return ops.reshape(_multiplied(grouped, scale_OG[..., None]), shape, special_zero=False)
+    scale_OG1, zero_OI = scales.expanded(inputs)[:, ::width, None], scales.zero(inputs)
+    codes_OGg = codes_OI.reshape(outputs, -1, width)
+    if isinstance(zero_OI, int):
+        grouped = _multiplied(_packed(codes_OGg, openvino.Type.i4), scale_OG1)
+    else:  # as u4, whose zero points OpenVINO's kernels take
+        zero_OG1 = zero_OI[:, ::width, None]
+        codes, zero_point = (_packed(array - LOW, openvino.Type.u4) for array in (codes_OGg, zero_OG1))
+        grouped = _multiplied(codes, scale_OG1, zero_point)
+    return ops.reshape(grouped, ops.constant([outputs, inputs], dtype=np.int64), special_zero=False)
 
 
-def _packed(codes: Tensor) -> Any:
-    """Returns an i4 constant: two codes a byte, the first in the low half."""
+def _packed(codes: Tensor, kind: openvino.Type) -> Any:
+    """Returns a constant of 4-bit numbers: two a byte, the first in the low half."""
     flat = np.pad(codes.numpy().reshape(-1), (0, codes.numel() % 2))
     pairs = flat.reshape(-1, 2).view(np.uint8) & 0xF
     packed = np.ascontiguousarray(pairs[:, 0] | (pairs[:, 1] << 4))
-    tensor = openvino.Tensor(packed, openvino.Shape(list(codes.shape)), openvino.Type.i4)
+    tensor = openvino.Tensor(packed, openvino.Shape(list(codes.shape)), kind)
     return ops.constant(tensor, shared_memory=False)  # shared, it would point at memory that is freed
 
 
-def _multiplied(codes: Any, scale: Tensor) -> Any:
-    return ops.multiply(ops.convert(codes, np.float32), _constant(scale.numpy()))
+def _multiplied(codes: Any, scale: Tensor, zero_point: Any = None) -> Any:
+    steps = ops.convert(codes, np.float32)
+    if zero_point is not None:
+        steps = ops.subtract(steps, ops.convert(zero_point, np.float32))
+    return ops.multiply(steps, _constant(scale.numpy()))
 
 
 def _constant(array: Any) -> Any:

@@ -14,7 +14,7 @@ BITS = {"fp32": 32, "bf16": 16, "fp16": 16, "int8": 8}
 ROUNDING = "FakeQuantize"
 """What rounds the input of a static int8 layer."""
 LOOK_UPS = ("Gather", "ShapeOf")
-BETWEEN = ("Convert", "Multiply", "Reshape")
+BETWEEN = ("Convert", "Subtract", "Multiply", "Reshape")
 """What stands between stored integers and the product that reads them."""
 
 

@@ -4,7 +4,8 @@ For a layer y = x @ W.T with weight codes Wq and scales t:
 
     w8a8-dynamic   y = x @ DQ(Wq; t).T                          int8 [O]: OpenVINO quantizes the activations by itself where it is told to
                    y = float(MatMulInteger(q, Wq.T)) * s * t    for ONNX Runtime, with the scale of each token in the graph
-    w4a16          y = x @ DQ(Wq; t, blocks).T                  int4 [O, G], opset 21
+    w4a16          y = x @ DQ(Wq; t, blocks).T                  int4 [O, G], opset 21; with zero points z y = x @ DQ(Wq + 8; t, z + 8).T
+                                                                in uint4, the type that engines have kernels with zero points for
     fp8            y = DQ(Q(x; s); s) @ DQ(Wq; t).T             FLOAT8E4M3FN [O], saturating
 
 The graph of ONNX Runtime spells out what `compress.schemes.int8.DynamicInt8Linear` computes, in the same order, so that the codes are the
@@ -39,7 +40,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales
+from compress.schemes.int4 import LOW, Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales
 from compress.schemes.scales import Scales
 from export.graph.onnx import prune_initializers, save
@@ -48,6 +49,8 @@ from export.graph.qdq import find_layers, is_transposed, weight_stem
 Array = npt.NDArray[Any]
 INT4_OPSET, INT4_IR = 21, 10
 """The first versions of ONNX that have INT4."""
+OFFSET = -LOW
+"""What makes int4 codes uint4."""
 SMALLEST_GROUP, DEFAULT_GROUP = 16, 32
 """Of OpenVINO's dynamic quantization: what its kernels take, and what it does by itself."""
 ZERO_POINT = 128
@@ -148,6 +151,12 @@ def uneven(model: Path) -> str | None:
     )
 
 
+def has_zero_points(model: Path) -> bool:
+    """Whether a model in w4a16 has weights with zero points."""
+    graph = onnx.load(str(model), load_external_data=False).graph
+    return any(tensor.data_type == TensorProto.UINT4 for tensor in graph.initializer)
+
+
 def _weights(model: Path) -> Iterator[tuple[str, int, int]]:
     """Yields name, number of inputs and size of a group (0: none) of every layer of a model of `insert_weights`."""
     graph = onnx.load(str(model), load_external_data=False).graph
@@ -165,13 +174,21 @@ def _weight_only(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales)
     node.input[0] = _smoothed(graph, node.input[0], scales)
     codes_OI = _codes(name, weight_OI, scales).numpy()
     if isinstance(scales, Int4Scales):
-        codes_OI, scale_OG = codes_OI.astype(ml_dtypes.int4), scales.weight_scale.numpy()
         blocks = {"block_size": scales.group_size, "axis": 1 if transposed else 0}
-        arrays = {"codes": codes_OI, "scale": scale_OG} if transposed else {"codes": codes_OI.T, "scale": scale_OG.T}
+        arrays = {name: array if transposed else array.T for name, array in _int4(codes_OI, scales).items()}
     else:
         blocks = {"axis": 0 if transposed else 1}
         arrays = {"codes": codes_OI if transposed else codes_OI.T, "scale": scales.tensors()["weight_scale"].numpy()}
     _dequantized(graph, node, name, arrays, blocks)
+
+
+def _int4(codes_OI: Array, scales: Int4Scales) -> dict[str, Array]:
+    """Returns codes [O, I], scales [O, G] and, where there are any, zero points [O, G] of a weight."""
+    scale_OG = scales.weight_scale.numpy()
+    if scales.weight_zero_point is None:
+        return {"codes": codes_OI.astype(ml_dtypes.int4), "scale": scale_OG}
+    codes_OI, zero_OG = (array + np.int8(OFFSET) for array in (codes_OI, scales.weight_zero_point.numpy()))
+    return {"codes": codes_OI.astype(ml_dtypes.uint4), "scale": scale_OG, "zero_point": zero_OG.astype(ml_dtypes.uint4)}
 
 
 def _fp8(graph: _Graph, node: onnx.NodeProto, name: str, scales: Scales) -> None:

@@ -26,6 +26,8 @@ import math
 import torch
 from torch import Tensor
 
+from compress.schemes.int4 import Bound
+
 ZETA, GAMMA = 1.1, -0.1
 STEPS = 1000
 LEARNING_RATE = 1e-2
@@ -34,15 +36,15 @@ WARM_UP = 0.2
 BETA_START, BETA_END = 20.0, 2.0
 
 
-def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, *, steps: int = STEPS) -> Tensor:
+def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: Bound, high: Bound, *, steps: int = STEPS) -> Tensor:
     """Returns the codes of a weight, int8 [O, I]: each is w / s rounded down or up, within the range.
 
     Args:
         weight_OI: float32.
         hessian_II: Mean of x x^T over the inputs, float32.
         scale_OI: Scale of every weight, float32, positive.
-        low: Smallest code.
-        high: Largest code.
+        low: Smallest code, at most 0; of all weights, or of each. With zero points codes are counted from there.
+        high: Largest code, at least 0; likewise.
         steps: Number of Adam steps.
     """
     exact_OI = weight_OI / scale_OI
@@ -57,7 +59,7 @@ def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, 
     for step in range(steps):
         up_OI = rectified_sigmoid(choice_OI) * free_OI
         with torch.no_grad():
-            code_OI = (below_OI + up_OI).clamp(low, high)
+            code_OI = (below_OI + up_OI).clamp(min=low).clamp(max=high)
             inside_OI = code_OI == below_OI + up_OI
             gradient_OI = 2 * ((code_OI - exact_OI) * unit_OI @ hessian_II) * unit_OI * inside_OI
             gradient_OI += push(up_OI, step / steps)
@@ -65,7 +67,7 @@ def adaround(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, 
         up_OI.backward(gradient_OI)  # type: ignore[no-untyped-call]
         optimizer.step()
     chosen_OI = below_OI + (rectified_sigmoid(choice_OI.detach()) >= 0.5)
-    return chosen_OI.clamp(low, high).to(torch.int8)
+    return chosen_OI.clamp(min=low).clamp(max=high).to(torch.int8)
 
 
 def rectified_sigmoid(choice_OI: Tensor) -> Tensor:

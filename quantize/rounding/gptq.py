@@ -5,6 +5,8 @@ common H = mean of x x^T. With U the upper Cholesky factor of the inverse, H^-1 
 
     q_j = clamp(rint(w_j / s_j)),    e = (w_j - s_j q_j) / U_jj,    w_k <- w_k - e U_jk   for k > j
 
+With zero points q is the code less the zero point: only its range differs, from group to group, and always includes 0.
+
 Row j of U equals, up to scaling, row j of the inverse of H without the inputs before j, so this is Optimal Brain Surgeon with a single
 factorization for all outputs. Within a block of 128 inputs weights are updated at once; later inputs are updated at the end of the block.
 
@@ -30,6 +32,7 @@ import torch
 from torch import Tensor
 
 from compress.core.inverse_factor import inverse_factor
+from compress.schemes.int4 import Bound
 
 DAMPING = 0.01
 BLOCK = 128
@@ -46,7 +49,7 @@ class Elimination:
 
 
 def gptq(
-    weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, *, act_order: bool = True, damping: float = DAMPING
+    weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: Bound, high: Bound, *, act_order: bool = True, damping: float = DAMPING
 ) -> Tensor:
     """Returns the codes of a weight, int8 [O, I].
 
@@ -54,8 +57,8 @@ def gptq(
         weight_OI: float32.
         hessian_II: Mean of x x^T over the inputs, float32; a positive multiple gives the same codes.
         scale_OI: Scale of every weight, float32, positive.
-        low: Smallest code.
-        high: Largest code.
+        low: Smallest code, at most 0; of all weights, or of each.
+        high: Largest code, at least 0; likewise.
         act_order: Whether inputs with the largest H_jj come first.
         damping: Added to the diagonal, as a fraction of its mean.
     """
@@ -73,9 +76,10 @@ def elimination(hessian_II: Tensor, *, act_order: bool = True, damping: float = 
     return Elimination(order_I, inverse_factor(ordered_II, damping))
 
 
-def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: int, high: int) -> Tensor:
+def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: Bound, high: Bound) -> Tensor:
     """Returns the codes of some outputs of a weight, int8 [O, I]; outputs are independent. See `gptq`."""
     inputs, order_I = weight_OI.shape[1], given.order_I
+    low, high = (bound if isinstance(bound, int) else bound[:, order_I] for bound in (low, high))
     left_OI, scale_OI = weight_OI[:, order_I], scale_OI[:, order_I]  # copies
     zero_OI = left_OI == 0
     codes_OI = torch.zeros(weight_OI.shape, dtype=torch.int8, device=weight_OI.device)
@@ -85,10 +89,16 @@ def eliminate(weight_OI: Tensor, given: Elimination, scale_OI: Tensor, low: int,
         error_OB = torch.zeros_like(left_OI[:, start:stop])
         for j in range(start, stop):
             factor_I = factor_BI[j - start]
-            rounded_O = (left_OI[:, j] / scale_OI[:, j]).round().clamp(low, high).masked_fill(zero_OI[:, j], 0)
+            rounded_O = (left_OI[:, j] / scale_OI[:, j]).round()
+            rounded_O = rounded_O.clamp(min=of_input(low, j)).clamp(max=of_input(high, j)).masked_fill(zero_OI[:, j], 0)
             codes_OI[:, j] = rounded_O.to(torch.int8)
             error_O = (left_OI[:, j] - rounded_O * scale_OI[:, j]) / factor_I[j]
             left_OI[:, j + 1 : stop] -= torch.outer(error_O, factor_I[j + 1 : stop])
             error_OB[:, j - start] = error_O
         left_OI[:, stop:] -= error_OB @ factor_BI[:, stop:]
     return codes_OI[:, order_I.argsort()]
+
+
+def of_input(bound: Bound, j: int) -> Bound:
+    """Returns the bound of the weights of an input: one for all, or [O]."""
+    return bound if isinstance(bound, int) else bound[:, j]

@@ -10,6 +10,8 @@ compensates their error too (Frantar et al. 2022, section 4). Within a block all
 are float everywhere. This is the same as layer by layer from file to file (`stored_layer`). Each block takes a pass over the calibration
 rows. The result is new float layers with weights on their grids; the float model does not change.
 
+Codes of weights with zero points are counted from there: (code - zero point) * scale is the weight.
+
 Not supported: E4M3 (fp8), whose steps are not uniform.
 
 Tensor names carry their shapes: I inputs, O outputs.
@@ -24,8 +26,8 @@ import torch
 from torch import Tensor, nn
 
 from compress.measure.closeness import place
-from compress.schemes.int4 import HIGH, LOW, Int4Scales
-from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
+from compress.schemes.int4 import Bound, Int4Scales, nearest
+from compress.schemes.int8 import DynamicScales, LayerScales, levels
 from quantize.moments import observe, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
@@ -116,7 +118,7 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
     """
     smooth_I, scale_OI, low, high = grid_of(weight_OI, scales)
     smoothed_OI = weight_OI * smooth_I
-    nearest_OI = quantize(smoothed_OI, scale_OI, low, high)
+    nearest_OI = nearest(smoothed_OI, scale_OI, low, high)
     match method:
         case "nearest":
             codes_OI = nearest_OI
@@ -130,10 +132,10 @@ def round_weight(weight_OI: Tensor, scales: IntegerScales, hessian_II: Tensor, m
     return codes_OI.float() * scale_OI / smooth_I, relative
 
 
-def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, int, int]:
-    """Returns the smoothing factors of the weights, the scale of every weight, the smallest and the largest code."""
+def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, Bound, Bound]:
+    """Returns the smoothing factors of the weights, the scale of every weight, the smallest and the largest code less the zero point."""
     if isinstance(scales, Int4Scales):
-        return torch.ones(()), scales.expanded(weight_OI.shape[1]), LOW, HIGH
+        return torch.ones(()), scales.expanded(weight_OI.shape[1]), *scales.bounds(weight_OI.shape[1])
     largest, smooth_I = levels(scales.weight_bits), scales.input_smooth
     return torch.ones(()) if smooth_I is None else smooth_I, scales.weight_scale[:, None].expand(weight_OI.shape), -largest, largest
 

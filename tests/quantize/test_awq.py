@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales
+from compress.schemes.scales import Grid
 from quantize.awq import ALPHAS, activation_factor, awq, choose, describe
 from quantize.calibration import Observed
 from quantize.folding import find_folds, groups
-from quantize.group_scales import clipped_scale
+from quantize.group_scales import clipped_grid, full_grid
 from quantize.moments import Moments, output_errors
 
 
@@ -32,7 +33,11 @@ def moments_of(x: Tensor) -> Moments:
     return moments
 
 
-def naive_alpha(x: Tensor, weights: list[Tensor], group_size: int) -> float:
+def on_grid(grid: Grid, group_size: int, weight: Tensor) -> Tensor:
+    return Int4Scales(grid.scale, group_size, grid.zero_point).on_grid(weight)
+
+
+def naive_alpha(x: Tensor, weights: list[Tensor], group_size: int, symmetric: bool) -> float:
     """Tries every exponent on the rows themselves."""
     best = (torch.inf, 0.0)
     for step in range(21):
@@ -40,30 +45,34 @@ def naive_alpha(x: Tensor, weights: list[Tensor], group_size: int) -> float:
         factor = power / (power.max() * power.min()).sqrt()
         error = 0.0
         for weight in weights:
-            rounded = Int4Scales(group_scale(weight * factor, group_size), group_size).on_grid(weight * factor)
+            rounded = on_grid(full_grid(weight * factor, group_size, symmetric=symmetric), group_size, weight * factor)
             error += float(((x / factor).double() @ rounded.double().T - x.double() @ weight.double().T).square().sum())
         best = min(best, (error, step / 20))
     return best[1]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_exponent_is_that_of_the_loop(seed: int) -> None:
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_the_exponent_is_that_of_the_loop(seed: int, symmetric: bool) -> None:
     x, weights = rows_of(seed, 200, 24), [torch.randn(n, 24, generator=torch.Generator().manual_seed(n)) for n in (6, 10)]
-    alpha, factor, scales, errors = choose(weights, moments_of(x), 8)
-    assert alpha == naive_alpha(x, weights, 8) > 0
+    alpha, factor, grids, errors = choose(weights, moments_of(x), 8, symmetric=symmetric)
+    assert alpha == naive_alpha(x, weights, 8, symmetric) > 0
     torch.testing.assert_close(factor, activation_factor(x.abs().mean(0), alpha), rtol=1e-4, atol=0)
     assert errors["error"] < 0.9 * errors["error_before"]
-    assert [scale.shape for scale in scales] == [(6, 3), (10, 3)]
+    assert [grid.scale.shape for grid in grids] == [(6, 3), (10, 3)]
+    assert all((grid.zero_point is None) == symmetric for grid in grids)
 
 
-@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(1, 30))
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 12), st.integers(1, 8), st.integers(1, 30), st.booleans())
 @settings(max_examples=25, deadline=None)
-def test_the_error_is_never_above_that_of_the_nearest(seed: int, outputs: int, inputs: int, group_size: int, rows: int) -> None:
+def test_the_error_is_never_above_that_of_the_nearest(
+    seed: int, outputs: int, inputs: int, group_size: int, rows: int, symmetric: bool
+) -> None:
     x, weight = rows_of(seed, rows, inputs), torch.randn(outputs, inputs, generator=torch.Generator().manual_seed(seed + 1))
     hessian = moments_of(x).hessian_II
-    _, factor, [scale], errors = choose([weight], moments_of(x), group_size)
-    rounded = Int4Scales(scale, group_size).on_grid(weight * factor) / factor
-    nearest = Int4Scales(clipped_scale(weight, group_size), group_size).on_grid(weight)
+    _, factor, [grid], errors = choose([weight], moments_of(x), group_size, symmetric=symmetric)
+    rounded = on_grid(grid, group_size, weight * factor) / factor
+    nearest = on_grid(clipped_grid(weight, group_size, symmetric=symmetric), group_size, weight)
     found, before, power = (float(output_errors(weight, other, hessian).sum()) for other in (rounded, nearest, torch.zeros_like(weight)))
     assert found <= before
     assert errors["error"] == pytest.approx(found / power if power else 0.0, rel=1e-6)
@@ -97,14 +106,15 @@ def batches() -> Iterator[dict[str, Tensor]]:
         yield {"input_ids": torch.randint(0, 50, (8, 12), generator=generator)}
 
 
-def test_a_llama_computes_the_same_and_its_layers_err_less() -> None:
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_a_llama_computes_the_same_and_its_layers_err_less(symmetric: bool) -> None:
     model = llama()
     layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and "layers" in name}
     folds = find_folds(model, next(batches()), send)
     assert "model.layers.0.self_attn.v_proj" in {fold.producer for fold in folds if fold.blocked is None}
     units = groups(layers, folds, seen_by(layers, model))
     before, original = send(model, next(batches())), copy.deepcopy(model)
-    scales, figures = awq(model, layers, units, batches, send, 16)
+    scales, figures = awq(model, layers, units, batches, send, 16, symmetric=symmetric)
     after = send(model, next(batches()))
     assert torch.allclose(after, before, atol=1e-4 * float(before.detach().abs().max()))
     assert scales.keys() == layers.keys()
@@ -116,8 +126,8 @@ def test_a_llama_computes_the_same_and_its_layers_err_less() -> None:
     assert f"{len(producers)} groups folded" in describe(figures)
     for name, layer in layers.items():  # also of a producer that was divided after its scales were chosen
         assert scales[name].weight_scale.shape == (layer.out_features, -(-layer.in_features // 16))
-        largest = (layer.weight.detach() / scales[name].expanded(layer.in_features)).abs().max()
-        assert 6.9 < largest < 14.1
+        steps = layer.weight.detach() / scales[name].expanded(layer.in_features) + scales[name].zero(layer.in_features)
+        assert 6.9 < steps.abs().max() < (14.1 if symmetric else 23.1)  # half of (7 + 8) + 8 steps around the zero point at most is cut
 
 
 def seen_by(layers: Mapping[str, nn.Linear], model: nn.Module) -> Observed[Moments]:

@@ -144,11 +144,11 @@ def small() -> tuple[nn.Sequential, dict[str, nn.Conv2d], dict[str, ConvolutionS
 
 def test_the_weight_scale_of_a_convolution_is_that_of_its_matrix() -> None:
     weight = torch.randn(4, 3, 2, 2)
-    from quantize.schemes import weight_scales
+    from quantize.schemes import weight_grids
 
     layer = nn.Conv2d(3, 4, 2)
     layer.weight.data = weight
-    assert torch.equal(weight_scales("w8a8", {"conv": layer}, 8, 128, {})["conv"], mse_weight_scale(weight.reshape(4, 12), 127))
+    assert torch.equal(weight_grids("w8a8", {"conv": layer}, 8, 128, {})["conv"].scale, mse_weight_scale(weight.reshape(4, 12), 127))
 
 
 def test_both_halves_of_a_convolution_together_are_the_int8_layer() -> None:

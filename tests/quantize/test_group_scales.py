@@ -1,4 +1,4 @@
-"""Scales of groups: the search against a loop, with and without the Hessian."""
+"""Scales and zero points of groups: the search against a loop, with and without the Hessian."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.schemes.int4 import Int4Scales, group_scale, num_groups
-from quantize.group_scales import CLIPS, best_scale, clipped_scale, diagonal_blocks
+from compress.schemes.scales import Grid
+from quantize.group_scales import CLIPS, best_grid, clipped_grid, diagonal_blocks, full_grid
 from quantize.moments import output_errors
 
 
@@ -19,51 +20,89 @@ def problem(seed: int, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
     return torch.randn(outputs, inputs, generator=generator), x_NI.T @ x_NI / len(x_NI)
 
 
-def naive_errors(weight: Tensor, group_size: int, hessian: Tensor, o: int, g: int) -> list[float]:
-    """Returns the error of one group for every clip, the whole range first."""
+def scales_of(grid: Grid, group_size: int) -> Int4Scales:
+    return Int4Scales(grid.scale, group_size, grid.zero_point)
+
+
+def naive_errors(weight: Tensor, group_size: int, hessian: Tensor, o: int, g: int, symmetric: bool) -> list[float]:
+    """Returns the error of one group for every clip: of the symmetric range, and of that from the smallest to the largest weight."""
     part = slice(g * group_size, (g + 1) * group_size)
     w, h = weight[o, part].double(), hessian[part, part].double()
+    low, high = min(0.0, float(w.min())), max(0.0, float(w.max()))
+    ranges = [(float(w.abs().max()) / 7, 0)] + ([] if symmetric else [((high - low) / 15, round(-8 - low / ((high - low) / 15)))])
     errors = []
-    for clip in (1.0, *CLIPS):
-        scale = float(w.abs().max()) / 7 * clip
-        d = w - (w / scale).round().clamp(-8, 7) * scale
-        errors.append(float(d @ h @ d))
+    for whole, zero in ranges:
+        for clip in (1.0, *CLIPS):
+            scale = whole * clip
+            codes = [min(max(round(float(value) / scale) + zero, -8), 7) for value in w]
+            d = w - torch.tensor([(code - zero) * scale for code in codes], dtype=torch.float64)
+            errors.append(float(d @ h @ d))
     return errors
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(("inputs", "group_size"), [(8, 4), (10, 4), (3, 16)])
-def test_no_clip_is_better_for_its_group(inputs: int, group_size: int, weighted: bool) -> None:
+@pytest.mark.parametrize(("inputs", "group_size"), [(8, 4), (10, 4), (3, 16), (40, 32)])
+def test_no_clip_is_better_for_its_group(inputs: int, group_size: int, weighted: bool, symmetric: bool) -> None:
     weight, hessian = problem(0, 4, inputs)
     hessian = hessian if weighted else torch.eye(inputs)
-    found = clipped_scale(weight, group_size, hessian if weighted else None)
+    found = clipped_grid(weight, group_size, hessian if weighted else None, symmetric=symmetric)
+    assert found.scale.shape == (4, num_groups(inputs, group_size))
+    assert (found.zero_point is None) == symmetric
     full = group_scale(weight, group_size)
-    assert found.shape == (4, num_groups(inputs, group_size))
+    rounded = scales_of(found, group_size).on_grid(weight)
     for o in range(4):
-        for g in range(found.shape[1]):
-            part, errors = slice(g * group_size, (g + 1) * group_size), naive_errors(weight, group_size, hessian, o, g)
-            d = (weight[o, part] - (weight[o, part] / found[o, g]).round().clamp(-8, 7) * found[o, g]).double()
+        for g in range(found.scale.shape[1]):
+            part, errors = slice(g * group_size, (g + 1) * group_size), naive_errors(weight, group_size, hessian, o, g, symmetric)
+            d = (weight[o, part] - rounded[o, part]).double()
             assert float(d @ hessian[part, part].double() @ d) == pytest.approx(min(errors), rel=1e-3, abs=1e-9)
-            assert 0.5 - 1e-6 <= float(found[o, g] / full[o, g]) <= 1
+            if symmetric:
+                assert 0.5 - 1e-6 <= float(found.scale[o, g] / full[o, g]) <= 1
 
 
 def test_a_negative_extreme_may_have_the_code_minus_eight() -> None:
     weight = torch.tensor([[-8.0, 1, 2, 3, 4, 5, 6, 7]])
-    scale = clipped_scale(weight, 8)
-    assert scale.item() == pytest.approx(1)
-    assert torch.equal(Int4Scales(scale, 8).on_grid(weight), weight)
+    grid = clipped_grid(weight, 8, symmetric=True)
+    assert grid.scale.item() == pytest.approx(1)
+    assert torch.equal(scales_of(grid, 8).on_grid(weight), weight)
 
 
-@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 20), st.integers(1, 8))
+def test_sixteen_levels_on_one_side_of_zero_are_all_used() -> None:
+    weight = torch.arange(16.0)[None]
+    for values in (weight, -weight):
+        grid = clipped_grid(values, 16, symmetric=False)
+        assert torch.equal(scales_of(grid, 16).on_grid(values), values)
+        assert sorted(scales_of(grid, 16).codes(values)[0].tolist()) == list(range(-8, 8))
+    assert (scales_of(clipped_grid(weight, 16, symmetric=True), 16).on_grid(weight) - weight).abs().max() >= 0.5
+
+
+@given(st.integers(0, 2**31), st.integers(1, 6), st.sampled_from([1, 5, 16, 64]), st.sampled_from([0.0, 0.1, -1.0, 3.0]), st.booleans())
 @settings(max_examples=50, deadline=None)
-def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inputs: int, group_size: int) -> None:
+def test_zero_points_never_make_a_group_worse(seed: int, groups: int, group_size: int, mean: float, weighted: bool) -> None:
+    outputs = 6
+    weight, hessian = problem(seed, outputs, group_size * groups)
+    weight += mean
+    blocks = diagonal_blocks(hessian if weighted else torch.eye(len(hessian)), group_size)
+
+    def errors(symmetric: bool) -> Tensor:
+        grid = clipped_grid(weight, group_size, hessian if weighted else None, symmetric=symmetric)
+        d = (scales_of(grid, group_size).on_grid(weight) - weight).reshape(outputs, -1, group_size)
+        return torch.einsum("ogi,gij,ogj->og", d.double(), blocks.double(), d.double())
+
+    before, after = errors(True), errors(False)
+    assert (after <= before * (1 + 1e-4) + 1e-9).all()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 5), st.integers(1, 20), st.integers(1, 8), st.booleans())
+@settings(max_examples=50, deadline=None)
+def test_the_best_of_both_is_best_for_every_output(seed: int, outputs: int, inputs: int, group_size: int, symmetric: bool) -> None:
     weight, hessian = problem(seed, outputs, inputs)
     errors = [
-        output_errors(weight, Int4Scales(scale, group_size).on_grid(weight), hessian)
-        for scale in (
-            best_scale(weight, group_size, hessian),
-            clipped_scale(weight, group_size, hessian),
-            clipped_scale(weight, group_size),
+        output_errors(weight, scales_of(grid, group_size).on_grid(weight), hessian)
+        for grid in (
+            best_grid(weight, group_size, hessian, symmetric=symmetric),
+            clipped_grid(weight, group_size, hessian, symmetric=symmetric),
+            clipped_grid(weight, group_size, symmetric=symmetric),
         )
     ]
     assert torch.equal(errors[0], torch.minimum(errors[1], errors[2]))
@@ -77,5 +116,30 @@ def test_blocks_lie_on_the_diagonal() -> None:
     assert blocks[2].tolist() == [[24, 0], [0, 0]]
 
 
-def test_zeros_get_the_scale_one() -> None:
-    assert clipped_scale(torch.zeros(2, 6), 4).tolist() == [[1, 1], [1, 1]]
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_zeros_get_the_scale_one(symmetric: bool) -> None:
+    for grid in (clipped_grid(torch.zeros(2, 6), 4, symmetric=symmetric), full_grid(torch.zeros(2, 6), 4, symmetric=symmetric)):
+        assert grid.scale.tolist() == [[1, 1], [1, 1]]
+        assert (scales_of(grid, 4).on_grid(torch.zeros(2, 6)) == 0).all()
+
+
+def random_weights(kind: str) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    normal = torch.randn(5, 256, 1024, generator=generator)
+    match kind:
+        case "heavy":
+            return normal[0] / normal[1:].square().mean(0).sqrt()  # Student's t with 4 degrees of freedom
+        case "skewed":
+            return (normal[0].square() + normal[1].square()) / 2 - 1  # exponential
+    return normal[0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group_size", "expected"),
+    [("gaussian", 32, (21.3, 22.2)), ("gaussian", 128, (19.9, 20.4)), ("heavy", 128, (15.5, 17.2)), ("skewed", 128, (15.5, 19.8))],
+)
+def test_zero_points_gain_what_the_documentation_says(kind: str, group_size: int, expected: tuple[float, float]) -> None:
+    weight = random_weights(kind)
+    for symmetric, told in zip((True, False), expected, strict=True):
+        error = scales_of(clipped_grid(weight, group_size, symmetric=symmetric), group_size).on_grid(weight) - weight
+        assert 10 * float(torch.log10(weight.square().sum() / error.square().sum())) == pytest.approx(told, abs=0.06)

@@ -89,6 +89,32 @@ def test_rounding_by_the_outputs_brings_their_error_down(
     assert np.abs(before - after).mean() < 0.4 * before.std()
 
 
+@pytest.mark.parametrize("settings", [{}, {"rounding": "gptq"}, {"rounding": "adaround"}, {"awq": True}, {"awq": True, "rounding": "gptq"}])
+def test_zero_points_err_less_than_symmetric_weights(
+    bert: Artifact, context: Context, tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantize.rounding.rounding.adaround", partial(adaround, steps=50))
+    before = logits(bert.path, context)
+    noise, errors = {}, {}
+    for symmetric in (True, False):
+        out = tmp_path / str(symmetric)
+        figures = run(bert, context, out, scheme="w4a16", group_size=32, symmetric=symmetric, **settings)
+        assert figures.get("symmetric") == (None if symmetric else False)
+        found = load_quantization(out)[0]
+        assert {"weight_zero_point" in scales.tensors() for scales in found.values()} == {not symmetric}
+        noise[symmetric] = np.mean([layer["weight_sqnr_db"] for layer in figures["layers"]])
+        rounded = figures.get("rounding", {"layers": []})["layers"]
+        assert all(layer["error"] <= layer["error_nearest"] for layer in rounded)
+        errors[symmetric] = sum(layer["error"] for layer in rounded)
+        assert 0 < np.abs(before - logits(out, context)).mean() < 0.4 * before.std()
+        whole, half = load(out), load(out, dtype=torch.bfloat16)
+        assert all(torch.equal(whole.get_submodule(name).codes(), half.get_submodule(name).codes()) for name in found)
+    if "rounding" in settings:
+        assert errors[False] < 0.9 * errors[True]
+    else:
+        assert noise[False] > noise[True] + 0.5
+
+
 def test_awq_gptq_and_bias_correction_together_are_closer_than_rounding_to_nearest(
     bert: Artifact, context: Context, tmp_path: Path, told: Any
 ) -> None:
@@ -131,6 +157,12 @@ def test_an_auto_calibrator_of_fp8_tries_what_has_no_equal_steps(bert: Artifact,
         ({"rounding": "gptq", "mode": "qat"}, "rounding: gptq is for mode ptq"),
         ({"scheme": "fp8", "rounding": "adaround"}, "rounding: adaround is for integer weights"),
         ({"awq": True}, "awq: for scheme w4a16 alone"),
+        ({"symmetric": False}, "symmetric: false gives zero points to the weights of scheme w4a16; those of w8a8 have none"),
+        (
+            {"scheme": "fp8", "symmetric": False},
+            "symmetric: false gives zero points to the weights of scheme w4a16; those of fp8 have none",
+        ),
+        ({"scheme": "w4a16", "symmetric": "no zero points"}, "symmetric"),
         ({"scheme": "w4a16", "weight_bits": 8}, "weight_bits: for int8 weights; those of scheme w4a16 have 4"),
         ({"scheme": "fp8", "calibration": {"method": "mse"}}, "calibration.method: mse counts the equal steps of int8; fp8 takes minmax"),
         ({"scheme": "w4a16", "attention": True}, "attention, residual: int8 products"),

@@ -30,7 +30,7 @@ from compress.models.forward import forward
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from compress.stage.context import Context
 from quantize.quantize import Quantize
@@ -77,6 +77,7 @@ NEAREST = [
     {"scheme": "w8a8", "smoothquant": False, "calibration": {"method": "minmax"}, "exclude": ("*.1.*proj",)},
     {"scheme": "w8a8-dynamic", "smoothquant": False},
     {"scheme": "w4a16", "group_size": 16},
+    {"scheme": "w4a16", "group_size": 16, "symmetric": False},
     {"scheme": "fp8"},
 ]
 ID = [" ".join(str(value) for value in settings.values()) for settings in NEAREST]
@@ -124,6 +125,7 @@ def test_to_the_nearest_everything_is_equal(
         ("gpt2", {}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.7}}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w8a8", "smoothquant": {"alpha": 0.5}, "exclude": ("*.0.*v_proj", "*.2.*o_proj")}),
         ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True}),
+        ("llama", {"num_key_value_heads": 4}, {"scheme": "w4a16", "group_size": 16, "awq": True, "symmetric": False}),
     ],
 )
 def test_shifted_as_in_memory(kind: str, shape: dict[str, Any], settings: dict[str, Any], tmp_path: Path, blocks_context: Context) -> None:
@@ -151,6 +153,8 @@ def test_shifted_as_in_memory(kind: str, shape: dict[str, Any], settings: dict[s
 LEARNED = [
     ("llama", torch.float32, {"scheme": "w4a16", "rounding": "gptq"}),
     ("llama", torch.bfloat16, {"scheme": "w4a16", "rounding": "adaround"}),
+    ("llama", torch.bfloat16, {"scheme": "w4a16", "rounding": "gptq", "symmetric": False}),
+    ("llama", torch.float32, {"scheme": "w4a16", "rounding": "adaround", "symmetric": False}),
     ("gpt2", torch.float32, {"scheme": "w8a8", "rounding": "gptq", "smoothquant": False}),
     ("gpt2", torch.float32, {"scheme": "w8a8-dynamic", "rounding": "gptq", "smoothquant": False}),
 ]
@@ -237,6 +241,17 @@ def test_a_quantized_checkpoint_is_evaluated_from_its_files(settings: dict[str, 
     assert (found[..., 1] == whole[..., 1]).all()
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_layers_that_are_read_in_parts_are_those_of_the_checkpoint(
+    symmetric: bool, tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
+    out, _ = quantized(folder, blocks_context, stream=True, scheme="w4a16", group_size=16, symmetric=symmetric)
+    monkeypatch.setattr("compress.models.stored_linear.StoredLinear.parts.__defaults__", (4 * 32 * 7,))
+    found = streaming.StreamedModel(out).forward({"input_ids": IDS})
+    torch.testing.assert_close(found, logits(out), rtol=1e-5, atol=1e-5)
+
+
 def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: Context) -> None:
     """In bfloat16 a weight may lie as far from the grid as the type moves it, and no further."""
     folder = tiny.write(tmp_path / "model", "llama", torch.bfloat16)
@@ -253,7 +268,7 @@ def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    st.sampled_from(["w8a8", "w8a8-dynamic", "w4a16", "fp8"]),
+    st.sampled_from(["w8a8", "w8a8-dynamic", "w4a16", "w4a16, zero points", "fp8"]),
     st.floats(-30, 12),
     st.floats(0, 12),
     st.integers(0, 2**16),
@@ -262,10 +277,12 @@ def test_codes_come_back_from_the_type_that_is_written(stored: torch.dtype, sche
     generator = torch.Generator().manual_seed(seed)
     weight_OI = torch.randn(5, 40, generator=generator) * 2**exponent
     smooth_I = (torch.rand(40, generator=generator) * spread).exp2()
+    ranges = group_range(weight_OI, 16)
     scales = {
         "w8a8": lambda: LayerScales(weight_scale(weight_OI * smooth_I, 127), torch.ones(()), 8, smooth_I),
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight_OI, 127), 8),
         "w4a16": lambda: Int4Scales(group_scale(weight_OI, 16), 16),
+        "w4a16, zero points": lambda: Int4Scales(ranges.scale, 16, ranges.zero_point),
         "fp8": lambda: Fp8Scales(weight_scale(weight_OI, 448), torch.ones(())),
     }[scheme]()
     dtype = grid_dtype(stored, scales)

@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from compress.models import stored_linear
 from compress.models.stored_linear import StoredEmbedding, StoredLinear, WeightParts, rows_of
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import LayerScales, weight_scale
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -67,10 +67,15 @@ def test_float32_is_used_without_a_copy() -> None:
     assert not StoredLinear(weight_OI.bfloat16(), None).is_plain
 
 
-@pytest.mark.parametrize("kind", ["w8a8", "w4a16"])
+@pytest.mark.parametrize("kind", ["w8a8", "w4a16", "w4a16, zero points"])
 def test_a_grid_takes_the_rounding_of_the_type_out(kind: str) -> None:
     weight_OI = random_of(6, 40)
-    scales = LayerScales(weight_scale(weight_OI, 127), torch.ones(()), 8) if kind == "w8a8" else Int4Scales(group_scale(weight_OI, 16), 16)
+    ranges = group_range(weight_OI, 16)
+    scales = {
+        "w8a8": LayerScales(weight_scale(weight_OI, 127), torch.ones(()), 8),
+        "w4a16": Int4Scales(group_scale(weight_OI, 16), 16),
+        "w4a16, zero points": Int4Scales(ranges.scale, 16, ranges.zero_point),
+    }[kind]
     grid_OI = scales.on_grid(weight_OI)
     stored = StoredLinear(weight_OI.bfloat16(), None)
     stored.multiply_inputs(torch.ones(40))

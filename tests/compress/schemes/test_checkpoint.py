@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from compress.schemes.scales import Scales
 from compress.schemes.table import SCHEMES
 
 INPUT = torch.tensor(0.02)
+
+
+FORMS = (*SCHEMES, "w4a16, zero points")
 
 
 def pair() -> nn.Module:
@@ -28,10 +32,12 @@ def pair() -> nn.Module:
 
 def scales_of(scheme: str, linear: nn.Linear) -> Scales:
     weight = linear.weight.detach()
+    ranges = group_range(weight, 4)
     return {
         "w8a8": lambda: LayerScales(weight_scale(weight, 127), INPUT, 8),
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight, 63), 7, torch.ones(weight.shape[1])),
         "w4a16": lambda: Int4Scales(group_scale(weight, 4), 4),
+        "w4a16, zero points": lambda: Int4Scales(ranges.scale, 4, ranges.zero_point),
         "fp8": lambda: Fp8Scales(weight_scale(weight, 448), INPUT),
     }[scheme]()
 
@@ -47,12 +53,12 @@ def quantized(scheme: str, folder: Path) -> nn.Module:
     return model
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", FORMS)
 def test_what_is_saved_comes_back_and_puts_the_layers_in_place(tmp_path: Path, scheme: str) -> None:
     model = quantized(scheme, tmp_path)
     layers, kept = load_quantization(tmp_path)
     document = json.loads((tmp_path / "quantization.json").read_text())
-    assert (document["schema"], document["scheme"], scheme_of(tmp_path), kept) == (1, scheme, scheme, {"head": "head"})
+    assert (document["schema"], document["scheme"], scheme_of(tmp_path), kept) == (1, *2 * (scheme.partition(",")[0],), {"head": "head"})
     expected = {}
     for name, scales in layers.items():
         original = scales_of(scheme, pair().get_submodule(name))
@@ -70,7 +76,7 @@ def test_what_is_saved_comes_back_and_puts_the_layers_in_place(tmp_path: Path, s
     assert isinstance(model["head"], nn.Linear)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("scheme", FORMS)
 def test_scales_of_another_checkpoint_are_refused(tmp_path: Path, scheme: str) -> None:
     model = quantized(scheme, tmp_path)
     model["encoder"][1].weight.data *= 1.003
@@ -89,11 +95,12 @@ def test_scales_of_another_checkpoint_are_refused(tmp_path: Path, scheme: str) -
         ("w4a16", {"weight_bits": 8, "group_size": 4}, "weight_bits must be 4"),
         ("w4a16", {"weight_bits": 4, "group_size": 0}, "group_size"),
         ("w4a16", {"weight_bits": 4}, "group_size"),
+        ("w4a16", {"weight_bits": 4, "group_size": 4, "symmetric": False}, "symmetric must be false for layers with zero points"),
         ("fp8", {"weight_bits": 4}, "weight_bits must be 8"),
         ("w3a3", {}, "scheme w3a3"),
     ],
 )
-def test_a_damaged_entry_is_refused_in_one_line(tmp_path: Path, scheme: str, entry: dict[str, int], message: str) -> None:
+def test_a_damaged_entry_is_refused_in_one_line(tmp_path: Path, scheme: str, entry: dict[str, Any], message: str) -> None:
     quantized(scheme if scheme in SCHEMES else "w8a8", tmp_path)
     file = tmp_path / "quantization.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"scheme": scheme, "layers": {"encoder.0": entry}}))

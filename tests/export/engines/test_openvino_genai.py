@@ -18,6 +18,7 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.genai_folder import MODEL, paged_obstacle
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, prompts, tokenizer
+from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY
 
 pytestmark = pytest.mark.whole
@@ -33,7 +34,7 @@ def spec(kind: str, scheme: str | None = None, mode: str | None = None, cache_pr
     mode = mode or ("stateful" if kind in STATEFUL else "paged")
     path = genai_folder(kind, scheme)
     given = {**properties(1, "fp32", cache_precision), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", BACKEND: BACKENDS[mode]}
-    precision = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16"}[scheme]
+    precision = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}[scheme]
     return EngineSpec("openvino_genai", mode, precision, "fp32", "cpu", 1, str(path / MODEL), str(path), (1,), given)
 
 
@@ -84,7 +85,7 @@ def test_paged_attention_does_get_a_sliding_window_wrong() -> None:
     assert right != wrong  # once they are equal, the mode need not be avoided any more
 
 
-@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral", "qwen2_moe"])
 def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | None) -> None:
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
@@ -99,7 +100,9 @@ def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | 
     np.testing.assert_array_equal(engine(kind, scheme).predict({"input_ids": ids}), found)  # nothing is left in the cache
 
 
-@pytest.mark.parametrize(("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w4a16", "w4a16")])
+@pytest.mark.parametrize(
+    ("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w4a16", "w4a16"), (ZERO_POINTS, "w4a16")]
+)
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom", "mixtral"])
 def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None, expected: str | None) -> None:
     model: Any = load_float(checkpoint(kind)) if scheme is None else with_separate_experts(load_float(checkpoint(kind)))

@@ -20,6 +20,7 @@ from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
 from export.generation.prompts import ENDED, Prompts, greedy
 from tests.export.generation.genai_checkpoints import tokenizer
+from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, VOCABULARY, checkpoint, folder, preprocessor, sources
 
 pytestmark = pytest.mark.whole
@@ -31,7 +32,7 @@ PENALTY = 3.0
 
 def spec(kind: str, scheme: str | None = None) -> EngineSpec:
     given = {**properties(1, "fp32", "fp32"), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
-    precision = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16"}[scheme]
+    precision = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}[scheme]
     path = str(folder(kind, scheme) / DECODER)
     return EngineSpec("openvino_seq2seq", "stateful", precision, "fp32", "cpu", 1, path, str(checkpoint(kind, scheme)), (1,), given)
 
@@ -127,7 +128,7 @@ def test_greedy_answers_to_padded_sources_are_those_alone() -> None:
         assert row[row != ENDED].tolist() == list(answer.tokens[0])
 
 
-@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS])
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_logits_of_whole_targets_come_through_the_cache(kind: str, scheme: str | None) -> None:
     rows = [TokenPair(source, target) for source, target in zip(sources((3, 9, 12)), sources((7, 1, 11), seed=1), strict=True)]
@@ -142,7 +143,9 @@ def test_logits_of_whole_targets_come_through_the_cache(kind: str, scheme: str |
     np.testing.assert_array_equal(engine(kind, scheme).predict(features), found)  # nothing is left in the cache
 
 
-@pytest.mark.parametrize(("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w4a16", "w4a16")])
+@pytest.mark.parametrize(
+    ("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w4a16", "w4a16"), (ZERO_POINTS, "w4a16")]
+)
 @pytest.mark.parametrize("kind", ["t5", "bart"])
 def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None, expected: str) -> None:
     model: Any = load_float(checkpoint(kind))

@@ -22,6 +22,8 @@ from export.generation.codes import insert_codes, int4_weight
 from tests.export.generation.tiny_decoders import VOCABULARY, decoder
 
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
+ZERO_POINTS = "w4a16, zero points"
+SCHEMES = ("w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
 KINDS = ("gpt2", "llama", "bloom", "phi3", "gpt_neox")
 
 
@@ -45,8 +47,10 @@ def quantized(kind: str, scheme: str, group: int = 32) -> tuple[Any, nn.Module, 
 def chosen(scheme: str, weight_OI: torch.Tensor, group: int = 32) -> Scales:
     """Returns random scales that fit a weight; with int4 some codes are cut off."""
     outputs, inputs = weight_OI.shape
-    if scheme == "w4a16":
-        return Int4Scales(0.01 + 0.05 * torch.rand(outputs, -(-inputs // group)), group)
+    if scheme.startswith("w4a16"):
+        scale_OG = 0.01 + 0.05 * torch.rand(outputs, -(-inputs // group))
+        zero_OG = torch.randint(-8, 8, scale_OG.shape, dtype=torch.int8) if scheme == ZERO_POINTS else None
+        return Int4Scales(scale_OG, group, zero_OG)
     smooth_I = 0.5 + torch.rand(inputs)
     bits = weight_bits("cpu")  # as many as the products of this processor are exact with
     scale_O = weight_scale(weight_OI * smooth_I, levels(bits))
@@ -67,7 +71,7 @@ def logits(graph: openvino.Model, ids: np.ndarray) -> np.ndarray:
     return np.array(request.get_output_tensor(0).data)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_equal_those_of_the_integers_in_torch(kind: str, scheme: str) -> None:
     floating, integer, layers = quantized(kind, scheme)
@@ -83,7 +87,7 @@ def test_logits_equal_those_of_the_integers_in_torch(kind: str, scheme: str) -> 
     assert close.sum() >= len(ids) - (scheme == "w8a8")
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_what_openvino_multiplies_are_integers(scheme: str) -> None:
     floating, _, layers = quantized("llama", scheme)
     graph = cached_graph(floating)
@@ -91,7 +95,7 @@ def test_what_openvino_multiplies_are_integers(scheme: str) -> None:
     compiled = openvino.Core().compile_model(graph, "CPU", FLOAT).get_runtime_model()
     products = [node for node in compiled.get_ops() if str(node.get_rt_info()["layerType"].value) == "FullyConnected"]
     types = [tuple(value.get_element_type().get_type_name() for value in node.input_values()[:2]) for node in products]
-    expected = {"w8a8": ("i8", "i8"), "w8a8-dynamic": ("f32", "i8"), "w4a16": ("f32", "i4")}[scheme]
+    expected = {"w8a8": ("i8", "i8"), "w8a8-dynamic": ("f32", "i8"), "w4a16": ("f32", "i4"), ZERO_POINTS: ("f32", "u4")}[scheme]
     assert types.count(expected) == len(layers), types
     assert types.count(("f32", "f32")) == 1  # the head
 
@@ -113,17 +117,18 @@ def test_layers_that_read_one_tensor_with_one_scale_share_its_rounding() -> None
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.integers(1, 7), st.integers(1, 50), st.sampled_from([3, 16, 32]), st.integers(0, 2**31))
-def test_int4_weights_of_any_shape_come_out_as_they_went_in(outputs: int, inputs: int, group: int, seed: int) -> None:
+@given(st.integers(1, 7), st.integers(1, 50), st.sampled_from([3, 16, 32]), st.integers(0, 2**31), st.sampled_from(["w4a16", ZERO_POINTS]))
+def test_int4_weights_of_any_shape_come_out_as_they_went_in(outputs: int, inputs: int, group: int, seed: int, scheme: str) -> None:
     torch.manual_seed(seed)
     weight_OI = torch.randn(outputs, inputs)
-    scales = chosen("w4a16", weight_OI, group)
+    scales = chosen(scheme, weight_OI, group)
     assert isinstance(scales, Int4Scales)
     codes_OI = scales.codes(weight_OI)
     given_x = ops.parameter([-1, inputs], np.float32)
     model = openvino.Model([ops.matmul(given_x, int4_weight(codes_OI, scales), False, True)], [given_x])
     found = openvino.Core().compile_model(model, "CPU", FLOAT)(np.eye(inputs, dtype=np.float32))[0]
-    expected = torch.stack([codes_OI[:, i].float() * scales.weight_scale[:, i // group] for i in range(inputs)])
+    zero_OG = torch.zeros_like(scales.weight_scale) if scales.weight_zero_point is None else scales.weight_zero_point
+    expected = torch.stack([(codes_OI[:, i].float() - zero_OG[:, i // group]) * scales.weight_scale[:, i // group] for i in range(inputs)])
     np.testing.assert_allclose(found, expected.numpy(), rtol=1e-6, atol=1e-7)
 
 

@@ -11,6 +11,7 @@ from compress.models.checkpoint import load_float
 from export.generation.genai_folder import MODEL
 from export.generation.reads import reads_per_token
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder
+from tests.export.generation.test_codes import ZERO_POINTS
 
 
 def weights(kind: str) -> tuple[int, int]:
@@ -24,7 +25,13 @@ def weights(kind: str) -> tuple[int, int]:
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize(
     ("scheme", "floating", "bits", "float_bits"),
-    [(None, "fp32", 32, 32), (None, "bf16", 16, 16), ("w8a8-dynamic", "fp32", 8, 32), ("w4a16", "fp32", 4, 32)],
+    [
+        (None, "fp32", 32, 32),
+        (None, "bf16", 16, 16),
+        ("w8a8-dynamic", "fp32", 8, 32),
+        ("w4a16", "fp32", 4, 32),
+        (ZERO_POINTS, "fp32", 4, 32),
+    ],
 )
 def test_weights_are_counted_in_the_type_that_they_are_kept_in(
     kind: str, scheme: str | None, floating: str, bits: int, float_bits: int

@@ -18,20 +18,21 @@ from torch import nn
 from compress.models.forward import forward
 from compress.schemes.checkpoint import apply_quantization, load_quantization, save_quantization
 from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, has_vnni, weight_scale
 from compress.schemes.scales import Scales
 from export.graph.macs import count_macs
 from export.graph.onnx import module_of
-from export.graph.qdq_schemes import group_size, insert_dynamic, insert_fp8, insert_weights, uneven
+from export.graph.qdq_schemes import group_size, has_zero_points, insert_dynamic, insert_fp8, insert_weights, uneven
 from tests.export import tiny_checkpoints as tiny
 
 pytestmark = pytest.mark.whole
 
 SCRATCH = tempfile.TemporaryDirectory(prefix="qdq-schemes-")
 FAMILIES = ("bert", "vit")
-SCHEMES = ("w8a8-dynamic", "w4a16", "fp8")
-WRITERS = {"w8a8-dynamic": insert_weights, "w4a16": insert_weights, "fp8": insert_fp8}
+ZERO_POINTS = "w4a16, zero points"
+SCHEMES = ("w8a8-dynamic", "w4a16", ZERO_POINTS, "fp8")
+WRITERS = {"w8a8-dynamic": insert_weights, "w4a16": insert_weights, ZERO_POINTS: insert_weights, "fp8": insert_fp8}
 
 
 def scales_of(scheme: str, weight: torch.Tensor, largest: float, smooth: torch.Tensor | None) -> Scales:
@@ -40,6 +41,9 @@ def scales_of(scheme: str, weight: torch.Tensor, largest: float, smooth: torch.T
             return DynamicScales(weight_scale(weight * (1 if smooth is None else smooth), 63), 7, smooth)
         case "w4a16":
             return Int4Scales(0.9 * group_scale(weight, 8), 8)
+        case "w4a16, zero points":
+            scale, zero_point = group_range(weight, 8)
+            return Int4Scales(0.9 * scale, 8, zero_point)
     return Fp8Scales(weight_scale(weight, 448), torch.tensor(0.8 * largest / 448))
 
 
@@ -98,20 +102,25 @@ def test_stored_codes_are_those_of_torch(family: str, scheme: str) -> None:
     folder, _, path = made(family, scheme)
     model, graph = tiny.load(folder, family), onnx.load(str(path)).graph
     constants = {tensor.name: tensor for tensor in graph.initializer}
-    kind = {"w8a8-dynamic": TensorProto.INT8, "w4a16": TensorProto.INT4, "fp8": TensorProto.FLOAT8E4M3FN}[scheme]
+    kind = {"w8a8-dynamic": TensorProto.INT8, "w4a16": TensorProto.INT4, ZERO_POINTS: TensorProto.UINT4, "fp8": TensorProto.FLOAT8E4M3FN}
     for name, scales in load_quantization(folder)[0].items():
         linear = model.get_submodule(name)
         layer = scales.module(name, linear)
         held = layer.weight.view(torch.float8_e4m3fn) if scheme == "fp8" else layer.weight
-        codes = layer.codes() if scheme == "w4a16" else held
+        codes = layer.codes() + 8 * (scheme == ZERO_POINTS) if scheme.startswith("w4a16") else held
         stored = constants[f"{name}.weight.codes"]
-        assert stored.data_type == kind
+        assert stored.data_type == kind[scheme]
         found = numpy_helper.to_array(stored).astype(np.float32)
         gemm = next(node for node in graph.node if module_of(node) == name and node.op_type in ("MatMul", "Gemm"))
         transposed = any(attribute.name == "transB" and attribute.i for attribute in gemm.attribute)
         assert np.array_equal(found if transposed else found.T, codes.float().numpy())
         weight = next(node for node in graph.node if node.output[0] == gemm.input[1])
         assert weight.op_type == "DequantizeLinear"
+        if isinstance(scales, Int4Scales):
+            assert (len(weight.input) == 3) == (scheme == ZERO_POINTS) == has_zero_points(path)
+            shifted = torch.zeros(scales.weight_scale.shape) if scales.weight_zero_point is None else scales.weight_zero_point + 8.0
+            zeros = [numpy_helper.to_array(constants[tensor]).astype(np.float32) for tensor in weight.input[2:]]
+            assert all(np.array_equal(zero if transposed else zero.T, shifted.numpy()) for zero in zeros)
         assert f"{name}.weight" not in constants
 
 
@@ -126,7 +135,7 @@ def test_onnxruntime_answers_like_torch(family: str, scheme: str, smooth: bool, 
     # with its optimizations ONNX Runtime makes a product of integers of the FP8 one, and then refuses the graph
     expected, found = in_torch(folder, family), in_onnxruntime(path, family, optimized=scheme != "fp8")
     rounded = np.abs(in_onnxruntime(floating, family) - expected).mean()  # what rounding the activations changes
-    assert np.abs(found - expected).mean() <= (1e-5 if scheme == "w4a16" else 0.2 * rounded)
+    assert np.abs(found - expected).mean() <= (1e-5 if scheme.startswith("w4a16") else 0.2 * rounded)
 
 
 def test_the_layers_of_a_dynamic_graph_multiply_integers_and_keep_their_names(tmp_path: Path) -> None:
@@ -137,15 +146,15 @@ def test_the_layers_of_a_dynamic_graph_multiply_integers_and_keep_their_names(tm
     names = {module_of(node): node.name for node in onnx.load(str(floating)).graph.node if node.op_type in ("MatMul", "Gemm")}
     assert all(names[name] == node for name, node in integer.items())
     assert sum(node.op_type == "ReduceMax" for node in graph.node) == 2 * 4  # query, key and value read one tensor
-    for other in (weights, made("bert", "fp8")[2], made("bert", "w4a16")[2]):
+    for other in (weights, made("bert", "fp8")[2], made("bert", "w4a16")[2], made("bert", ZERO_POINTS)[2]):
         assert count_macs(other, 2, 8) == count_macs(floating, 2, 8)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w4a16", ZERO_POINTS])
 def test_openvino_multiplies_what_it_is_told_to(scheme: str) -> None:
     folder, _, path = made("bert", scheme)
     expected = in_torch(folder, "bert")
-    if scheme == "w4a16":
+    if scheme.startswith("w4a16"):
         assert np.abs(in_openvino(path, "bert", 0) - expected).max() < 1e-4
         return
     floating = in_openvino(path, "bert", 0)
@@ -188,14 +197,16 @@ def test_the_group_is_what_all_widths_share(tmp_path: Path) -> None:
     assert group_size(tmp_path / "wide.onnx") == 48
 
 
-def test_a_layer_with_a_shorter_last_group_is_named(tmp_path: Path) -> None:
-    folder, floating, even = made("bert", "w4a16")
+@pytest.mark.parametrize("scheme", ["w4a16", ZERO_POINTS])
+def test_a_layer_with_a_shorter_last_group_is_named(scheme: str, tmp_path: Path) -> None:
+    folder, floating, even = made("bert", scheme)
     assert uneven(even) is None
     layers, _ = load_quantization(folder)
     model = tiny.load(folder, "bert")
     for name in layers:
         linear = model.get_submodule(name)
-        layers[name] = Int4Scales(group_scale(linear.weight.detach(), 16), 16)
+        scale, zero_point = group_range(linear.weight.detach(), 16)
+        layers[name] = Int4Scales(group_scale(linear.weight.detach(), 16), 16) if scheme == "w4a16" else Int4Scales(scale, 16, zero_point)
         linear.weight.data = layers[name].on_grid(linear.weight.detach())
     model.save_pretrained(tmp_path)
     save_quantization(tmp_path, layers, {})

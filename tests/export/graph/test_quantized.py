@@ -21,7 +21,7 @@ from compress.models.forward import forward
 from compress.models.preprocessor import preprocessor
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.fp8 import Fp8Scales
-from compress.schemes.int4 import Int4Scales, group_scale
+from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
 from compress.standalone.preprocess import Preprocessor
 from export.builds import Build
@@ -29,7 +29,7 @@ from export.engines import openvino
 from export.engines.openvino import GROUP, runtime_options
 from export.engines.registry import engine_module, open_engine
 from export.engines.spec import EngineSpec
-from export.engines.tensorrt import NO_DYNAMIC
+from export.engines.tensorrt import NO_DYNAMIC, NO_ZERO_POINTS
 from export.export import Export
 from export.exporter import Exporter
 from export.generation.agreement import Agreement
@@ -47,6 +47,11 @@ pytestmark = pytest.mark.whole
 SCRATCH = tempfile.TemporaryDirectory(prefix="schemes-")
 
 
+def with_zero_points(weight: torch.Tensor, group_size: int) -> Int4Scales:
+    scale, zero_point = group_range(weight, group_size)
+    return Int4Scales(scale, group_size, zero_point)
+
+
 @functools.cache
 def quantized(scheme: str, group_size: int = 16) -> Path:
     """Writes the tiny sentiment classifier with the layers of its encoder in a scheme."""
@@ -59,6 +64,7 @@ def quantized(scheme: str, group_size: int = 16) -> Path:
             scales[name] = {
                 "w8a8-dynamic": lambda weight=weight: DynamicScales(weight_scale(weight, 63), 7),
                 "w4a16": lambda weight=weight: Int4Scales(group_scale(weight, group_size), group_size),
+                "w4a16, zero points": lambda weight=weight: with_zero_points(weight, group_size),
                 "fp8": lambda weight=weight: Fp8Scales(weight_scale(weight, 448), torch.tensor(0.01)),
             }[scheme]()
             layer.weight.data = scales[name].on_grid(weight)
@@ -120,16 +126,17 @@ def test_openvino_does_not_tell_whether_it_quantized_and_nothing_is_claimed() ->
     assert "does not tell the precision of bert.encoder.layer.0" in found["int8_share_reason"]
 
 
+@pytest.mark.parametrize("scheme", ["w4a16", "w4a16, zero points"])
 @pytest.mark.parametrize(("engine", "file"), [("openvino", "openvino.xml"), ("onnxruntime", "model.onnx")])
-def test_int4_weights_meet_float_activations(engine: str, file: str) -> None:
-    folder = graphs("w4a16")
+def test_int4_weights_meet_float_activations(engine: str, file: str, scheme: str) -> None:
+    folder = graphs(scheme)
     if engine == "openvino":
         openvino.convert(folder / "model.onnx", folder, runtime_options("w4a16", folder / "model.onnx"))
-    running, features = opened(engine, "dynamic", "w4a16", file), Preprocessor.load(folder).encode(sentiment.rows(5))
+    running, features = opened(engine, "dynamic", scheme, file), Preprocessor.load(folder).encode(sentiment.rows(5))
     with torch.inference_mode():
-        expected = forward(load(quantized("w4a16")), {name: torch.from_numpy(value) for name, value in features.items()})
+        expected = forward(load(quantized(scheme)), {name: torch.from_numpy(value) for name, value in features.items()})
     np.testing.assert_allclose(running.predict(features), expected.numpy(), atol=1e-3)
-    found = told(running, "w4a16")
+    found = told(running, scheme)
     assert found["int8_share"] == 0
     assert {layer["precision"] for layer in found["layers"] if ".encoder." in layer["name"] and layer["kind"] == "weight"} == {"w4a16"}
 
@@ -143,6 +150,28 @@ def test_what_an_engine_cannot_take_has_a_reason_in_one_line(tmp_path: Path) -> 
     assert engine_module("tensorrt").refusal("int8-dynamic", tmp_path) == NO_DYNAMIC
     assert engine_module("torch").refusal("fp8", tmp_path) is None
     assert engine_module("tensorrt").refusal("fp8", tmp_path) is None
+
+
+def test_tensorrt_has_no_zero_points_and_says_so() -> None:
+    for scheme, reason in (("w4a16", None), ("w4a16, zero points", NO_ZERO_POINTS)):
+        assert engine_module("tensorrt").refusal("w4a16", graphs(scheme) / "model.onnx") == reason
+
+
+def test_parity_holds_for_weights_with_zero_points(tmp_path: Path) -> None:
+    entry = exporter("w4a16, zero points", tmp_path, "openvino", "onnxruntime", "tensorrt").run()
+    assert entry["precision"] == "w4a16"
+    assert {(engine["engine"], engine["runnable"]) for engine in entry["engines"]} == {
+        ("openvino", True),
+        ("onnxruntime", True),
+        ("tensorrt", False),
+    }
+    for engine in entry["engines"]:
+        if engine["runnable"]:
+            named = {layer["precision"] for layer in engine["layers"] if ".encoder." in layer["name"] and layer["kind"] == "weight"}
+            assert named - {None} == {"w4a16"}
+            assert None not in named or engine["mode"] == "static"  # OpenVINO names no layer of some products there
+        else:
+            assert engine["reason"] == NO_ZERO_POINTS
 
 
 def test_groups_of_unequal_width_are_refused_for_openvino_alone(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from compress.schemes.int4 import expand, group_scale
+from compress.schemes.int4 import Int4Scales, expand, group_range, group_scale, nearest
 from compress.schemes.int8 import quantize, weight_scale
 from quantize.moments import output_errors
 from quantize.rounding import adaround as module
@@ -28,7 +28,7 @@ def error(weight_OI: Tensor, codes_OI: Tensor, scale_OI: Tensor, hessian_II: Ten
     return float(output_errors(weight_OI, codes_OI.float() * scale_OI, hessian_II).sum())
 
 
-def naive(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, steps: int) -> Tensor:
+def naive(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int | Tensor, high: int | Tensor, steps: int) -> Tensor:
     """The paper's objective, written out and differentiated by torch; the units are those of the module."""
     unit_OI = scale_OI / scale_OI.square().mean(dim=1, keepdim=True).sqrt()
     matrix_II = hessian_II / hessian_II.diagonal().mean()
@@ -39,7 +39,7 @@ def naive(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, hig
     optimizer = torch.optim.Adam([v_OI], lr=1e-2)
     for step in range(steps):
         h_OI = (torch.sigmoid(v_OI) * 1.2 - 0.1).clamp(0, 1)
-        d_OI = ((exact_OI.floor() + h_OI).clamp(low, high) - exact_OI) * unit_OI
+        d_OI = ((exact_OI.floor() + h_OI).clamp(min=low).clamp(max=high) - exact_OI) * unit_OI
         loss = torch.einsum("oi,ij,oj->", d_OI, matrix_II, d_OI)
         if step / steps >= WARM_UP:
             beta = BETA_END + (BETA_START - BETA_END) * (1 + math.cos(math.pi * (step / steps - WARM_UP) / (1 - WARM_UP))) / 2
@@ -48,7 +48,7 @@ def naive(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, hig
         loss.backward()
         optimizer.step()
     h_OI = (torch.sigmoid(v_OI.detach()) * 1.2 - 0.1).clamp(0, 1)
-    return (exact_OI.floor() + (h_OI >= 0.5)).clamp(low, high)
+    return (exact_OI.floor() + (h_OI >= 0.5)).clamp(min=low).clamp(max=high)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
@@ -58,6 +58,20 @@ def test_codes_are_those_of_the_written_out_objective(grouped: bool) -> None:
     found = adaround(weight_OI, hessian_II, scale_OI, -8, 7, steps=300)
     assert torch.equal(found.double(), naive(weight_OI, hessian_II, scale_OI, -8, 7, 300))
     assert not torch.equal(found, quantize(weight_OI, scale_OI, -8, 7))
+
+
+def test_codes_with_zero_points_are_those_of_the_written_out_objective() -> None:
+    weight_OI, hessian_II = (tensor.double() for tensor in problem(0, 4, 10, 60))
+    weight_OI += torch.linspace(-2, 2, 4)[:, None]
+    scale_OG, zero_OG = group_range(weight_OI, 4)
+    scales = Int4Scales(0.8 * scale_OG, 4, zero_OG)
+    scale_OI, (low, high) = scales.expanded(10), scales.bounds(10)
+    found = adaround(weight_OI, hessian_II, scale_OI, low, high, steps=300)
+    assert torch.equal(found.double(), naive(weight_OI, hessian_II, scale_OI, low, high, 300))
+    assert not torch.equal(found, nearest(weight_OI, scale_OI, low, high))
+    assert (found == low).any()  # some are cut off on each side
+    assert (found == high).any()
+    assert torch.equal(scales.differences(found * scale_OI), found)
 
 
 def test_the_push_is_the_gradient_of_its_term() -> None:

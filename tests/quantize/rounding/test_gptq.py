@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from compress.schemes.int4 import Int4Scales, group_range, nearest
 from compress.schemes.int8 import quantize, weight_scale
 from quantize.moments import output_errors
 from quantize.rounding.gptq import BLOCK, DAMPING, gptq
@@ -31,14 +32,17 @@ def damped(hessian_II: Tensor) -> np.ndarray:
     return matrix
 
 
-def naive(weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int, high: int, order: list[int]) -> np.ndarray:
+def naive(
+    weight_OI: Tensor, hessian_II: Tensor, scale_OI: Tensor, low: int | np.ndarray, high: int | np.ndarray, order: list[int]
+) -> np.ndarray:
     """Optimal Brain Surgeon: rounds one input, lets those left make up for it by the inverse of their own Hessian, goes on."""
     weight, scale, matrix = weight_OI.double().numpy().copy(), scale_OI.double().numpy(), damped(hessian_II)
+    low, high = (np.broadcast_to(bound, weight.shape) for bound in (low, high))
     codes = np.zeros(weight.shape, np.int64)
     for step, j in enumerate(order):
         left = order[step:]
         inverse = np.linalg.inv(matrix[np.ix_(left, left)])
-        codes[:, j] = np.clip(np.rint(weight[:, j] / scale[:, j]), low, high)
+        codes[:, j] = np.clip(np.rint(weight[:, j] / scale[:, j]), low[:, j], high[:, j])
         error = (weight[:, j] - codes[:, j] * scale[:, j]) / inverse[0, 0]
         weight[:, left] -= np.outer(error, inverse[0])
     return codes
@@ -55,6 +59,42 @@ def test_codes_are_those_of_the_naive_loop(outputs: int, inputs: int, bits: int,
     found = gptq(weight_OI, hessian_II, scale_OI, -high - 1, high, act_order=act_order)
     assert found.dtype == torch.int8
     assert np.array_equal(found.numpy(), naive(weight_OI, hessian_II, scale_OI, -high - 1, high, order))
+
+
+def with_zero_points(weight_OI: Tensor, group_size: int) -> Int4Scales:
+    """Returns scales and zero points with which some codes are cut off."""
+    scale_OG, zero_OG = group_range(weight_OI, group_size)
+    return Int4Scales(0.8 * scale_OG, group_size, zero_OG)
+
+
+@pytest.mark.parametrize("act_order", [False, True])
+@pytest.mark.parametrize(("outputs", "inputs", "group_size"), [(1, 1, 1), (3, 7, 4), (4, 24, 8), (2, 40, 16)])
+def test_codes_with_zero_points_are_those_of_the_naive_loop(outputs: int, inputs: int, group_size: int, act_order: bool) -> None:
+    weight_OI, hessian_II = (tensor.double() for tensor in problem(inputs, outputs, inputs, 100))
+    scales = with_zero_points(weight_OI + torch.linspace(-1, 1, inputs), group_size)
+    diagonal = hessian_II.diagonal()
+    order = diagonal.argsort(descending=True, stable=True).tolist() if act_order else list(range(inputs))
+    zero = scales.zero(inputs)
+    assert isinstance(zero, Tensor)
+    low, high = (bound - zero.numpy().astype(int) for bound in (-8, 7))
+    found = gptq(weight_OI, hessian_II, scales.expanded(inputs), *scales.bounds(inputs), act_order=act_order)
+    assert np.array_equal(found.numpy(), naive(weight_OI, hessian_II, scales.expanded(inputs), low, high, order))
+    assert (found >= torch.from_numpy(low)).all()
+    assert (found <= torch.from_numpy(high)).all()
+
+
+@given(st.integers(0, 2**31), st.integers(1, 6), st.integers(1, 20), st.integers(1, 40), st.floats(-2, 2))
+@settings(max_examples=60, deadline=None)
+def test_with_zero_points_a_zero_stays_and_no_output_gets_worse(seed: int, outputs: int, inputs: int, rows: int, mean: float) -> None:
+    weight_OI, hessian_II = problem(seed, outputs, inputs, rows)
+    weight_OI = (weight_OI + mean) * (torch.rand(outputs, inputs, generator=torch.Generator().manual_seed(seed)) < 0.7)
+    scales = with_zero_points(weight_OI, 8)
+    scale_OI, bounds = scales.expanded(inputs), scales.bounds(inputs)
+    found_OI, nearest_OI = gptq(weight_OI, hessian_II, scale_OI, *bounds), nearest(weight_OI, scale_OI, *bounds)
+    assert not found_OI[weight_OI == 0].any()
+    chosen_OI, before, after = better_rows(weight_OI, nearest_OI, found_OI, scale_OI, hessian_II)
+    assert after <= before
+    assert torch.equal(scales.differences(chosen_OI.float() * scale_OI), chosen_OI)  # on the grid: within the bounds
 
 
 @pytest.mark.parametrize("inputs", [BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 3])

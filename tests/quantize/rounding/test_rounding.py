@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_scale
+from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
@@ -58,6 +58,9 @@ def scales_of(scheme: str, weight: Tensor, smooth: Tensor | None = None) -> Inte
             return LayerScales(weight_scale(smoothed, 63), INPUT, 7, smooth)
         case "w8a8-dynamic":
             return DynamicScales(weight_scale(smoothed, 127), 8, smooth)
+        case "w4a16, zero points":
+            scale, zero_point = group_range(weight, 8)
+            return Int4Scales(scale, 8, zero_point)
     return Int4Scales(group_scale(weight, 8), 8)
 
 
@@ -80,9 +83,9 @@ def error(net: Net, layer: nn.Linear, name: str, before: Mapping[str, nn.Linear]
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("method", ["gptq", "adaround"])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16", "w4a16, zero points"])
 def test_outputs_err_less_than_by_rounding_to_nearest(scheme: str, method: str, smooth: bool) -> None:
-    if scheme == "w4a16" and smooth:
+    if scheme.startswith("w4a16") and smooth:
         return
     net, scales, found, figures = rounded(scheme, method, smooth)
     assert [figure["name"] for figure in figures] == ["a", "b", "c"] == list(found)
@@ -175,8 +178,9 @@ def test_the_float_model_stays_and_biases_are_shared() -> None:
         assert found[name].bias is layer.bias
 
 
-def test_nearest_is_what_the_scales_do() -> None:
-    weight, scales = Net().a.weight.detach(), scales_of("w4a16", Net().a.weight.detach())
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a16", "w4a16, zero points"])
+def test_nearest_is_what_the_scales_do(scheme: str) -> None:
+    weight, scales = Net().a.weight.detach(), scales_of(scheme, Net().a.weight.detach())
     found, errors = round_weight(weight, scales, torch.eye(20), "nearest")
     assert torch.equal(found, scales.on_grid(weight))
     assert errors["error"] == errors["error_nearest"] > 0
