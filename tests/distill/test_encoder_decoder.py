@@ -2,52 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.core.next_token import labels_of
 from compress.core.progress import ConsoleProgress
-from compress.core.target import Target
-from compress.data.splits import Data, Split
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import answered
 from compress.models.padding import read_by_decoder
-from compress.stage.context import Context
-from compress.standalone.preprocess import TokenPair
 from distill.capture import Capture, Wanted
 from distill.distill import Distill
-from distill.injected import Injected
 from distill.layer_maps import pairs
 from distill.losses.hidden import Hidden, distance
 from distill.losses.loss import LossInputs, Setting, Shape
 from distill.student import Student, build, student_config, take_layers
-from tests.export.generation.tiny_encoder_decoders import CONFIGS, EOS, FIRST, PAD, checkpoint, preprocessor, sources
+from tests.export.generation.tiny_encoder_decoders import CONFIGS, FIRST, PAD, checkpoint, context, preprocessor, sources
 from tests.prune.test_encoder_decoder import features, logits, without_layers
 
 KEY = "stages.distill.student"
 LENGTH = 16
 PROGRESS = ConsoleProgress("silent")
-
-
-def split(count: int, seed: int = 0) -> Split:
-    rows = [TokenPair(source, np.array([7, EOS], np.int32)) for source in sources(tuple(1 + number % 9 for number in range(count)), seed)]
-    return Split(list(rows), labels_of(rows, LENGTH - 1))
-
-
-def context(kind: str, folder: Path) -> Context:
-    teacher = Artifact(checkpoint(kind), {"id": "baseline", "digest": kind, "stage": "model"})
-    data, target = Data(split(40), split(8, 1), split(8, 2), ()), Target(sequence_lengths=(LENGTH,))
-    made = Context("text-to-text", data, LENGTH, target, 0, PROGRESS, folder / "scratch", losses=Injected())
-    return replace(made, teachers=(teacher,), checkpoints={"baseline": teacher})
 
 
 @pytest.mark.parametrize(
