@@ -9,7 +9,8 @@ Q, K and V are captured where every Transformers model passes them by position: 
 order, fused or not. `CAPTURING` is `scaled_dot_product_attention` plus recording of its arguments, so no model has to fall back to eager
 attention; the arguments also say which tokens may attend to which. Hidden states are captured at the blocks: in a decoder, the list that
 Transformers returns ends with a normalized state, which must not be compared with raw ones. If all layers share one block (ALBERT) there is
-no final norm, and the list is used as it is.
+no final norm, and the list is used as it is. An encoder-decoder has two stacks of blocks, whose hidden states and masks are kept
+apart.
 
 Not supported: models whose attention bypasses this function (DeBERTa), masks that hold more than which token may attend to which (BEiT),
 and terms that a model adds to Q K^T itself.
@@ -18,6 +19,7 @@ and terms that a model adds to Q K^T itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -27,8 +29,9 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import between_blocks, repeated_blocks
+from compress.models.blocks import between_blocks, blocks_of, stacks_of
 from compress.models.origin import Origin
+from compress.models.padding import read_by_decoder
 
 CAPTURING = "capturing_sdpa"
 
@@ -92,9 +95,18 @@ class Captured:
     """By block, counted from 0."""
     last: Tensor | None = None
     """The last hidden state, float `[b, L, D]`, after the final norm if Transformers applies it; None if `hidden` is empty."""
+    sides: tuple[Captured, ...] = ()
+    """The hidden states and masks of the encoder and of the decoder; empty for a model with one stack of blocks."""
+
+    @property
+    def stacks(self) -> tuple[Captured, ...]:
+        """The hidden states and masks of each stack: of the encoder and the decoder, or of the model itself."""
+        return self.sides or (self,)
 
     def restricted_to(self, origin: Origin) -> Captured:
         """Returns only the layers, heads and channels that a pruned student kept, in its numbering; the logits stay the teacher's."""
+        if self.sides:
+            return replace(self, sides=self._restricted_sides(origin))
         states = (0, *(layer + 1 for layer in origin.layers)) if self.hidden else ()
         blocks = {number: self.blocks[layer] for number, layer in enumerate(origin.layers) if layer in self.blocks}
         return replace(
@@ -103,6 +115,15 @@ class Captured:
             blocks={number: block if (heads := origin.heads[number]) is None else block.select(heads) for number, block in blocks.items()},
             last=None if self.last is None else _channels(self.last, origin.hidden),
         )
+
+    def _restricted_sides(self, origin: Origin) -> tuple[Captured, ...]:
+        first, found = 0, []
+        for side in self.sides:
+            depth = len(side.hidden) - 1
+            states = (0, *(layer - first + 1 for layer in origin.layers if first <= layer < first + depth))
+            found.append(replace(side, hidden=tuple(_channels(side.hidden[state], origin.hidden) for state in states)))
+            first += depth
+        return tuple(found)
 
 
 def _channels(states_bLD: Tensor, chosen: Sequence[int]) -> Tensor:
@@ -143,7 +164,8 @@ class Capture:
         recorder = _Recorder(self.block_of, wanted.blocks)
         token = _RECORDER.set(recorder)
         try:
-            with between_blocks(self.blocks if wanted.hidden else ()) as states:
+            with ExitStack() as stack:
+                every = [stack.enter_context(between_blocks(blocks)) for blocks in (self.blocks if wanted.hidden else ())]
                 output = self.model(**features, output_hidden_states=True) if wanted.hidden else self.model(**features)
         finally:
             _RECORDER.reset(token)
@@ -151,16 +173,27 @@ class Capture:
         if missing:
             kind = self.model.config.model_type  # type: ignore[union-attr]
             raise InputError(f"{self.key}: the attention of this {kind} cannot be captured (layer {missing[0] + 1}); choose another loss")
+        if len(every) > 1:
+            return Captured(output.logits.float(), sides=self._sides(features, every))
         returned = tuple(output.hidden_states) if wanted.hidden else ()
-        hidden = tuple(states) or returned
+        hidden = tuple(every[0]) if every else returned
         mask = _token_mask(features, hidden, recorder.heads) if hidden or recorder.heads else None
         return Captured(output.logits.float(), mask, hidden, recorder.heads, returned[-1] if returned else None)
 
+    def _sides(self, features: Mapping[str, Tensor], states: Sequence[Sequence[Tensor]]) -> tuple[Captured, ...]:
+        """Returns the hidden states of encoder and decoder with the masks of source and target."""
+        config: Any = self.model.config
+        source_bL = features["attention_mask"].bool()
+        target_bL = read_by_decoder(features["decoder_input_ids"], config.pad_token_id) if "decoder_input_ids" in features else source_bL
+        masks = (source_bL, target_bL)
+        return tuple(Captured(torch.empty(0), mask, tuple(hidden)) for mask, hidden in zip(masks, states, strict=True))
+
     @cached_property
-    def blocks(self) -> Sequence[nn.Module]:
-        """The repeated blocks; empty if all layers share one."""
+    def blocks(self) -> Sequence[Sequence[nn.Module]]:
+        """The blocks of each stack; empty if all layers share one."""
         try:
-            return tuple(repeated_blocks(self.model, self.key)[1])
+            blocks = list(blocks_of(self.model, self.key).values())
+            return tuple(blocks[stack.first : stack.numbers.stop] for stack in stacks_of(self.model, self.key))
         except InputError:
             return ()
 
@@ -171,7 +204,7 @@ class Capture:
 
         AttentionInterface.register(CAPTURING, _capturing)
         AttentionMaskInterface.register(CAPTURING, sdpa_mask)
-        blocks = repeated_blocks(self.model, self.key)[1]
+        blocks = blocks_of(self.model, self.key).values()
         self.block_of = {module: number for number, block in enumerate(blocks) for module in block.modules()}
         self.model.set_attn_implementation(CAPTURING)  # type: ignore[operator]
 

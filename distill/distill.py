@@ -92,6 +92,7 @@ class Distill(DistillSettings):
         """
         from compress.models.config import check_length
         from compress.training.lora import check_lora
+        from distill.losses.loss import check_stacks
         from distill.objective import check_covered
         from distill.student import check_student
 
@@ -117,6 +118,7 @@ class Distill(DistillSettings):
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)
+            check_stacks(loss, loss.name, setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(
                     f"{setting.key}: {loss.name} compares the rows of a batch; remove micro_batch_size ({self.micro_batch_size} given)"

@@ -24,7 +24,7 @@ from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.machine.parallel import shard
 from compress.measure.predictions import compared
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import blocks_of
 from compress.models.checkpoint import load
 from compress.models.config import ModelConfig
 from compress.models.importing import import_model
@@ -86,7 +86,7 @@ class Steps:
         if not self.context.team.shards:
             return [freeze(load(folder, device)) for folder in folders]
         teachers = [freeze(load(folder)) for folder in folders]  # sharding moves them to the device block by block
-        return [shard(teacher, repeated_blocks(teacher, self.stage.teacher_key)[1]) for teacher in teachers]
+        return [shard(teacher, blocks_of(teacher, self.stage.teacher_key).values()) for teacher in teachers]
 
     def rows(self) -> tuple[Split, int]:
         """Returns the training rows, and how many of them are labelled: these come first."""

@@ -7,6 +7,7 @@
         a list        these layers, counted from 1
         random        newly initialized blocks
     hidden, ffn, heads   fewer channels, neurons and heads: slices of the incoming model (`distill.width`)
+    An encoder-decoder has two stacks of layers: one number or choice holds for either, a map {encoder: ..., decoder: ...} tells them apart.
     path           another checkpoint with its own fast tokenizer
     config         another shape or model type, newly initialized
 
@@ -33,31 +34,52 @@ from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.tasks import Task
 from compress.models.attention import probe
-from compress.models.blocks import repeated_blocks, states_of, with_layers
+from compress.models.blocks import SIDES, block_of, blocks_of, layer_name, source_of, stacks_of, states_of, with_layers
 from compress.models.checkpoint import load
 from compress.models.config import OWN_KEYS, ModelConfig, check_task, read_config
 from compress.models.conv1d import with_linears
 from compress.models.files import find
 from compress.models.forward import device_of
 from compress.models.importing import import_model
-from compress.models.library import REFUSED, one_line, quiet, sizes_config, task_classes, with_class
+from compress.models.library import REFUSED, depths_of, one_line, quiet, task_classes, with_class
 from compress.models.own_shape import SHAPE_KEY
 from compress.models.shapes import auto_class
 from compress.stage.context import Context
 from distill.width import narrow, with_widths
 
 Init = Literal["uniform", "every_second", "first", "last", "random"]
+Choice = Init | Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(min_length=1)]
+"""Which layers of a stack to keep: a rule, or a list counted from 1."""
 CARRIED = ("vocab_size", "pad_token_id", "bos_token_id", "eos_token_id", "type_vocab_size", "image_size", "num_channels")
 """Config keys that every student inherits, as it gets the same tokens or images as the incoming model."""
+
+
+class LayersOfSides(Config):
+    """Numbers of layers of an encoder-decoder."""
+
+    encoder: Annotated[int, Field(ge=1)] | None = None
+    """Number of layers of the encoder to keep; absent: all."""
+    decoder: Annotated[int, Field(ge=1)] | None = None
+    """Number of layers of the decoder to keep; absent: all."""
+
+
+class InitOfSides(Config):
+    """Which layers of an encoder-decoder to keep."""
+
+    encoder: Choice = "first"
+    """Which layers of the encoder to keep, or a list counted from 1."""
+    decoder: Choice = "first"
+    """Which layers of the decoder to keep, or a list counted from 1."""
 
 
 class Student(Config):
     """The model to train: the incoming one, some of its layers, another checkpoint, or another shape."""
 
-    layers: Annotated[int, Field(ge=1)] | None = None
-    """Number of layers to keep; absent: all."""
-    init: Init | tuple[Annotated[int, Field(ge=1)], ...] = "first"
-    """Which layers to keep, or a list of layers counted from 1; random: new blocks between the original embeddings and head."""
+    layers: Annotated[int, Field(ge=1)] | LayersOfSides | None = None
+    """Number of layers to keep, of an encoder-decoder on either side, or {encoder: 6, decoder: 1}; absent: all."""
+    init: Init | tuple[Annotated[int, Field(ge=1)], ...] | InitOfSides = "first"
+    """Which layers to keep, or a list of layers counted from 1; random: new blocks between the original embeddings and head. Of an
+    encoder-decoder on either side, or {encoder: uniform, decoder: [1, 6]}."""
     hidden: Annotated[int, Field(ge=1)] | None = None
     """Hidden size to keep: the most important channels; must be a multiple of the heads. Absent: all."""
     ffn: Annotated[int, Field(ge=1)] | None = None
@@ -80,8 +102,10 @@ class Student(Config):
         parts += ["init"] * (self.init != "first")
         if parts and (self.path is not None or self.config is not None):
             raise ValueError(f"{parts[0]} selects parts of the incoming model; remove it, or path and config")
-        if isinstance(self.init, tuple) and (not self.init or len(self.init) != (self.layers or len(self.init))):
-            raise ValueError(f"init lists {len(self.init)} layers, layers is {self.layers}; give the same number")
+        for side in range(len(SIDES)):
+            number, init = self.of_stack(side)
+            if isinstance(init, tuple) and (not init or len(init) != (number or len(init))):
+                raise ValueError(f"init lists {len(init)} layers, layers is {number}; give the same number")
         if self.head != "new" and self.path is None:
             raise ValueError(f"head: {self.head} given; it applies only to another checkpoint: give path, or remove head")
         return self
@@ -91,27 +115,52 @@ class Student(Config):
         """Whether hidden size, FFN or heads are reduced."""
         return any(given is not None for given in (self.hidden, self.ffn, self.heads))
 
-    def chosen(self, depth: int, key: str) -> list[int]:
-        """Returns the layers to keep, counted from 0.
+    def of_stack(self, side: int) -> tuple[int | None, Init | tuple[int, ...]]:
+        """Returns the number of layers to keep of a stack, None for all, and which: 0 is the encoder or the only stack, 1 the decoder."""
+        number = getattr(self.layers, SIDES[side]) if isinstance(self.layers, LayersOfSides) else self.layers
+        return number, getattr(self.init, SIDES[side]) if isinstance(self.init, InitOfSides) else self.init
+
+    def is_new(self, side: int) -> bool:
+        """Whether the blocks of a stack are newly initialized."""
+        return self.of_stack(side)[1] == "random"
+
+    def chosen(self, depths: Sequence[int], key: str) -> list[int]:
+        """Returns the layers to keep, counted from 0 through all stacks.
 
         Args:
-            depth: Number of layers of the incoming model.
+            depths: Number of layers of each stack of the incoming model.
             key: Key path of the student, for error messages.
 
         Raises:
             InputError: The incoming model does not have these layers.
         """
-        return chosen_layers(self.init, self.layers or (len(self.init) if isinstance(self.init, tuple) else depth), depth, key)
+        given = [name for name in ("layers", "init") if isinstance(getattr(self, name), LayersOfSides | InitOfSides)]
+        if given and len(depths) == 1:
+            raise InputError(f"{key}.{given[0]}: given for encoder and decoder; the incoming model has one stack of layers: give one value")
+        found: list[int] = []
+        for side, depth in enumerate(depths):
+            number, init = self.of_stack(side)
+            number = number or (len(init) if isinstance(init, tuple) else depth)
+            owner = "the incoming model" if len(depths) == 1 else f"the {SIDES[side]} of the incoming model"
+            found += [sum(depths[:side]) + layer for layer in chosen_layers(init, number, depth, key, owner)]
+        return found
 
 
-def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: str) -> list[int]:
-    """Returns which layers of a model with `depth` layers a student of `num_layers` layers keeps, counted from 0.
+def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: str, owner: str = "the incoming model") -> list[int]:
+    """Returns which layers of a stack with `depth` layers a student of `num_layers` layers keeps, counted from 0.
+
+    Args:
+        init: Which layers.
+        num_layers: How many.
+        depth: Number of layers of the stack.
+        key: Key path of the student, for error messages.
+        owner: What has the stack, for error messages.
 
     Raises:
-        InputError: The model has fewer layers.
+        InputError: The stack has fewer layers.
     """
     if num_layers > depth:
-        raise InputError(f"{key}.layers: {num_layers} given; the incoming model has {depth} layers")
+        raise InputError(f"{key}.layers: {num_layers} given; {owner} has {depth} layers")
     if init == "every_second" and 2 * num_layers - 1 > depth:
         raise InputError(
             f"{key}.init: every_second given; it keeps at most {-(-depth // 2)} of {depth} layers, not {num_layers}: give uniform"
@@ -127,7 +176,7 @@ def chosen_layers(init: Init | Sequence[int], num_layers: int, depth: int, key: 
     assert not isinstance(init, str), init
     beyond = [layer for layer in init if layer > depth]
     if beyond:
-        raise InputError(f"{key}.init: layer {beyond[0]} given; the incoming model has layers 1 to {depth}")
+        raise InputError(f"{key}.init: layer {beyond[0]} given; {owner} has layers 1 to {depth}")
     return [layer - 1 for layer in init]
 
 
@@ -148,16 +197,17 @@ def student_config(student: Student, config: Any, key: str) -> Any:
         return _with_labels_of(config, found)
     if student.config is not None:
         return _changed_config(student.config, config, f"{key}.config")
-    depth = getattr(sizes_config(config), "num_hidden_layers", None)
-    if not isinstance(depth, int):
+    depths = depths_of(config)
+    if depths is None:
         raise InputError(f"{key}: a {config.model_type} is not a stack of equal layers; give another model as the student (path or config)")
-    if getattr(config, "is_encoder_decoder", False):
+    if student.is_narrower and len(depths) > 1:
+        name = next(name for name in ("hidden", "ffn", "heads") if getattr(student, name) is not None)
         raise InputError(
-            f"{key}: a {config.model_type} has two stacks of layers, an encoder and a decoder; give another model as the student (path or "
-            "config)"
+            f"{key}.{name}: {getattr(student, name)} given; a {config.model_type} has two stacks of layers, which cannot be made narrower: "
+            "give layers or config, or prune its FFNs"
         )
     try:
-        chosen = with_layers(config, student.chosen(depth, key))
+        chosen = with_layers(config, student.chosen(depths, key))
     except NotImplementedError as error:  # Funnel, whose layers come in blocks of several
         raise InputError(
             f"{key}: the number of layers of a {config.model_type} cannot be set ({one_line(error)}); give another model as the student "
@@ -189,48 +239,53 @@ def build(student: Student, parent: Path, context: Context, key: str) -> tuple[n
     if student.config is not None:
         config = student_config(student, incoming.config, key)
         return _untrained(config, context.task, context.seed, f"{key}.config"), parent
-    depth = len(repeated_blocks(incoming, f"{key}.layers")[1])
-    taken = take_layers(incoming, student.chosen(depth, key), f"{key}.layers", context.seed, student.init == "random")
+    stacks = stacks_of(incoming, f"{key}.layers")
+    new = frozenset(side for side in range(len(stacks)) if student.is_new(side))
+    taken = take_layers(incoming, student.chosen([stack.depth for stack in stacks], key), f"{key}.layers", context.seed, new)
     if student.is_narrower:
         taken = narrow(taken, student_config(student, incoming.config, key), key)
     return taken, parent
 
 
-def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0, new: bool = False) -> nn.Module:
+def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0, new: frozenset[int] = frozenset()) -> nn.Module:
     """Returns a copy of a model with only the given layers.
 
     Args:
         model: A Transformers model.
-        layers: The layers to copy, counted from 0; a layer may occur twice.
+        layers: The layers to copy, counted from 0 through all stacks; a layer may occur twice.
         key: Key path in the recipe, for error messages.
         seed: Seed for new weights.
-        new: Whether to initialize the blocks anew, as Transformers does, instead of copying them.
+        new: Stacks whose blocks are initialized anew, as Transformers does, instead of copied.
 
     Raises:
         InputError: The model has no repeated blocks, or its blocks differ in weights or depend on their position.
     """
-    name, blocks = repeated_blocks(model, key)
-    student = _seeded(lambda: with_linears(type(model)(with_layers(model.config, layers))), seed)
+    stacks, blocks = stacks_of(model, key), list(blocks_of(model, key).values())
+    student: Any = _seeded(lambda: with_linears(type(model)(with_layers(model.config, layers))), seed)
+    if getattr(model, "generation_config", None) is not None:
+        student.generation_config = copy.deepcopy(model.generation_config)
     taken, weights = model.state_dict(), student.state_dict()
-    for place, layer in enumerate([] if new else layers):
-        missing = [weight for weight in blocks[layer].state_dict() if f"{name}.{place}.{weight}" not in weights]
+    places = dict(zip(blocks_of(student, key), layers, strict=True))
+    copied = [layer for side, stack in enumerate(stacks) if side not in new for layer in stack.numbers]
+    for place, (name, layer) in enumerate(places.items()):
+        missing = [weight for weight in blocks[layer].state_dict() if f"{name}.{weight}" not in weights and layer in copied]
         if missing:
             kind = model.config.model_type  # type: ignore[union-attr]
             first = list(layers) == list(range(len(layers)))
             remedy = "give the student by path or config" if first else "keep the first layers (init: first)"
             raise InputError(
-                f"{key}: layer {layer + 1} of this {kind} has a weight {missing[0]}, which layer {place + 1} of a student does not have; "
-                f"only layers with equal weights can be selected: {remedy}"
+                f"{key}: {layer_name(stacks, layer)} of this {kind} has a weight {missing[0]}, which "
+                f"{layer_name(stacks_of(student, key), place)} of a student does not have; only layers with equal weights can be selected: "
+                f"{remedy}"
             )
     for target in weights:
-        block, _, weight = target.removeprefix(f"{name}.").partition(".")
-        in_block = target.startswith(f"{name}.")
-        if in_block and new:
+        number = block_of(target, list(places))
+        if number is not None and layers[number] not in copied:
             continue
-        source = f"{name}.{layers[int(block)]}.{weight}" if in_block else target
+        source = source_of(target, stacks, layers, taken)
         if source not in taken or taken[source].shape != weights[target].shape:
             kind = model.config.model_type  # type: ignore[union-attr]
-            if not in_block:
+            if number is None:
                 raise InputError(
                     f"{key}: {target} of this {kind} depends on the number of layers, so its layers cannot be selected; give the student "
                     "by path or config"
@@ -239,27 +294,29 @@ def take_layers(model: nn.Module, layers: Sequence[int], key: str, seed: int = 0
         weights[target] = taken[source]
     student.load_state_dict(weights)
     if not new:
-        _check_same_outputs(model, blocks, student.eval(), layers, key)
-    return student.eval()
+        _check_same_outputs(model, student.eval(), layers, key)
+    made: nn.Module = student.eval()
+    return made
 
 
 @torch.no_grad()
-def _check_same_outputs(model: nn.Module, blocks: nn.ModuleList, student: nn.Module, layers: Sequence[int], key: str) -> None:
+def _check_same_outputs(model: Any, student: nn.Module, layers: Sequence[int], key: str) -> None:
     """Checks that every copied block computes the same as its original: in some models a block depends on its position.
 
     Raises:
         InputError: A block computes something else.
     """
+    stacks, blocks = stacks_of(model, key), list(blocks_of(model, key).values())
     calls: dict[nn.Module, tuple[Any, Any, Tensor]] = {}
 
     def record(block: nn.Module, inputs: Any, options: Any, output: Any) -> None:
         calls[block] = (inputs, options, states_of(output))
 
     hooks = [block.register_forward_hook(record, with_kwargs=True) for block in blocks]
-    kind, training, config = model.config.model_type, model.training, model.config  # type: ignore[union-attr]
+    kind, training, config = model.config.model_type, model.training, model.config
     inputs = {name: value.to(device_of(model)) for name, value in probe(model, torch.Generator().manual_seed(0)).items()}
-    try:
-        model.eval()(**inputs, **({"use_cache": False} if getattr(config, "use_cache", False) else {}))
+    try:  # the blocks alone: a task's head may want other inputs
+        model.eval().base_model(**inputs, **({"use_cache": False} if getattr(config, "use_cache", False) else {}))
     finally:
         model.train(training)
         for hook in hooks:
@@ -269,12 +326,13 @@ def _check_same_outputs(model: nn.Module, blocks: nn.ModuleList, student: nn.Mod
             f"{key}: a {kind} does not run its layers as modules, so those of a student cannot be compared with its own; give the student "
             "by path or config"
         )
-    for place, (block, layer) in enumerate(zip(repeated_blocks(student, key)[1], layers, strict=True)):
+    for place, (block, layer) in enumerate(zip(blocks_of(student, key).values(), layers, strict=True)):
         given, options, expected = calls[blocks[layer]]
         if not torch.allclose(states_of(block(*given, **options)), expected, rtol=1e-3, atol=1e-4, equal_nan=True):
             raise InputError(
-                f"{key}: layer {layer + 1} of this {kind} computes something else as layer {place + 1} of a student, with equal weights; "
-                "its layers cannot be selected: give the student by path or config"
+                f"{key}: {layer_name(stacks, layer)} of this {kind} computes something else as "
+                f"{layer_name(stacks_of(student, key), place)} of a student, with equal weights; its layers cannot be selected: give the "
+                "student by path or config"
             )
 
 

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.models.attention import Attention, find_attentions, out_axis
 from compress.models.axes import Axes, axes_of, key_of, size_of
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import blocks_of
 from compress.models.conv1d import with_linears
 from compress.models.own_shape import SHAPE_KEY
 from compress.models.structure import head_axes
@@ -80,7 +80,7 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
     Raises:
         InputError: The weights of this model type cannot be sliced.
     """
-    prefix = repeated_blocks(model, key)[0]
+    blocks = tuple(blocks_of(model, key))
     attentions, old = sliceable_attentions(model, key), model.config
     axes, weights = _axes(model, key), model.state_dict()
     inner = {axis for attention in attentions.values() for axis in head_axes(model, attention)}
@@ -93,7 +93,7 @@ def narrow(model: Any, config: Any, key: str) -> nn.Module:
     kept: dict[tuple[str, int], Tensor] = dict.fromkeys(residual, channels)
     for block, attention in attentions.items():
         kept |= kept_head_dims(model, attention, config)
-        of_block = {axis for axis in ffn_axes if axis[0].startswith(f"{prefix}.{block}.")}
+        of_block = {axis for axis in ffn_axes if axis[0].startswith(f"{blocks[block]}.")}
         if of_block:
             kept |= dict.fromkeys(of_block, top(neuron_scores(weights, of_block), size_of(config, "ffn")))
     sliced = {}
@@ -119,7 +119,7 @@ def sliceable_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
             or query heads share keys.
     """
     try:
-        found = find_attentions(model, key)
+        found = find_attentions(model, key).own
     except InputError as error:
         raise InputError(*(f"{problem}; give config" for problem in error.problems)) from error
     if any(attention.transformed or attention.interleaved or attention.group > 1 for attention in found.values()):

@@ -21,8 +21,10 @@ from compress.models.axes import Axis
 from compress.models.structure import Sizes, Structure
 
 Measure = Literal["macs", "parameters", "latency"]
-Component = Literal["heads", "ffn", "experts"]
-"""Prunable parts of a block; heads are counted in groups that share keys and values."""
+Component = Literal["heads", "cross", "ffn", "experts"]
+"""Prunable parts of a block; heads are counted in groups that share keys and values. `cross` are the heads that read an encoder."""
+GATED: tuple[Component, ...] = ("heads", "cross", "ffn")
+"""Components whose units are inputs of one layer, which a factor can close."""
 
 
 class CostModel(Protocol):
@@ -80,7 +82,7 @@ class ShapeCost:
 
     def block(self, number: int, sizes: Sizes) -> float:
         """Returns the cost of one block."""
-        prefix = f"{self.structure.prefix}.{number}."
+        prefix = f"{self.structure.blocks[number]}."
         return sum(self._weight(name, number, sizes) for name in self.shapes if name.startswith(prefix))
 
     def unit(self, number: int, what: Component, sizes: Sizes) -> float:
@@ -118,6 +120,8 @@ class ShapeCost:
             return sizes.hidden
         if axis in self.structure.heads[number]:
             return length * sizes.key_value_heads[number] / before.key_value_heads[number]
+        if axis in self.structure.cross[number]:
+            return length * sizes.cross[number] / before.cross[number]
         if axis in self.structure.ffn[number]:
             return length * sizes.ffn[number] / before.ffn[number]
         if axis in self.structure.experts[number]:
@@ -127,7 +131,15 @@ class ShapeCost:
 
 def count_of(sizes: Sizes, number: int, what: Component) -> int:
     """Returns the number of head groups, FFN neurons or experts of a block."""
+    if what == "cross":
+        return sizes.cross[number] if sizes.cross else 0
     return {"heads": sizes.key_value_heads, "ffn": sizes.ffn, "experts": sizes.experts}[what][number]
+
+
+def width_of(structure: Structure, number: int, what: Component) -> int:
+    """Returns how many inputs of the layer that reads a component belong to each of its units: the dimensions of a head group, or 1."""
+    found = structure.of_heads(number, what) if what in ("heads", "cross") else None
+    return found[0].group * found[0].head_dim if found is not None else 1
 
 
 def with_count(sizes: Sizes, number: int, what: Component, count: int) -> Sizes:
@@ -139,6 +151,8 @@ def with_count(sizes: Sizes, number: int, what: Component, count: int) -> Sizes:
     if what == "heads":
         group = sizes.heads[number] // sizes.key_value_heads[number]
         return replace(sizes, heads=changed(sizes.heads, group * count), key_value_heads=changed(sizes.key_value_heads, count))
+    if what == "cross":
+        return replace(sizes, cross=changed(sizes.cross, count))
     if what == "ffn":
         return replace(sizes, ffn=changed(sizes.ffn, count))
     return replace(sizes, experts=changed(sizes.experts, count))

@@ -14,7 +14,8 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from compress.models.structure import Structure
+from compress.models.structure import HEAD_KINDS, Structure
+from prune.cost import count_of
 from prune.hook_points import HookPoints
 
 
@@ -27,9 +28,13 @@ def emptied(weight_OI: Tensor) -> dict[str, int]:
 def unread(model: nn.Module, structure: Structure) -> Mapping[str, int]:
     """Returns how many head groups (`heads`) and `neurons` are never read, over all blocks."""
     hooks, counts = HookPoints.of(model, structure), {"heads": 0, "neurons": 0}
-    for block, attention in enumerate(structure.attentions):
-        read_OI = model.get_submodule(hooks.heads[block]).weight.detach() != 0  # type: ignore[operator]
-        counts["heads"] += int((~read_OI.any(dim=0).reshape(attention.key_value_heads, -1).any(dim=1)).sum())
+    for block in range(structure.depth):
+        for what in HEAD_KINDS:
+            reader = hooks.at(block, what)
+            if reader is not None:
+                read_OI = model.get_submodule(reader).weight.detach() != 0  # type: ignore[operator]
+                read_S = read_OI.any(dim=0).reshape(count_of(structure.sizes, block, what), -1).any(dim=1)
+                counts["heads"] += int((~read_S).sum())
         neurons = hooks.ffn[block]
         if neurons is not None:
             counts["neurons"] += emptied(model.get_submodule(neurons).weight)["inputs"]  # type: ignore[arg-type]

@@ -6,7 +6,8 @@
 
 Each layer thus compensates for the errors of the layers before it, which Frantar and Alistarh 2023 (https://arxiv.org/abs/2301.00774,
 section 3) do block by block. Finished blocks are not run again: the last one's output is stored and replayed, and a pass stops as soon as
-the layer has its input. The total is about one pass over the rows per such tensor of a block, plus one. Padding is not counted.
+the layer has its input. The total is about one pass over the rows per such tensor of a block, plus one. Padding is not counted: that of the
+source for an encoder and for what its decoder reads of it, that of the target for the rest of the decoder.
 
 Not supported: hidden states that do not fit into memory; the stage `quantize` streams large models from file to file.
 
@@ -16,15 +17,16 @@ Tensor names carry their shapes: N tokens, I inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import repeated_blocks
-from compress.models.padding import real_rows
+from compress.models.attention import find_attentions
+from compress.models.blocks import Stack, blocks_of, stacks_of
+from compress.models.padding import read_by_decoder, real_rows
 
 Features = Mapping[str, Tensor]
 Measure = Callable[[Tensor], Tensor]
@@ -65,17 +67,17 @@ def in_forward_order(
         Names of the layers that no row reached; they are unchanged.
 
     Raises:
-        InputError: The model is not a stack of blocks, or an input holds NaN or infinity.
+        InputError: The model is not made of stacks of blocks, or an input holds NaN or infinity.
     """
-    prefix, blocks = repeated_blocks(model, key)
-    runs = _BlockRunner(model, blocks, batches)
+    blocks = blocks_of(model, key)
+    runs = _BlockRunner(model, key, batches)
     unreached: list[str] = []
-    for number in range(len(blocks)):
-        inside = {name: layer for name, layer in layers.items() if name.startswith(f"{prefix}.{number}.")}
+    for block in blocks:
+        inside = {name: layer for name, layer in layers.items() if name.startswith(f"{block}.")}
         units = runs.units(inside)
         for unit in units:
             total = torch.zeros((), dtype=torch.float64)
-            for x_NI in runs.inputs(inside[unit[0]]):
+            for x_NI in runs.inputs(unit[0], inside[unit[0]]):
                 measured = measure(x_NI)
                 if not bool(measured.isfinite().all()):
                     raise InputError(f"{unit[0]}: the calibration rows give this layer an input that is NaN or infinite; check the model")
@@ -97,10 +99,13 @@ class _StopForward(Exception):
 class _BlockRunner:
     """Runs all batches up to the current block."""
 
-    def __init__(self, model: nn.Module, blocks: nn.ModuleList, batches: Sequence[Features]) -> None:
-        self._model, self._blocks, self._batches = model, blocks, batches
+    def __init__(self, model: nn.Module, key: str, batches: Sequence[Features]) -> None:
+        self._model, self._batches, self._stacks = model, batches, stacks_of(model, key)
+        self._blocks = list(blocks_of(model, key).values())
         self._number = 0
-        self._outputs: list[Any] = []  # by batch: output of the block before
+        self._outputs: dict[Stack, list[Any]] = {}  # of each stack that has run, by batch: output of its last finished block
+        attentions = find_attentions(model, key).cross.values() if len(self._stacks) > 1 else ()
+        self._reads_source = {attention.parts[what][0] for attention in attentions for what in ("key", "value")}
 
     def units(self, layers: Mapping[str, nn.Linear]) -> list[list[str]]:
         """Returns the layers of the block that are reached, in order of execution, grouped by the tensor that they read."""
@@ -126,7 +131,7 @@ class _BlockRunner:
                 break
         return units
 
-    def inputs(self, layer: nn.Linear) -> Iterator[Tensor]:
+    def inputs(self, name: str, layer: nn.Linear) -> Iterator[Tensor]:
         """Yields the inputs of a layer by batch, without padding [N, I]; skips batches that do not reach it."""
         for batch in range(len(self._batches)):
             seen: list[Tensor] = []
@@ -138,13 +143,26 @@ class _BlockRunner:
             with _removed([layer.register_forward_pre_hook(stop)]):
                 self._run(batch)
             if seen:
-                yield real_rows(seen[0], self._batches[batch])
+                yield real_rows(seen[0], self._features(name, batch))
 
     def move_on(self) -> None:
         """Stores the outputs of the current block and moves on to the next one."""
         if self._number + 1 < len(self._blocks):
-            self._outputs = [self._run(batch) for batch in range(len(self._batches))]
+            self._outputs[self._stack] = [self._run(batch) for batch in range(len(self._batches))]
         self._number += 1
+
+    @property
+    def _stack(self) -> Stack:
+        """The stack of the current block."""
+        return next(stack for stack in self._stacks if self._number in stack.numbers)
+
+    def _features(self, name: str, batch: int) -> Features:
+        """Returns the features of a batch with the mask of what a layer reads."""
+        features: Features = self._batches[batch]
+        config: Any = self._model.config
+        if self._stack is self._stacks[0] or name in self._reads_source or "decoder_input_ids" not in features:
+            return features
+        return {**features, "attention_mask": read_by_decoder(features["decoder_input_ids"], config.pad_token_id)}
 
     def _run(self, batch: int) -> Any:
         """Runs a batch up to the end of the current block; returns the block's output, or None if a hook stopped the pass earlier."""
@@ -154,14 +172,15 @@ class _BlockRunner:
             outputs.append(output)
             raise _StopForward
 
-        before = list(self._blocks)[: self._number]
-        with (
-            torch.inference_mode(),
-            _removed([self._blocks[self._number].register_forward_hook(stop)]),
-            _replayed(before, self._outputs[batch] if before else None),
-            suppress(_StopForward),
-        ):
-            self._model(**self._batches[batch])
+        with ExitStack() as replays:
+            for stack, finished in self._outputs.items():
+                replays.enter_context(_replayed(self._blocks[stack.first : min(self._number, stack.numbers.stop)], finished[batch]))
+            with (
+                torch.inference_mode(),
+                _removed([self._blocks[self._number].register_forward_hook(stop)]),
+                suppress(_StopForward),
+            ):
+                self._model(**self._batches[batch])
         return outputs[0] if outputs else None
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.models.structure import Structure
-from prune.cost import Component
+from prune.cost import GATED, Component, count_of, width_of
 from prune.hook_points import HookPoints
 
 GateSite = tuple[int, Component] | str
@@ -58,11 +58,12 @@ def gated(model: nn.Module, structure: Structure, hidden: bool) -> Iterator[Call
     hooks, sizes, current = HookPoints.of(model, structure), structure.sizes, _Current()
     handles = []
     for block in range(structure.depth):
-        reader, group = model.get_submodule(hooks.heads[block]), structure.attentions[block].group * sizes.head_dim
-        handles.append(reader.register_forward_pre_hook(_on_input(current, (block, "heads"), sizes.key_value_heads[block], group)))
-        neurons, experts = hooks.ffn[block], hooks.experts[block]
-        if neurons is not None:
-            handles.append(model.get_submodule(neurons).register_forward_pre_hook(_on_input(current, (block, "ffn"), sizes.ffn[block], 1)))
+        for what in GATED:
+            reader, number = hooks.at(block, what), count_of(sizes, block, what)
+            if reader is not None:
+                hook = _on_input(current, (block, what), number, width_of(structure, block, what))
+                handles.append(model.get_submodule(reader).register_forward_pre_hook(hook))
+        experts = hooks.experts[block]
         if experts is not None:
             handles.append(model.get_submodule(experts).register_forward_pre_hook(_on_router(current, block, sizes.experts[block])))
     for norm in hooks.norms if hidden else ():

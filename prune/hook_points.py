@@ -1,6 +1,7 @@
 """Hook points: the modules whose inputs or outputs carry one value, or one head, per prunable unit.
 
     heads     input of the attention output projection: the heads side by side
+    cross     the same for the attention of a decoder's block to the encoder
     ffn       input of the layer that reads the FFN neurons (W_down)
     experts   routing weights of each token's experts
     hidden    outputs of all norms over the residual stream
@@ -11,14 +12,17 @@ A gate at a hook point (`prune.gates`) scales the unit; the values there are the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from compress.models.attention import is_layer
+from compress.models.padding import read_by_decoder
 from compress.models.structure import Structure
+from prune.cost import Component
 
 
 @dataclass(frozen=True)
@@ -26,7 +30,9 @@ class HookPoints:
     """Module paths of the hook points, by block."""
 
     heads: tuple[str, ...]
-    """Attention output projections."""
+    """Output projections of the attention to a block's own tokens."""
+    cross: tuple[str | None, ...]
+    """Output projections of the attention to the encoder; None in blocks without."""
     ffn: tuple[str | None, ...]
     """Layers that read the FFN neurons; None in blocks with experts."""
     experts: tuple[str | None, ...]
@@ -52,19 +58,38 @@ class HookPoints:
         norms = {_owner(name) for name, _ in structure.residual if name in vectors and name.endswith(".weight")}
         return cls(
             tuple(attention.output for attention in structure.attentions),
+            tuple(None if (one := structure.cross_attentions.get(block)) is None else one.output for block in range(structure.depth)),
             tuple(readers),
             tuple(holders),
             tuple(name for name in modules if name in norms and not is_layer(modules[name])),
-            tuple(f"{structure.prefix}.{block}" for block in range(structure.depth)),
+            structure.blocks,
         )
 
+    def at(self, block: int, what: Component) -> str | None:
+        """Returns the hook point of a component of a block; None if there is none."""
+        points: Mapping[Component, Sequence[str | None]] = {
+            "heads": self.heads,
+            "cross": self.cross,
+            "ffn": self.ffn,
+            "experts": self.experts,
+        }
+        return points[what][block]
 
-def token_mask(features: Mapping[str, Tensor], image_tokens: int) -> Tensor:
-    """Returns which tokens of a batch are not padding, bool `[b, L]`; an image has `image_tokens` tokens."""
+
+def token_masks(model: nn.Module, structure: Structure, features: Mapping[str, Tensor]) -> list[Tensor]:
+    """Returns which tokens of a batch are not padding, bool `[b, L]`, for each stack of the model: source and target have other tokens."""
     if "attention_mask" in features:
-        return features["attention_mask"].bool()
-    given = next(iter(features.values()))
-    return torch.ones(len(given), given.shape[1] if "input_ids" in features else image_tokens, dtype=torch.bool)
+        mask = features["attention_mask"].bool()
+    else:
+        given = next(iter(features.values()))
+        length = given.shape[1] if "input_ids" in features else structure.attentions[0].tokens
+        mask = torch.ones(len(given), length, dtype=torch.bool)
+    if len(structure.stacks) == 1:
+        return [mask]
+    config: Any = model.config
+    if "decoder_input_ids" in features:
+        return [mask, read_by_decoder(features["decoder_input_ids"], config.pad_token_id)]
+    return [mask, mask]  # a classifier's decoder reads the source as well
 
 
 def _owner(weight: str) -> str:

@@ -20,10 +20,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compress.models.structure import Structure
+from compress.models.structure import HEAD_KINDS, Structure
 from compress.training.kept_zeros import NOTE
 from compress.training.train import Batch
-from prune.hook_points import HookPoints, token_mask
+from prune.hook_points import HookPoints, token_masks
 from prune.surgery import KeptUnits, head_numbers
 
 DAMPING = 0.01
@@ -98,7 +98,7 @@ def update(model: nn.Module, structure: Structure, kept: KeptUnits, batches: Ite
     wanted = readers(model, structure, kept)
     if not wanted:
         return
-    grams = gram_matrices(model, list(wanted), batches, structure.attentions[0].tokens)
+    grams = gram_matrices(model, structure, list(wanted), batches)
     for name, numbers in wanted.items():
         layer: Any = model.get_submodule(name)
         weight_OI, bias_O = layer.weight.detach(), layer.bias
@@ -123,22 +123,24 @@ def readers(model: nn.Module, structure: Structure, kept: KeptUnits) -> dict[str
     """Returns the inputs that stay, int64, for each layer that loses inputs, by module name."""
     hooks, found = HookPoints.of(model, structure), {}
     for block in kept.layers:
-        attention = structure.attentions[block]
-        if len(kept.heads[block]) < attention.key_value_heads:
-            found[hooks.heads[block]] = head_numbers(kept.heads[block], attention.group, attention.head_dim)["query"]
+        for what in HEAD_KINDS:
+            of_heads, reader = structure.of_heads(block, what), hooks.at(block, what)
+            if of_heads is not None and reader is not None and len(kept.units(block, what)) < of_heads[0].key_value_heads:
+                found[reader] = head_numbers(kept.units(block, what), of_heads[0].group, of_heads[0].head_dim)["query"]
         neurons = hooks.ffn[block]
         if neurons is not None and len(kept.ffn[block]) < structure.sizes.ffn[block]:
             found[neurons] = torch.tensor(kept.ffn[block])
     return found
 
 
-def gram_matrices(model: nn.Module, layers: Sequence[str], batches: Iterable[Batch], image_tokens: int) -> Mapping[str, Tensor]:
+def gram_matrices(model: nn.Module, structure: Structure, layers: Sequence[str], batches: Iterable[Batch]) -> Mapping[str, Tensor]:
     """Returns the sum of x x^T over all tokens except padding, float64 `[I, I]`, by layer; layers with a bias have an extra input of 1."""
     sums: dict[str, Tensor] = {}
-    mask_bL = torch.zeros(0, 0, dtype=torch.bool)
+    masks: list[Tensor] = []
 
     def keep(name: str) -> Any:
         def hook(module: Any, args: tuple[Any, ...]) -> None:
+            mask_bL = masks[structure.stack_of(name)]
             x_NI = args[0].reshape(*mask_bL.shape, -1)[mask_bL.to(args[0].device)]
             if module.bias is not None:
                 x_NI = torch.cat([x_NI, torch.ones_like(x_NI[:, :1])], dim=1)
@@ -151,7 +153,7 @@ def gram_matrices(model: nn.Module, layers: Sequence[str], batches: Iterable[Bat
     try:
         with torch.inference_mode():
             for batch in batches:
-                mask_bL = token_mask(batch.features, image_tokens)
+                masks[:] = token_masks(model, structure, batch.features)
                 model(**batch.features)
     finally:
         for handle in handles:

@@ -36,7 +36,7 @@ def prove(model: nn.Module, structure: Structure, kept: KeptUnits, batch: Batch,
     Raises:
         InputError: The outputs differ, or the smaller model does not run.
     """
-    some = replace(KeptUnits.everything(structure.sizes), layers=kept.layers, heads=kept.heads, ffn=kept.ffn)
+    some = replace(KeptUnits.everything(structure.sizes), layers=kept.layers, heads=kept.heads, cross=kept.cross, ffn=kept.ffn)
     gone = [block for block in range(structure.depth) if block not in set(kept.layers)]
     few = {name: value[:2] for name, value in batch.features.items()}
     small = shrink(model, structure, some, key).to(device_of(model))

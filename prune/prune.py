@@ -70,7 +70,8 @@ class Prune(PruneSettings):
         """
         key, answer = self.key, TASKS[context.task].answer
         if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
-            raise InputError(f"{key}.granularity: vocabulary given; {context.task} has no text to tokenize: leave it out")
+            reason = "is measured on the tokens of the incoming model" if answer == "tokens" else "has no text to tokenize"
+            raise InputError(f"{key}.granularity: vocabulary given; {context.task} {reason}: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
@@ -232,7 +233,7 @@ def _words(before: Sizes, after: Sizes) -> str:
     """Describes the sizes that changed, for the log."""
     counts = {
         "layers": (len(before.heads), len(after.heads)),
-        "heads": (sum(before.heads), sum(after.heads)),
+        "heads": (sum(before.heads) + sum(before.cross), sum(after.heads) + sum(after.cross)),
         "neurons": (sum(before.ffn), sum(after.ffn)),
         "channels": (before.hidden, after.hidden),
         "experts": (sum(before.experts), sum(after.experts)),

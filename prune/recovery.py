@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
-from compress.models.blocks import between_blocks, repeated_blocks
+from compress.models.blocks import between_blocks, blocks_of
 from compress.models.config import read_config
+from compress.models.library import depths_of
 from compress.models.origin import Origin, same_shape
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
@@ -85,7 +86,7 @@ class RecoveryObjective(nn.Module):
     def __init__(self, answers: Distilled, origin: Origin, weight: float) -> None:
         super().__init__()
         self.answers, self.origin, self.weight = answers, origin, weight
-        self.blocks_of = cache(lambda model: tuple(repeated_blocks(model, "recover.hidden_weight")[1]))
+        self.blocks_of = cache(lambda model: tuple(blocks_of(model, "recover.hidden_weight").values()))
 
     def forward(self, model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         """Returns the parts of the loss, float32 `[b]` each."""
@@ -237,6 +238,11 @@ def check_hidden(settings: Recover, config: Any, teacher: Any, key: str) -> None
     """
     if not settings.hidden_weight:
         return
+    if len(depths_of(config) or ()) > 1:
+        raise InputError(
+            f"{key}.hidden_weight: {settings.hidden_weight:g} given; a {config.model_type} has two stacks of layers: give losses: "
+            "[{name: hidden}] instead"
+        )
     shapes = [tuple(getattr(one, name, None) for name in ("num_hidden_layers", "hidden_size")) for one in (config, teacher)]
     if Origin.of_config(config) is None:
         raise InputError(

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from compress.models.structure import Structure
 from compress.training.train import Batch
-from prune.hook_points import HookPoints, token_mask
+from prune.hook_points import HookPoints, token_masks
 
 
 @torch.inference_mode()
@@ -48,7 +48,7 @@ def loads(model: nn.Module, structure: Structure, batches: Iterable[Batch]) -> l
     ]
     try:
         for batch in batches:
-            mask_bL = token_mask(batch.features, structure.attentions[0].tokens).cpu()
+            mask_bL = token_masks(model, structure, batch.features)[0].cpu()
             model(**batch.features)
     finally:
         for handle in handles:

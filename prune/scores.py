@@ -22,9 +22,9 @@ from torch import Tensor, nn
 from compress.models.structure import Structure
 from compress.training.train import Batch, Objective
 from prune.activation import activation, block_influence
-from prune.cost import Component, count_of
+from prune.cost import GATED, Component, count_of
 from prune.gates import GateSite, gated
-from prune.hook_points import HookPoints, token_mask
+from prune.hook_points import HookPoints, token_masks
 from prune.magnitude import magnitude
 from prune.selection import COMPONENTS, Scores
 from prune.slices import channel_slices, component_slices
@@ -44,7 +44,7 @@ def by_magnitude(model: nn.Module, structure: Structure) -> Scores:
             for what in COMPONENTS
             if count_of(structure.sizes, block, what)
         },
-        torch.cat([magnitude(_of_block(weights, f"{structure.prefix}.{block}.")) for block in blocks]),
+        torch.cat([magnitude(_of_block(weights, f"{name}.")) for name in structure.blocks]),
         magnitude([slice_Dn / slice_Dn.float().norm().clamp(min=1e-30) for slice_Dn in channel_slices(structure, weights)]),
     )
 
@@ -71,7 +71,7 @@ def by_activation(model: nn.Module, structure: Structure, batches: Batches) -> S
     seen = _ActivationSums(model, structure)
     with torch.inference_mode():
         for batch in batches():
-            seen.mask_bL = token_mask(batch.features, structure.attentions[0].tokens)
+            seen.masks = token_masks(model, structure, batch.features)
             model(**batch.features)
     seen.remove()
     roots = {where: seen.mean(where).sqrt().float() for where in seen.sums}
@@ -91,8 +91,8 @@ def unread_first(scores: Scores, model: nn.Module, structure: Structure) -> Scor
     """Returns the scores with 0 for every head group and neuron that only zero weights read."""
     hooks, components = HookPoints.of(model, structure), dict(scores.components)
     for block in range(structure.depth):
-        whats: tuple[tuple[Component, str | None], ...] = (("heads", hooks.heads[block]), ("ffn", hooks.ffn[block]))
-        for what, reader in whats:
+        for what in GATED:
+            reader = hooks.at(block, what)
             if reader is not None and (block, what) in components:
                 weight_OI: Tensor = model.get_submodule(reader).weight.detach()  # type: ignore[operator]
                 score_S = components[block, what]
@@ -107,18 +107,19 @@ class _ActivationSums:
     def __init__(self, model: nn.Module, structure: Structure) -> None:
         self.sums: dict[Any, Tensor] = {}
         self.tokens: dict[Any, int] = {}
-        self.mask_bL = torch.zeros(0, 0, dtype=torch.bool)
+        self.structure, self.masks = structure, list[Tensor]()
         hooks, sizes = HookPoints.of(model, structure), structure.sizes
         self.handles = []
         for block in range(structure.depth):
-            self._before(model, hooks.heads[block], (block, "heads"), sizes.key_value_heads[block])
-            if hooks.ffn[block] is not None:
-                self._before(model, str(hooks.ffn[block]), (block, "ffn"), sizes.ffn[block])
+            for what in GATED:
+                reader = hooks.at(block, what)
+                if reader is not None:
+                    self._before(model, reader, (block, what), count_of(sizes, block, what))
             if hooks.experts[block] is not None:
                 module = model.get_submodule(str(hooks.experts[block]))
                 self.handles.append(module.register_forward_pre_hook(self._experts(block, sizes.experts[block])))
             module = model.get_submodule(hooks.blocks[block])
-            self.handles.append(module.register_forward_hook(self._block(block), with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self._block(block, hooks.blocks[block]), with_kwargs=True))
         for norm in hooks.norms:
             self.handles.append(model.get_submodule(norm).register_forward_hook(self._norm(norm)))
 
@@ -133,13 +134,14 @@ class _ActivationSums:
         self.sums[where] = self.sums.get(where, torch.zeros((), dtype=torch.float64)) + tokens * mean.cpu()
         self.tokens[where] = self.tokens.get(where, 0) + tokens
 
-    def kept(self, x_bLD: Tensor) -> Tensor:
-        """Returns the tokens that are not padding, `[N, D]`."""
-        return x_bLD.reshape(*self.mask_bL.shape, -1)[self.mask_bL.to(x_bLD.device)]
+    def kept(self, x_bLD: Tensor, name: str) -> Tensor:
+        """Returns the tokens that are not padding, `[N, D]`, of what a module of this name reads or writes."""
+        mask_bL = self.masks[self.structure.stack_of(name)]
+        return x_bLD.reshape(*mask_bL.shape, -1)[mask_bL.to(x_bLD.device)]
 
     def _before(self, model: nn.Module, name: str, where: tuple[int, Component], number: int) -> None:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-            x_ND = self.kept(args[0])
+            x_ND = self.kept(args[0], name)
             self.add(where, activation(x_ND.reshape(len(x_ND), number, -1)), len(x_ND))
 
         self.handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
@@ -147,17 +149,17 @@ class _ActivationSums:
     def _norm(self, name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         def hook(module: nn.Module, args: Any, output: Tensor) -> None:
             if output.dim() > 2:  # the output for a pooled row has no token axis
-                x_ND = self.kept(output)
+                x_ND = self.kept(output, name)
                 self.add(name, activation(x_ND[:, :, None]), len(x_ND))
 
         return hook
 
-    def _block(self, block: int) -> Callable[[nn.Module, Any, Mapping[str, Any], Any], None]:
+    def _block(self, block: int, name: str) -> Callable[[nn.Module, Any, Mapping[str, Any], Any], None]:
         def hook(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
             given = args[0] if args else kwargs["hidden_states"]
             made = output[0] if isinstance(output, tuple) else output
-            x_ND = self.kept(given)
-            self.add((block, "layer"), block_influence(x_ND, self.kept(made)), len(x_ND))
+            x_ND = self.kept(given, name)
+            self.add((block, "layer"), block_influence(x_ND, self.kept(made, name)), len(x_ND))
 
         return hook
 
@@ -166,7 +168,7 @@ class _ActivationSums:
 
         def hook(module: Any, args: tuple[Any, ...]) -> None:
             states_ND, chosen_Nk, weights_Nk = args[:3]
-            kept_N = self.mask_bL.flatten().to(states_ND.device)
+            kept_N = self.masks[0].flatten().to(states_ND.device)
             squares_E = torch.zeros(number, dtype=torch.float64)
             for expert in range(number):
                 token, place = (kept_N[:, None] & (chosen_Nk == expert)).nonzero(as_tuple=True)

@@ -32,7 +32,7 @@ from prune.cost import Component, CostModel, count_of
 from prune.surgery import KeptUnits
 
 Granularity = Literal["heads", "ffn", "hidden", "layers", "vocabulary", "experts"]
-COMPONENTS: tuple[Component, ...] = ("heads", "ffn", "experts")
+COMPONENTS: tuple[Component, ...] = ("heads", "cross", "ffn", "experts")
 Allocate = Callable[[Sequence[Part], float], Counts]
 
 
@@ -53,11 +53,11 @@ class Limits:
     @property
     def inside(self) -> tuple[Component, ...]:
         """Components that are cut inside blocks."""
-        return tuple(what for what in COMPONENTS if what in self.granularity)
+        return tuple(what for what in COMPONENTS if ("heads" if what == "cross" else what) in self.granularity)
 
     def free(self, structure: Structure) -> bool:
         """Returns whether anything in the blocks may be pruned."""
-        inside = ((block, what) for block in range(structure.depth) for what in self.inside)
+        inside = ((block, what) for block in range(structure.depth) for what in self.inside if count_of(structure.sizes, block, what))
         layers = "layers" in self.granularity and len(self.blocks) < structure.depth
         return layers or "hidden" in self.granularity or any(part not in self.protected for part in inside)
 
@@ -103,7 +103,8 @@ class Scores:
     def equal(cls, structure: Structure, inside: Sequence[Component]) -> Scores:
         """Returns scores of 1 for every unit, for when nothing has to be chosen."""
         sizes = structure.sizes
-        components = {(block, what): torch.ones(count_of(sizes, block, what)) for block in range(structure.depth) for what in inside}
+        numbers = {(block, what): count_of(sizes, block, what) for block in range(structure.depth) for what in inside}
+        components = {part: torch.ones(number) for part, number in numbers.items() if number or part[1] != "cross"}
         return cls(components, torch.ones(structure.depth), torch.ones(sizes.hidden))
 
 
@@ -122,13 +123,14 @@ def protected_parts(structure: Structure, patterns: Sequence[str], key: str) -> 
     for block in range(structure.depth):
         found: dict[Component, set[str]] = {
             "heads": {name for name, _ in structure.heads[block]},
+            "cross": {name for name, _ in structure.cross[block]},
             "ffn": {name for name, _ in structure.ffn[block]},
             "experts": {name for name, _ in structure.experts[block]},
         }
         for what, names in found.items():
             for name in names:
                 owners.setdefault(name.rpartition(".")[0], []).append((block, what))
-        owners[f"{structure.prefix}.{block}"] = [(block, what) for what in COMPONENTS]
+        owners[structure.blocks[block]] = [(block, what) for what in COMPONENTS]
     unused = [pattern for pattern in patterns if not fnmatch.filter(owners, pattern)]
     if unused:
         named = f"modules are named like {', '.join(list(owners)[:3])}"
@@ -229,11 +231,18 @@ class _DepthAndWidth:
         self.cost, self.incoming, self.limits, self.sizes = cost, incoming, limits, cost.structure.sizes
         self.ranked = torch.zeros(cost.structure.depth) if scores is None else scores.layers.double().clone()
         self.ranked[sorted(limits.blocks)] = math.inf
+        stacks = cost.structure.stacks
+        needed = set(limits.blocks) | ({self._best(stack.numbers) for stack in stacks} if len(stacks) > 1 else set())
+        self.ranked[sorted(needed)] = math.inf  # an encoder-decoder needs a layer on either side
         self.channels = torch.zeros(0) if scores is None else scores.hidden
         self.by_layers, self.by_width = ("layers" in limits.granularity, "hidden" in limits.granularity)
         self.depth, self.step = cost.structure.depth, limits.multiple_of
-        self.fewest = max(1, len(limits.blocks)) if self.by_layers else self.depth
+        self.fewest = max(1, len(needed)) if self.by_layers else self.depth
         self.narrowest = min(self.step, self.sizes.hidden) if self.by_width else self.sizes.hidden
+
+    def _best(self, blocks: range) -> int:
+        """Returns the block with the highest score."""
+        return max(blocks, key=lambda block: (float(self.ranked[block]), -block))
 
     def layers(self, number: int) -> list[int]:
         """Returns the `number` layers with the highest scores."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from compress.models.structure import Structure
 from prune.allocation import Part, top
-from prune.cost import Component, count_of
+from prune.cost import GATED, count_of, width_of
 from prune.hook_points import HookPoints
 from prune.surgery import KeptUnits
 
@@ -90,8 +90,7 @@ def scan(
                 measured[1 - kept / part.size] = highest = max(highest, apart)
                 metrics |= {} if metric is None else {1 - kept / part.size: metric}
             advance(1)
-        name = {"heads": hooks.heads, "ffn": hooks.ffn, "experts": hooks.experts}[part.component][part.block]
-        found.append(Sensitivity(part, str(name), measured, metrics))
+        found.append(Sensitivity(part, str(hooks.at(part.block, part.component)), measured, metrics))
     return found
 
 
@@ -100,8 +99,7 @@ def silenced(model: nn.Module, structure: Structure, hooks: HookPoints, part: Pa
     """Masks out all units of a component but those in `kept`, inside the `with` block."""
     mask_S = torch.zeros(part.size)
     mask_S[list(kept)] = 1
-    width = structure.attentions[part.block].group * structure.sizes.head_dim if part.component == "heads" else 1
-    mask_I = mask_S.repeat_interleave(width)
+    mask_I = mask_S.repeat_interleave(width_of(structure, part.block, part.component))
 
     def inputs(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         return (args[0] * mask_I.to(args[0].device), *args[1:])
@@ -110,7 +108,7 @@ def silenced(model: nn.Module, structure: Structure, hooks: HookPoints, part: Pa
         states, chosen_Nk, weights_Nk, *rest = args
         return (states, chosen_Nk, weights_Nk * mask_S.to(states.device)[chosen_Nk], *rest)
 
-    name = {"heads": hooks.heads, "ffn": hooks.ffn, "experts": hooks.experts}[part.component][part.block]
+    name = hooks.at(part.block, part.component)
     handle = model.get_submodule(str(name)).register_forward_pre_hook(weights if part.component == "experts" else inputs)
     try:
         yield
@@ -121,11 +119,11 @@ def silenced(model: nn.Module, structure: Structure, hooks: HookPoints, part: Pa
 @contextmanager
 def silenced_all(model: nn.Module, structure: Structure, hooks: HookPoints, kept: KeptUnits) -> Iterator[None]:
     """Masks out all heads and FFN neurons that are not kept, inside the `with` block."""
-    whats: tuple[Component, ...] = ("heads", "ffn")
     with ExitStack() as stack:
         for block in range(structure.depth):
-            for what in whats:
-                number, left = count_of(structure.sizes, block, what), getattr(kept, what)[block]
+            for what in GATED:
+                number = count_of(structure.sizes, block, what)
+                left = kept.units(block, what)
                 if len(left) < number:
                     stack.enter_context(silenced(model, structure, hooks, Part(block, what, number, 1.0, number), left))
         yield

@@ -155,6 +155,16 @@ class PruneSettings(ModelStage):
             )
         if "ffn" in self.granularity and experts:
             raise InputError(f"{self.key}.granularity: ffn given; the FFNs of this model are experts, which are pruned whole: give experts")
+        if self.measure == "latency" and len(structure.stacks) > 1:
+            raise InputError(
+                f"{self.key}.measure: latency given; the latency table does not cover the two stacks of an encoder-decoder: give macs or "
+                "parameters"
+            )
+        if "heads" in self.granularity and structure.tables:
+            raise InputError(
+                f"{self.key}.granularity: heads given; {structure.tables[0]} has an entry for each head; such tables, which T5 shares "
+                "between all layers of a side, keep their size: leave heads out"
+            )
         readers = [[name for name, axis in ffn if axis == 1 and name.endswith(".weight")] for ffn in structure.ffn]
         if "ffn" in self.granularity and not experts and max(map(len, readers), default=0) > 1:
             raise InputError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compress.models.axes import Axis
-from compress.models.structure import Structure
+from compress.models.structure import Structure, head_pieces
 from prune.cost import Component, count_of
 
 
@@ -31,10 +31,13 @@ def component_slices(structure: Structure, weights: Mapping[str, Tensor], block:
     if what == "ffn":
         pieces = [(axis, structure.repeated.get(axis, 1)) for axis in sorted(structure.ffn[block])]
     else:
+        found = structure.of_heads(block, what)
+        assert found is not None, f"block {block} has no {what}"
+        attention, axes = found
         return [
             _rows(piece, axis, number)
-            for axis in sorted(structure.heads[block])
-            for piece in torch.split(weights[axis[0]], structure.head_pieces(block, axis), dim=axis[1])
+            for axis, parts in sorted(axes.items())
+            for piece in torch.split(weights[axis[0]], head_pieces(attention, parts), dim=axis[1])
         ]
     return [
         _rows(piece, axis, number)

@@ -2,6 +2,7 @@
 
     layers       blocks are removed from the stack
     heads        rows of W_q, W_k, W_v (and their biases), columns of W_o; with grouped-query attention whole groups: keys, values, queries
+    cross        the same for the attention of a decoder's block to the encoder
     ffn          rows of W_up (and W_gate), columns of W_down
     experts      slices of the stacked expert weights, rows of the router: its softmax runs over the remaining experts
     hidden       channels of the residual stream: of embeddings, norms, every layer that reads or writes it, and the head
@@ -9,6 +10,9 @@
 
 All but `hidden` are exact: setting the columns that read the removed units to 0 in the large model gives the same outputs. For `hidden`,
 norms average over the remaining channels only. Units that stay keep their order.
+
+Of an encoder-decoder the layers of either side are removed; what only the first block has, such as T5's table of relative positions, moves
+to the new first block. Heads of T5 stay: all its layers share one table with an entry for each head.
 
 The axes come from `compress.models.structure`, the config from `compress.models.shapes`. Not supported: single channels of a head, whole
 attentions or FFNs of a block, neurons of single experts.
@@ -23,10 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.models.attention import Attention
 from compress.models.axes import Axis
-from compress.models.blocks import with_layers
+from compress.models.blocks import source_of, with_layers
 from compress.models.shapes import remade, with_sizes
-from compress.models.structure import Sizes, Structure
+from compress.models.structure import HEAD_KINDS, HeadAxes, Sizes, Structure, is_interleaved
+from prune.cost import Component
 from prune.vocabulary import with_vocabulary
 
 
@@ -43,12 +49,25 @@ class KeptUnits:
     hidden: Sequence[int]
     """Channels of the residual stream."""
     vocabulary: Sequence[int]
+    cross: Sequence[Sequence[int]] = ()
+    """Heads that read the encoder; empty for a model with one stack of layers."""
 
     @classmethod
     def everything(cls, sizes: Sizes) -> KeptUnits:
         """Returns all units of a model with these sizes."""
         heads, ffn, experts = (tuple(map(range, counts)) for counts in (sizes.key_value_heads, sizes.ffn, sizes.experts))
-        return cls(range(len(sizes.heads)), heads, ffn, experts, range(sizes.hidden), range(sizes.vocabulary))
+        cross = tuple(map(range, sizes.cross))
+        return cls(range(len(sizes.heads)), heads, ffn, experts, range(sizes.hidden), range(sizes.vocabulary), cross)
+
+    def units(self, block: int, what: Component) -> Sequence[int]:
+        """Returns the units of a component of a block that stay."""
+        kept: Mapping[Component, Sequence[Sequence[int]]] = {
+            "heads": self.heads,
+            "cross": self.cross,
+            "ffn": self.ffn,
+            "experts": self.experts,
+        }
+        return kept[what][block] if kept[what] else ()
 
     def query_heads(self, before: Sizes) -> list[list[int]]:
         """Returns the query heads of the layers that stay, given the sizes of the large model."""
@@ -66,6 +85,7 @@ class KeptUnits:
             key_value_heads=tuple(len(self.heads[layer]) for layer in self.layers),
             ffn=tuple(len(self.ffn[layer]) for layer in self.layers),
             experts=tuple(len(self.experts[layer]) for layer in self.layers),
+            cross=tuple(len(self.cross[layer]) for layer in self.layers) if self.cross else (),
         )
 
 
@@ -91,7 +111,7 @@ def shrink(model: nn.Module, structure: Structure, kept: KeptUnits, key: str) ->
     check_shapes(structure, kept, weights, small.state_dict(), config.model_type, key)
     sliced = {}
     for target in small.state_dict():
-        source = _source(target, structure.prefix, kept.layers)
+        source = source_of(target, structure.stacks, kept.layers, weights)
         weight = weights[source].cpu()
         for axis in range(weight.ndim):
             if (source, axis) in chosen:
@@ -119,7 +139,7 @@ def check_shapes(
     """
     chosen = indices(structure, kept)
     for target, wanted in small.items():
-        source = _source(target, structure.prefix, kept.layers)
+        source = source_of(target, structure.stacks, kept.layers, large)
         shape = large[source].shape if source in large else ()
         left = [len(chosen[source, axis]) if (source, axis) in chosen else length for axis, length in enumerate(shape)]
         if left != list(wanted.shape):
@@ -130,17 +150,11 @@ def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:
     """Returns the indices that stay along each pruned axis of each weight, int64; axes that are absent stay whole."""
     chosen = dict.fromkeys(structure.residual, torch.tensor(kept.hidden))
     chosen |= dict.fromkeys(structure.vocabulary, torch.tensor(kept.vocabulary))
-    for block, attention in enumerate(structure.attentions):
-        numbers = head_numbers(kept.heads[block], attention.group, attention.head_dim)
-        for axis, parts in structure.heads[block].items():
-            if structure.is_interleaved(block, axis):
-                chosen[axis] = _numbers(kept.heads[block], (attention.group + 2) * attention.head_dim)
-                continue
-            starts, start = [], 0
-            for what, _ in parts:
-                starts.append(numbers[what] + start)
-                start += attention.size(what)
-            chosen[axis] = torch.cat(starts)
+    for block in range(structure.depth):
+        for kind in HEAD_KINDS:
+            found = structure.of_heads(block, kind)
+            if found is not None:
+                chosen |= _head_indices(*found, kept.units(block, kind))
         for axes, of_block, size in (
             (structure.ffn[block], kept.ffn[block], structure.sizes.ffn[block]),
             (structure.experts[block], kept.experts[block], structure.sizes.experts[block]),
@@ -148,6 +162,21 @@ def indices(structure: Structure, kept: KeptUnits) -> dict[Axis, Tensor]:
             for axis in axes:
                 times = structure.repeated.get(axis, 1)
                 chosen[axis] = torch.cat([torch.tensor(of_block) + part * size for part in range(times)])
+    return chosen
+
+
+def _head_indices(attention: Attention, axes: HeadAxes, kept: Sequence[int]) -> dict[Axis, Tensor]:
+    """Returns the indices that stay along each axis over the head dimensions of one attention, int64."""
+    numbers, chosen = head_numbers(kept, attention.group, attention.head_dim), {}
+    for axis, parts in axes.items():
+        if is_interleaved(attention, parts):
+            chosen[axis] = _numbers(kept, (attention.group + 2) * attention.head_dim)
+            continue
+        starts, start = [], 0
+        for what, _ in parts:
+            starts.append(numbers[what] + start)
+            start += attention.size(what)
+        chosen[axis] = torch.cat(starts)
     return chosen
 
 

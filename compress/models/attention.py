@@ -9,8 +9,9 @@ matrix products tells them. The trace answers three questions:
     which layer reads the result the first layer that reads a value computed from the attention output
 
 `transformed` means that queries or keys are modified between their layer and attention (RoPE, a norm per head): whole heads can still be
-pruned, single dimensions of a head cannot. Not supported: cross-attention, attention without a softmax, values with another head dimension
-than the queries.
+pruned, single dimensions of a head cannot. A decoder that reads an encoder has two attentions in each block: it is run on fewer tokens than
+the encoder, so that attention with other numbers of queries and keys is the one that reads the encoder. Not supported: attention without a
+softmax, values with another head dimension than the queries.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.blocks import Kind, repeated_blocks
+from compress.models.blocks import Kind, block_of, blocks_of
 from compress.models.images import image_shape
 from compress.models.library import REFUSED
 from compress.models.meta import on_meta_device
@@ -33,6 +34,7 @@ from compress.models.trace import TRACE, Call, Trace
 
 TRACING = "tracing"
 TOKENS = 8
+DECODER_TOKENS = 6
 UNTRACEABLE = "the attention of this {} cannot be traced, so its heads cannot be identified"
 UNSEEN = "{} of {} blocks of this {} have no attention between linear layers, so there are no heads that can be identified"
 
@@ -72,8 +74,18 @@ class Attention:
         return (self.heads if what == "query" else self.key_value_heads) * self.head_dim
 
 
-def find_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
-    """Returns the attention layers of every block, by block number.
+@dataclass(frozen=True)
+class Attentions:
+    """The attention layers of a model, by block number."""
+
+    own: Mapping[int, Attention]
+    """Attention of a block to its own tokens: every block has one."""
+    cross: Mapping[int, Attention]
+    """Attention of a decoder's block to the tokens of the encoder."""
+
+
+def find_attentions(model: nn.Module, key: str) -> Attentions:
+    """Returns the attention layers of every block.
 
     Args:
         model: A Transformers model; its weights are not read and may be on the meta device.
@@ -86,7 +98,7 @@ def find_attentions(model: nn.Module, key: str) -> Mapping[int, Attention]:
 
 
 @functools.lru_cache(maxsize=64)
-def _attentions(kind: Kind, key: str) -> Mapping[int, Attention]:
+def _attentions(kind: Kind, key: str) -> Attentions:
     problems: list[InputError] = []
     for way in WAYS:
         try:
@@ -119,7 +131,7 @@ WAYS = (_Way(TRACING, True), _Way("eager", True), _Way("eager", False))
 """First the attention function, which tells the most; then the softmax of models that do not call it; at last models that read values."""
 
 
-def _found(kind: Kind, way: _Way, key: str) -> Mapping[int, Attention]:
+def _found(kind: Kind, way: _Way, key: str) -> Attentions:
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(TRACING, _attention)
@@ -129,26 +141,26 @@ def _found(kind: Kind, way: _Way, key: str) -> Mapping[int, Attention]:
         model = kind.make(_traced_config(config, way), way.on_meta).eval()
     except REFUSED as error:  # a model class with its own list of attention implementations (GPT-Neo)
         raise _NotRun(f"{key}: {UNTRACEABLE.format(config.model_type)}") from error
-    prefix, blocks = repeated_blocks(model, key)
-    layers = {f"{prefix}.{name}": module for name, module in blocks.named_modules() if is_layer(module)}
+    blocks = blocks_of(model, key)
+    layers = {f"{name}.{inner}": module for name, block in blocks.items() for inner, module in block.named_modules() if is_layer(module)}
     trace = Trace({id(module.weight): name for name, module in layers.items()})
     _run(model, trace, way, key)
-    block_of = {module: number for number, block in enumerate(blocks) for module in block.modules()}
+    numbers = {module: number for number, block in enumerate(blocks.values()) for module in block.modules()}
     names = {module: name for name, module in model.named_modules()}
-    found: dict[int, Attention] = {}
+    own: dict[int, Attention] = {}
+    cross: dict[int, Attention] = {}
     for call in trace.calls:
         made = trace.output_of(call.value)
-        if call.module is not None:
-            number = block_of.get(call.module)
-        else:
-            number = None if made is None else int(made[0].removeprefix(f"{prefix}.").partition(".")[0])
-        if number is None or number in found:
+        inside = None if made is None else block_of(made[0], list(blocks))
+        number = inside if call.module is None else numbers.get(call.module)
+        alike = cross if call.query.shape[-2] != call.value.shape[-2] else own
+        if number is None or number in alike:
             raise InputError(f"{key}: this {config.model_type} does not have exactly one attention per block; that is not supported")
         about = f"{key}: the {{}} layer of attention in this {config.model_type}"
-        found[number] = _resolve(call, model, names[call.module] if call.module else None, trace, about)
-    if len(found) != len(blocks):
-        raise _Untraceable(f"{key}: {UNSEEN.format(len(blocks) - len(found), len(blocks), config.model_type)}")
-    return found
+        alike[number] = _resolve(call, model, names[call.module] if call.module else None, trace, about)
+    if len(own) != len(blocks):
+        raise _Untraceable(f"{key}: {UNSEEN.format(len(blocks) - len(own), len(blocks), config.model_type)}")
+    return Attentions(own, cross)
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -164,10 +176,13 @@ def out_axis(layer: nn.Module) -> int:
 
 
 def probe(model: Any, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-    """Returns random inputs, one row, for a model of Transformers."""
+    """Returns random inputs, one row, for a model of Transformers; a decoder that reads an encoder gets fewer tokens than it."""
     config = model.config
     if model.main_input_name != "pixel_values":
-        return {"input_ids": torch.randint(config.vocab_size, (1, TOKENS), generator=generator)}
+        inputs = {"input_ids": torch.randint(config.vocab_size, (1, TOKENS), generator=generator)}
+        if config.is_encoder_decoder:
+            inputs["decoder_input_ids"] = torch.randint(config.vocab_size, (1, DECODER_TOKENS), generator=generator)
+        return inputs
     return {"pixel_values": torch.randn(1, *image_shape(config), generator=generator)}
 
 

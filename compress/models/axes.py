@@ -26,11 +26,17 @@ from compress.models.own_shape import SHAPE_KEY
 Size = Literal["hidden", "ffn", "vocabulary", "experts"]
 SIZES: Mapping[Size, tuple[str, ...]] = {
     "hidden": ("hidden_size",),
-    "ffn": ("moe_intermediate_size", "intermediate_size", "hidden_dim", "n_inner", "ffn_dim"),
+    "ffn": ("moe_intermediate_size", "intermediate_size", "hidden_dim", "n_inner", "ffn_dim", "d_ff", "encoder_ffn_dim"),
     "vocabulary": ("vocab_size",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
 }
 """Config keys of each size; the first one that a config has counts. For a MoE, `ffn` is the FFN of one expert."""
+OF_DECODER = {
+    "encoder_ffn_dim": "decoder_ffn_dim",
+    "vocab_size": "decoder_vocab_size",
+    "encoder_attention_heads": "decoder_attention_heads",
+}
+"""Config keys of an encoder-decoder that hold the size of its decoder, by the key that holds that of the encoder."""
 
 Axis = tuple[str, int]
 """Name of a weight, and the index of one of its axes."""
@@ -52,6 +58,16 @@ class Axes:
 def key_of(config: Any, size: Size) -> str | None:
     """Returns the config key of a size, or None if the config has none."""
     return next((name for name in SIZES[size] if hasattr(sizes_config(config), name)), None)
+
+
+def keys_of(config: Any, size: Size) -> tuple[str, ...]:
+    """Returns the config keys of a size: that of `key_of`, and the decoder's where it has one of its own."""
+    name = key_of(config, size)
+    if name is None:
+        return ()
+    apart = size == "vocabulary" and not getattr(config, "share_encoder_decoder_embeddings", True)  # Marian: other tokens on either side
+    of_decoder = None if apart else OF_DECODER.get(name)
+    return (name, of_decoder) if of_decoder is not None and hasattr(sizes_config(config), of_decoder) else (name,)
 
 
 def size_of(config: Any, size: Size) -> int:
@@ -82,19 +98,20 @@ def _axes(kind: Kind, key: str) -> Axes:
     plain = copy.deepcopy(kind.config)
     if hasattr(plain, SHAPE_KEY):
         delattr(plain, SHAPE_KEY)
-    ffn = key_of(plain, "ffn")
-    if ffn is not None:
-        setattr(sizes_config(plain), ffn, size_of(plain, "ffn"))  # set explicitly, or it would change with the width
+    ffn = keys_of(plain, "ffn")
+    if len(ffn) == 1:
+        setattr(sizes_config(plain), ffn[0], size_of(plain, "ffn"))  # set explicitly, or it would change with the width
     shapes = _shapes(kind, plain, key)
     found: dict[Size, frozenset[Axis]] = {}
     repeated: dict[Axis, int] = {}
     for size in SIZES:
-        name, old = key_of(plain, size), size_of(plain, size)
-        if name is None or not old:
+        names, old = keys_of(plain, size), size_of(plain, size)
+        if not names or not old:
             found[size] = frozenset()
             continue
         changed, added = copy.deepcopy(plain), old if size == "hidden" else 1  # double the width, which heads still divide
-        setattr(sizes_config(changed), name, old + added)
+        for name in names:
+            setattr(sizes_config(changed), name, getattr(sizes_config(plain), name) + added)
         others = _shapes(kind, changed, key)
         grown = {
             (weight, axis): others[weight][axis] - length

@@ -21,7 +21,7 @@ from compress.core.files import local
 from compress.core.shown import shown
 from compress.core.tasks import SCORE, TASKS, Task
 from compress.models.files import find
-from compress.models.library import REFUSED, one_line, quiet, sizes_config, takes_padding, task_classes
+from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
 from compress.models.raw_config import check_labels, check_raw
 from compress.models.tokenizer import TrainedTokenizer, load_tokenizer
@@ -107,7 +107,7 @@ def read_config(folder: Path, key: str) -> Any:
     except (StrictDataclassError, OSError, *REFUSED) as error:
         raise InputError(f"{key}: {folder / 'config.json'} is not a usable config ({one_line(error)})") from error
     if raw.get(SHAPE_KEY):
-        read_own(raw[SHAPE_KEY], sizes_config(found).num_hidden_layers, f"{key}: {folder}")
+        read_own(raw[SHAPE_KEY], sum(depths_of(found) or ()), f"{key}: {folder}")
     return found
 
 

@@ -12,6 +12,8 @@ from compress.core.tasks import TASKS, Task
 
 REFUSED = (ValueError, TypeError, LookupError, RuntimeError, ArithmeticError, AssertionError, AttributeError, ImportError)
 """Exceptions that Transformers raises for configs it cannot build a model from."""
+DECODER_DEPTHS = ("num_decoder_layers", "decoder_layers")
+"""Config keys of the number of layers of an encoder-decoder's decoder; `num_hidden_layers` is that of its encoder."""
 
 
 def stock_auto(task: Task) -> Any:
@@ -37,6 +39,15 @@ def sizes_config(config: Any) -> Any:
     """Returns the config that holds the sizes of the layers: the vision config inside the config of an image classifier, or itself."""
     inner = getattr(config, "vision_config", None)
     return config if inner is None or getattr(config, "num_hidden_layers", None) is not None else inner
+
+
+def depths_of(config: Any) -> tuple[int, ...] | None:
+    """Returns the number of layers of each stack, the encoder's first; None if a Transformers config has no such numbers (ResNet)."""
+    own = sizes_config(config)
+    depths: list[Any] = [getattr(own, "num_hidden_layers", None)]
+    if getattr(config, "is_encoder_decoder", False):
+        depths.append(next((getattr(own, name) for name in DECODER_DEPTHS if hasattr(own, name)), None))
+    return None if None in depths else tuple(depths)
 
 
 def task_classes(config: Any, task: Task) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
 
 
@@ -32,7 +33,7 @@ class Origin:
     @classmethod
     def of_config(cls, config: Any) -> Self | None:
         """Returns the origin of an unpruned model with this config; None if layers differ in width and number of heads (ConvNeXt, Swin)."""
-        return None if _shape(config) is None else cls.whole(config.num_hidden_layers, config.hidden_size)
+        return None if _shape(config) is None else cls.whole(sum(depths_of(config) or ()), config.hidden_size)
 
     def after(self, layers: Sequence[int], hidden: Sequence[int], heads: Sequence[Sequence[int] | None]) -> Self:
         """Returns the origin after pruning a model of this origin.
@@ -61,8 +62,12 @@ def same_shape(config: Any, other: Any) -> bool:
 
 
 def _shape(config: Any) -> tuple[Any, ...] | None:
-    own = getattr(config, SHAPE_KEY, None)
-    depth, width, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
-    if not (isinstance(depth, int) and isinstance(width, int) and isinstance(heads, int)):
+    own, depths = getattr(config, SHAPE_KEY, None), depths_of(config)
+    width, heads = (getattr(config, name, None) for name in ("hidden_size", "num_attention_heads"))
+    if depths is None or not isinstance(getattr(config, "num_hidden_layers", None), int):
         return None
-    return config.model_type, depth, width, tuple(own["heads"]) if own else (heads,) * depth
+    if not (isinstance(width, int) and isinstance(heads, int)):
+        return None
+    of_decoder = getattr(config, "decoder_attention_heads", heads)
+    stock = (heads,) * depths[0] + (of_decoder,) * sum(depths[1:])
+    return config.model_type, depths, width, tuple(own["heads"]) if own else stock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import PositiveFloat, PositiveInt, ValidationError
+from pydantic import NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from compress.core.config import Config
 from compress.core.errors import InputError
@@ -14,7 +14,7 @@ SHAPE_KEY = "compress_architecture"
 
 
 class OwnShape(Config):
-    """The sizes of a model, layer by layer."""
+    """The sizes of a model, layer by layer; the layers of an encoder-decoder's encoder come before those of its decoder."""
 
     model_type: str
     """Model type of the stock class."""
@@ -30,6 +30,8 @@ class OwnShape(Config):
     """FFN neurons of each layer, per expert if there are several; absent for models whose config does not name them."""
     experts: tuple[PositiveInt, ...] = ()
     """Experts of each layer; absent for models without experts."""
+    cross: tuple[NonNegativeInt, ...] = ()
+    """Heads of each layer that read the encoder, 0 in the encoder itself; absent for models with one stack of layers."""
 
 
 def read_own(own: Any, depth: int, key: str) -> OwnShape:
@@ -37,7 +39,7 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
 
     Args:
         own: Value of `SHAPE_KEY` in the config.
-        depth: The config's number of layers.
+        depth: The config's number of layers, of all stacks together.
         key: Start of the error message.
 
     Raises:
@@ -45,7 +47,8 @@ def read_own(own: Any, depth: int, key: str) -> OwnShape:
     """
     try:
         shape = OwnShape.model_validate(own)
-        lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), len(shape.ffn) or depth, len(shape.experts) or depth}
+        optional = (shape.ffn, shape.experts, shape.cross)
+        lengths = {len(shape.heads), len(shape.key_value_heads), len(shape.scaling), *(len(values) or depth for values in optional)}
         if lengths == {depth}:
             return shape
         problem = f"lists of {depth} entries, one per layer, are needed"

@@ -1,10 +1,22 @@
-"""Padding: selects the activations of real tokens. Images have no padding."""
+"""Padding: selects the activations of real tokens. Images have no padding.
+
+The mask of an encoder-decoder's batch tells the tokens of the source. The decoder reads the target behind a start token, which may be the
+padding token itself (T5): its real tokens are all up to the last one that is not padding, and the first.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from torch import Tensor
+
+
+def read_by_decoder(decoder_ids_bL: Tensor, pad: int) -> Tensor:
+    """Returns which tokens of a decoder's inputs, int64 `[b, L]`, are not padding, bool `[b, L]`."""
+    real_bL = decoder_ids_bL != pad
+    before_last_bL = real_bL.flip(1).cummax(dim=1).values.flip(1)
+    before_last_bL[:, 0] = True
+    return before_last_bL
 
 
 def real_rows(x: Tensor, features: Mapping[str, Tensor], channel_axis: int = -1) -> Tensor:

@@ -6,7 +6,8 @@ If all layers are equal and the stock class can build them, the shape goes into 
     "compress_architecture": {"model_type": "bert", "head_dim": 64, "heads": [8, 12, ...], "key_value_heads": [8, 12, ...],
                               "scaling": [0.125, ...], "ffn": [1024, 3072, ...], "experts": [...]}
 
-with one entry per layer, and the stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from
+with one entry per layer (those of an encoder before those of its decoder, which also has the heads that read the encoder, `cross`), and the
+stock keys hold the nearest shape that the stock class can build. Loading builds the stock model from
 those keys and then resizes its layers, which `compress.models.structure` finds. One mechanism thus covers all architectures, without code
 in the checkpoint. Attention modules only need their head counts updated: they split the outputs of their layers into heads of `head_dim`.
 
@@ -19,7 +20,8 @@ from __future__ import annotations
 import copy
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +32,11 @@ from torch import nn
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.core.tasks import Task
-from compress.models.attention import Attention, find_attentions, is_layer, out_axis
-from compress.models.axes import Axes, Axis, axes_of, key_of
-from compress.models.blocks import repeated_blocks
+from compress.models.attention import Attention, Attentions, find_attentions, is_layer, out_axis
+from compress.models.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
+from compress.models.blocks import block_of, blocks_of
 from compress.models.conv1d import is_conv1d, with_linears
-from compress.models.library import REFUSED, one_line, quiet, sizes_config, stock_auto, task_of, with_class
+from compress.models.library import REFUSED, depths_of, one_line, quiet, sizes_config, stock_auto, task_of, with_class
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.structure import Sizes, Structure, head_axes
@@ -87,7 +89,10 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
     axes = axes_of(on_meta(config), key)
     nearest: tuple[Any, bool] | None = None
     problem: Exception = ValueError("no such sizes")
-    for heads in dict.fromkeys((max(sizes.heads), _dividing(sizes.hidden, max(sizes.heads)))):
+    most = tuple(max(of_stack) for of_stack in _by_stack(config, tuple(map(max, sizes.heads, sizes.cross or sizes.heads))))
+    equal = (max(most),) * len(most)  # where the width is split among the heads, they are as wide on both sides only if equally many
+    counts = [tuple(of(number) for number in numbers) for numbers in (most, equal) for of in (int, partial(_dividing, sizes.hidden))]
+    for heads in dict.fromkeys(counts):
         for head_dim in (False, True):
             candidate = _stock(config, sizes, heads, head_dim)
             try:
@@ -103,7 +108,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
     if nearest is None:
         raise InputError(f"{key}: a {config.model_type} of this shape cannot be built ({one_line(problem)})") from problem
     changed = nearest[0]
-    if not nearest[1] and any(attention.transformed for attention in find_attentions(on_meta(config), key).values()):
+    if not nearest[1] and any(attention.transformed for attention in find_attentions(on_meta(config), key).own.values()):
         changed.head_dim = sizes.head_dim  # rotary positions are made once for all layers, from the config
     try:
         own = OwnShape(
@@ -114,6 +119,7 @@ def with_sizes(config: Any, sizes: Sizes, key: str) -> Any:
             scaling=sizes.scaling,
             ffn=sizes.ffn if any(sizes.ffn) else (),
             experts=sizes.experts if any(sizes.experts) else (),
+            cross=sizes.cross,
         )
     except ValidationError as error:
         layer = sizes.ffn.index(0) if 0 in sizes.ffn else sizes.experts.index(0)
@@ -167,11 +173,15 @@ def own_class(stock: Any) -> Any:
 
 
 def remade(model: nn.Module, config: Any) -> nn.Module:
-    """Builds a model of the same class from another config, with new weights and `nn.Linear` in place of `Conv1D`."""
+    """Builds a model of the same class from another config, with new weights, the same settings of generation, and `nn.Linear` in place of
+    `Conv1D`."""
     stock: Any = getattr(type(model), "STOCK", type(model))
     with torch.random.fork_rng(devices=[]), quiet():
-        made: nn.Module = with_linears((own_class(stock) if getattr(config, SHAPE_KEY, None) else stock)(config))
-    return made
+        made: Any = with_linears((own_class(stock) if getattr(config, SHAPE_KEY, None) else stock)(config))
+    if getattr(model, "generation_config", None) is not None:
+        made.generation_config = copy.deepcopy(model.generation_config)
+    remade: nn.Module = made
+    return remade
 
 
 def mark(folder: Path) -> None:
@@ -187,43 +197,58 @@ def _dividing(width: int, most: int) -> int:
     return next(number for number in range(min(width, most), 0, -1) if width % number == 0)
 
 
-def _stock(config: Any, sizes: Sizes, heads: int, head_dim: bool) -> Any:
-    """Returns a stock config with these sizes, as far as its keys can express them."""
+def _by_stack(config: Any, values: Sequence[int]) -> list[Sequence[int]]:
+    """Splits values, one per layer, by the stacks of a config."""
+    first = (depths_of(config) or (len(values),))[0]
+    return [part for part in (values[:first], values[first:]) if part]
+
+
+def _stock(config: Any, sizes: Sizes, heads: Sequence[int], head_dim: bool) -> Any:
+    """Returns a stock config with these sizes, as far as its keys can express them; `heads` has one number for each stack."""
     changed = copy.deepcopy(config)
     if hasattr(changed, SHAPE_KEY):
         delattr(changed, SHAPE_KEY)
     own = sizes_config(changed)
-    own.hidden_size, own.num_attention_heads = sizes.hidden, heads
+    own.hidden_size, own.num_attention_heads = sizes.hidden, heads[0]
+    of_decoder = OF_DECODER.get(own.attribute_map.get("num_attention_heads", ""))
+    if len(heads) > 1 and of_decoder is not None:
+        setattr(own, of_decoder, heads[1])
     if hasattr(own, "num_key_value_heads"):
-        own.num_key_value_heads = max(1, heads * sizes.key_value_heads[0] // sizes.heads[0])
+        own.num_key_value_heads = max(1, heads[0] * sizes.key_value_heads[0] // sizes.heads[0])
     if head_dim:
         own.head_dim = sizes.head_dim
-    ffn, vocabulary, experts = key_of(changed, "ffn"), key_of(changed, "vocabulary"), key_of(changed, "experts")
-    for name, value in ((ffn, max(sizes.ffn)), (vocabulary, sizes.vocabulary), (experts, max(sizes.experts))):
-        if name is not None and value:
+    ffn, vocabulary, experts = keys_of(changed, "ffn"), keys_of(changed, "vocabulary"), keys_of(changed, "experts")
+    neurons = [max(part) for part in _by_stack(config, sizes.ffn)] if len(ffn) > 1 else [max(sizes.ffn)]
+    wanted = [*zip(ffn, neurons, strict=False), *((name, sizes.vocabulary) for name in vocabulary)]
+    for name, value in (*wanted, *((name, max(sizes.experts)) for name in experts)):
+        if value:
             setattr(own, name, value)
     return changed
 
 
 def _resize(model: Any, own: Any) -> None:
     """Resizes the layers of a stock model, in place."""
-    shape = read_own(own, sizes_config(model.config).num_hidden_layers, "checkpoint")
+    shape = read_own(own, sum(depths_of(model.config) or ()), "checkpoint")
     stock = copy.copy(model)  # the same modules, under a config without `SHAPE_KEY`
     stock.config = copy.deepcopy(model.config)
     delattr(stock.config, SHAPE_KEY)
-    axes, prefix = axes_of(stock, "checkpoint"), repeated_blocks(model, "checkpoint")[0]
+    axes, blocks = axes_of(stock, "checkpoint"), tuple(blocks_of(model, "checkpoint"))
     attentions = _stock_attentions(stock)
-    _resize_per_head(model, axes, attentions[0], shape.head_dim)
-    for block, attention in attentions.items():
+    _resize_per_head(model, axes, attentions.own[0], shape.head_dim)
+    for block, attention in attentions.own.items():
         _resize_attention(model, attention, shape.heads[block], shape.key_value_heads[block], shape.head_dim, shape.scaling[block])
+    for block, attention in attentions.cross.items():
+        _resize_attention(model, attention, shape.cross[block], shape.cross[block], shape.head_dim, shape.scaling[block])
     for found, sizes, counts in ((axes.ffn, shape.ffn, FFN_COUNTS), (axes.experts, shape.experts, EXPERT_COUNTS)):
         for weight, axis in found if sizes else ():
-            size = sizes[int(weight.removeprefix(f"{prefix}.").partition(".")[0])]
+            number = block_of(weight, blocks)
+            assert number is not None, weight
+            size = sizes[number]
             owner = _set_axis(model, (weight, axis), size * axes.repeated.get((weight, axis), 1))
             _set_counts(owner, dict.fromkeys(counts, size))
 
 
-def _stock_attentions(stock: Any) -> Mapping[int, Attention]:
+def _stock_attentions(stock: Any) -> Attentions:
     """Returns the attention layers of a stock model, whose config may hold the head dimension of the resized one."""
     try:
         return find_attentions(stock, "checkpoint")

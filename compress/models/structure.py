@@ -2,9 +2,13 @@
 
     residual   channels of the residual stream, shared by the whole model
     heads      head dimensions of one block; the queries of a group share keys and values
+    cross      head dimensions of the attention with which a block of a decoder reads the encoder
     ffn        FFN neurons of one block
     experts    experts of one MoE block
     vocabulary rows of the embedding, and of a language model's head
+
+The blocks of an encoder-decoder are numbered through, the encoder's first (`compress.models.blocks`): each list below has one entry per
+block of the whole model.
 
 Model surgery works on this structure (`prune.surgery`, `distill.width`), and `compress.models.shapes` writes it into a config. It is found
 on the meta device, without relying on names of models or weights (`compress.models.attention`, `compress.models.axes`).
@@ -12,20 +16,28 @@ on the meta device, without relying on names of models or weights (`compress.mod
 
 from __future__ import annotations
 
+import copy
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import nn
 
 from compress.core.errors import InputError
-from compress.models.attention import Attention, find_attentions, out_axis
-from compress.models.axes import Axes, Axis, axes_of, size_of
-from compress.models.blocks import repeated_blocks
-from compress.models.library import sizes_config
+from compress.models.attention import Attention, find_attentions, is_layer, out_axis
+from compress.models.axes import OF_DECODER, Axes, Axis, axes_of, size_of
+from compress.models.blocks import Kind, Stack, blocks_of, stacks_of
+from compress.models.library import REFUSED, sizes_config
+from compress.models.own_shape import SHAPE_KEY
 
 T = TypeVar("T")
+HeadKind = Literal["heads", "cross"]
+"""The attention of a block to its own tokens, and that of a decoder's block to the encoder."""
+HeadAxes = Mapping[Axis, tuple[tuple[str, int], ...]]
+"""The axes over the head dimensions of one attention, with the parts along each: query, key or value, and its position."""
+HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "cross")
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,8 @@ class Sizes:
     """FFN neurons, per expert if there are several."""
     experts: tuple[int, ...]
     """Experts; 0 for a layer with one FFN."""
+    cross: tuple[int, ...] = ()
+    """Heads that read the encoder; 0 for its own layers. Empty for a model with one stack of layers."""
 
     def same(self, other: Sizes) -> bool:
         """Whether two shapes are equal, up to the rounding of `scaling`."""
@@ -73,6 +87,7 @@ class Sizes:
             pick(self.scaling),
             pick(self.ffn),
             pick(self.experts),
+            pick(self.cross) if self.cross else (),
         )
 
 
@@ -80,14 +95,20 @@ class Sizes:
 class Structure:
     """The meaning of the weight axes of a model."""
 
-    prefix: str
-    """Module name of the list of blocks."""
+    stacks: tuple[Stack, ...]
+    """The stacks of blocks: one, or those of an encoder and a decoder."""
+    blocks: tuple[str, ...]
+    """Module name of each block."""
     attentions: tuple[Attention, ...]
-    """Attention of each block."""
+    """Attention of each block to its own tokens."""
+    cross_attentions: Mapping[int, Attention]
+    """Attention to the tokens of the encoder, by block of the decoder."""
     residual: frozenset[Axis]
     """Axes over the channels of the residual stream."""
-    heads: tuple[Mapping[Axis, tuple[tuple[str, int], ...]], ...]
-    """For each block: axes over head dimensions, with the parts along each (query, key or value, and its position)."""
+    heads: tuple[HeadAxes, ...]
+    """For each block: axes over the head dimensions of its attention to its own tokens."""
+    cross: tuple[HeadAxes, ...]
+    """The same for the attention to the encoder; empty for a block without."""
     ffn: tuple[frozenset[Axis], ...]
     """For each block: axes over FFN neurons."""
     experts: tuple[frozenset[Axis], ...]
@@ -96,6 +117,8 @@ class Structure:
     """Axes over the vocabulary."""
     repeated: Mapping[Axis, int]
     """How many times an axis contains its size, side by side; 1 if absent."""
+    tables: tuple[str, ...]
+    """Weights of an encoder-decoder that have an entry for each head but belong to no layer, such as T5's table of relative positions."""
     sizes: Sizes
     """Sizes of the model."""
 
@@ -109,69 +132,148 @@ class Structure:
             axes: The model's axes if already known; they do not depend on its sizes.
 
         Raises:
-            InputError: The model is not a stack of blocks, its attention layers cannot be identified, or weights and config do not match.
+            InputError: The model is not made of stacks of blocks, its attention layers cannot be identified, or weights and config do not
+                match.
         """
         config: Any = model.config
-        own = sizes_config(config)
-        if getattr(config, "is_encoder_decoder", False):
-            raise InputError(f"{key}: a {config.model_type} has two stacks of blocks, an encoder and a decoder; a model with one is needed")
-        prefix, blocks = repeated_blocks(model, key)
-        attentions = tuple(attention for _, attention in sorted(find_attentions(model, key).items()))
+        stacks, blocks, found = stacks_of(model, key), tuple(blocks_of(model, key)), find_attentions(model, key)
+        attentions = tuple(attention for _, attention in sorted(found.own.items()))
         heads = tuple(head_axes(model, attention) for attention in attentions)
+        cross = tuple(head_axes(model, found.cross[number]) if number in found.cross else {} for number in range(len(blocks)))
         axes = axes or axes_of(model, key)
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-        inside = [f"{prefix}.{number}." for number in range(len(blocks))]
-        ffn, experts = (_by_block(found, inside) for found in (axes.ffn, axes.experts))
+        inside = [f"{block}." for block in blocks]
+        ffn, experts = (_by_block(every, inside) for every in (axes.ffn, axes.experts))
         outside = sorted({*axes.ffn, *axes.experts} - frozenset().union(*ffn, *experts))
         if outside:
             raise InputError(
                 f"{key}: {outside[0][0]} of this {config.model_type} is outside its blocks, but follows the size of their FFNs"
             )
-        inner = {axis for block in heads for axis in block}
+        inner = {axis for block in (*heads, *cross) for axis in block}
         # Other axes follow the width without being its channels, such as the frequencies of rotary positions: they are not cut.
-        residual = frozenset(axis for axis in axes.hidden - inner if shapes[axis[0]][axis[1]] == own.hidden_size)
-
-        def size(found: frozenset[Axis]) -> int:
-            lengths = {shapes[name][axis] / axes.repeated.get((name, axis), 1) for name, axis in found}
-            if len(lengths) > 1:
-                raise InputError(f"{key}: {min(found)[0]} of this {config.model_type} does not have the size of the weights next to it")
-            return int(lengths.pop()) if lengths else 0
-
-        if len({attention.head_dim for attention in attentions}) > 1:
-            raise InputError(f"{key}: the heads of this {config.model_type} do not all have the same dimension")
-        sizes = Sizes(
-            own.hidden_size,
-            size_of(config, "vocabulary"),
-            attentions[0].head_dim,
-            tuple(attention.heads for attention in attentions),
-            tuple(attention.key_value_heads for attention in attentions),
-            tuple(attention.scaling for attention in attentions),
-            tuple(size(block) for block in ffn),
-            tuple(size(block) for block in experts),
+        width = sizes_config(config).hidden_size
+        residual = frozenset(axis for axis in axes.hidden - inner if shapes[axis[0]][axis[1]] == width)
+        ffn_sizes, expert_sizes = (_common_sizes(shapes, axes.repeated, every, config, key) for every in (ffn, experts))
+        tables = _tables(Kind.of(model)) if len(stacks) > 1 else ()
+        return cls(
+            stacks,
+            blocks,
+            attentions,
+            found.cross,
+            residual,
+            heads,
+            cross,
+            ffn,
+            experts,
+            axes.vocabulary,
+            axes.repeated,
+            tables,
+            _sizes(config, attentions, found.cross, ffn_sizes, expert_sizes, key),
         )
-        return cls(prefix, attentions, residual, heads, ffn, experts, axes.vocabulary, axes.repeated, sizes)
 
     @property
     def depth(self) -> int:
         """Number of blocks."""
         return len(self.attentions)
 
-    def is_interleaved(self, block: int, axis: Axis) -> bool:
-        """Whether an axis over head dimensions has query, key and value head by head."""
-        return self.attentions[block].interleaved and len(self.heads[block][axis]) > 1
+    def stack_of(self, name: str) -> int:
+        """Returns the index of the stack that a module serves: the last one that holds it, else the first."""
+        return max((number for number, stack in enumerate(self.stacks) if name.startswith(f"{stack.owner}.")), default=0)
 
-    def head_pieces(self, block: int, axis: Axis) -> list[int]:
-        """Returns the lengths of the pieces of an axis over head dimensions, each of which has equally many dimensions for each head."""
-        lengths = [self.attentions[block].size(what) for what, _ in self.heads[block][axis]]
-        return [sum(lengths)] if self.is_interleaved(block, axis) else lengths
+    def of_heads(self, block: int, what: HeadKind) -> tuple[Attention, HeadAxes] | None:
+        """Returns an attention of a block with the axes over its head dimensions; None if the block lacks it.
+
+        Args:
+            block: Number of the block.
+            what: "heads", its attention to its own tokens, or "cross", that to the encoder.
+        """
+        if what == "heads":
+            return self.attentions[block], self.heads[block]
+        return (self.cross_attentions[block], self.cross[block]) if block in self.cross_attentions else None
+
+
+def _common_sizes(
+    shapes: Mapping[str, tuple[int, ...]], repeated: Mapping[Axis, int], blocks: Sequence[frozenset[Axis]], config: Any, key: str
+) -> tuple[int, ...]:
+    """Returns the size that all axes of a block have, block by block; 0 for a block without such axes.
+
+    Raises:
+        InputError: They differ.
+    """
+    sizes = []
+    for found in blocks:
+        lengths = {shapes[name][axis] / repeated.get((name, axis), 1) for name, axis in found}
+        if len(lengths) > 1:
+            raise InputError(f"{key}: {min(found)[0]} of this {config.model_type} does not have the size of the weights next to it")
+        sizes.append(int(lengths.pop()) if lengths else 0)
+    return tuple(sizes)
+
+
+def _sizes(
+    config: Any,
+    attentions: Sequence[Attention],
+    cross: Mapping[int, Attention],
+    ffn: tuple[int, ...],
+    experts: tuple[int, ...],
+    key: str,
+) -> Sizes:
+    """Returns the sizes of a model, given its attentions and the neurons and experts of each block.
+
+    Raises:
+        InputError: Its heads are not alike.
+    """
+    if any(attention.group > 1 or attention.scaling != attentions[number].scaling for number, attention in cross.items()):
+        raise InputError(f"{key}: a {config.model_type} reads its encoder with heads unlike its own; that is not supported")
+    if len({attention.head_dim for attention in (*attentions, *cross.values())}) > 1:
+        raise InputError(f"{key}: the heads of this {config.model_type} do not all have the same dimension")
+    return Sizes(
+        sizes_config(config).hidden_size,
+        size_of(config, "vocabulary"),
+        attentions[0].head_dim,
+        tuple(attention.heads for attention in attentions),
+        tuple(attention.key_value_heads for attention in attentions),
+        tuple(attention.scaling for attention in attentions),
+        ffn,
+        experts,
+        tuple(cross[number].heads if number in cross else 0 for number in range(len(attentions))) if cross else (),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _tables(kind: Kind) -> tuple[str, ...]:
+    """Returns the weights outside layers that grow with the number of heads, by building the model with twice as many."""
+    plain = copy.deepcopy(kind.config)
+    if hasattr(plain, SHAPE_KEY):
+        delattr(plain, SHAPE_KEY)
+    changed = copy.deepcopy(plain)
+    name = changed.attribute_map.get("num_attention_heads", "num_attention_heads")
+    for one in (name, OF_DECODER.get(name, name)):
+        setattr(changed, one, 2 * getattr(plain, one))
+    try:
+        model, others = kind.make(plain), kind.make(changed).state_dict()
+    except REFUSED:  # a width that so many heads do not divide: it is shared between them, and no table follows their number
+        return ()
+    owners = {name: model.get_submodule(name.rpartition(".")[0]) for name in others}
+    return tuple(name for name, value in model.state_dict().items() if value.shape != others[name].shape and not is_layer(owners[name]))
 
 
 def _by_block(axes: frozenset[Axis], inside: Sequence[str]) -> tuple[frozenset[Axis], ...]:
     return tuple(frozenset(axis for axis in axes if axis[0].startswith(start)) for start in inside)
 
 
-def head_axes(model: nn.Module, attention: Attention) -> dict[Axis, tuple[tuple[str, int], ...]]:
-    """Returns the axes over the head dimensions of one block, with the parts along each: query, key or value, and its position."""
+def is_interleaved(attention: Attention, parts: Sequence[tuple[str, int]]) -> bool:
+    """Whether an axis over head dimensions with these parts has query, key and value head by head."""
+    return attention.interleaved and len(parts) > 1
+
+
+def head_pieces(attention: Attention, parts: Sequence[tuple[str, int]]) -> list[int]:
+    """Returns the lengths of the pieces of an axis over head dimensions, each of which has equally many dimensions for each head."""
+    lengths = [attention.size(what) for what, _ in parts]
+    return [sum(lengths)] if is_interleaved(attention, parts) else lengths
+
+
+def head_axes(model: nn.Module, attention: Attention) -> HeadAxes:
+    """Returns the axes over the head dimensions of one attention."""
     found: dict[Axis, tuple[tuple[str, int], ...]] = {}
     for layer in {layer for layer, _ in attention.parts.values()}:
         parts = tuple(sorted(((what, place) for what, (name, place) in attention.parts.items() if name == layer), key=lambda part: part[1]))

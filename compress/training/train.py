@@ -34,7 +34,7 @@ from compress.core.progress import Progress
 from compress.data.splits import Split
 from compress.machine.parallel import ALONE, Team, clip_gradients, full, shard, sharded_like, skeleton, unshard
 from compress.measure.metrics import primary
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import blocks_of
 from compress.models.forward import device_of
 from compress.models.meta import empty_caches
 from compress.stage.context import Context
@@ -268,7 +268,7 @@ class _Loop:
         self.labels = torch.from_numpy(training.split.labels)
         self.plain = skeleton(model) if team.shards else None
         if team.shards:
-            shard(model, repeated_blocks(model, label)[1])
+            shard(model, blocks_of(model, label).values())
         self.device = device_of(model)
         self.history = History()
         self.autocast = autocast_dtype(self.device)

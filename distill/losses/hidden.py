@@ -5,25 +5,28 @@
     searched  FitNets with g searched for each row, after CoFi                             https://arxiv.org/abs/2204.00408, section 3.3
 
 m runs over the layer pairs of `distill.layer_maps`, t over the tokens of the row (PKD: only the first one, the [CLS] token), d over the
-hidden dimensions. W is one linear projection shared by all layers; equal widths need none.
+hidden dimensions. W is one linear projection shared by all layers; equal widths need none. Of encoder-decoders the encoders are compared on
+the source and the decoders on the target, each with a layer map of its own; the losses are added.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from distill.capture import Wanted
+from distill.capture import Captured, Wanted
 from distill.layer_maps import SearchedMap, pairs, searched
 from distill.losses.loss import Loss, LossInputs, Setting, check_first, projection, row_mean, zero_padding
 
 
 class Hidden(Loss):
     """Distance between the hidden states of paired layers."""
+
+    BY_STACK: ClassVar[bool] = True
 
     name: Literal["hidden"] = "hidden"
     """Distance between the hidden states of paired layers."""
@@ -53,9 +56,15 @@ class Hidden(Loss):
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `hidden`."""
         assert trained is not None
-        assert inputs.student.mask is not None
-        mask_bL = inputs.student.mask[:, :1] if self.tokens == "first" else inputs.student.mask
-        length, student, teacher = mask_bL.shape[1], inputs.student.hidden, inputs.teacher.hidden
+        stacks = zip(inputs.student.stacks, inputs.teacher.stacks, self._pairs(inputs.setting), strict=True)
+        found = [self._of_stack(ours, theirs, layers, trained) for ours, theirs, layers in stacks]
+        return {"hidden": sum(found[1:], start=found[0])}
+
+    def _of_stack(self, ours: Captured, theirs: Captured, layers: Sequence[tuple[int, int]], trained: nn.Module) -> Tensor:
+        """Returns the loss of one stack of layers, float `[b]`."""
+        assert ours.mask is not None
+        mask_bL = ours.mask[:, :1] if self.tokens == "first" else ours.mask
+        length, student, teacher = mask_bL.shape[1], ours.hidden, theirs.hidden
 
         def distances(ours: int, *theirs: int) -> list[Tensor]:
             mapped_bLD = trained(student[ours][:, :length])
@@ -64,13 +73,15 @@ class Hidden(Loss):
         if self.layers == "searched":
             rows = [torch.stack(distances(layer, *range(1, len(teacher))), dim=1) for layer in range(1, len(student))]
             distance_bST = torch.stack(rows, dim=1)
-            return {"hidden": distance_bST.gather(2, searched(distance_bST)[:, :, None]).sum(dim=(1, 2))}
-        losses = [distances(ours, theirs)[0] for ours, theirs in self._pairs(inputs.setting)]
-        return {"hidden": sum(losses[1:], start=losses[0])}
+            return distance_bST.gather(2, searched(distance_bST)[:, :, None]).sum(dim=(1, 2))
+        losses = [distances(mine, its)[0] for mine, its in layers]
+        return sum(losses[1:], start=losses[0])
 
-    def _pairs(self, setting: Setting) -> tuple[tuple[int, int], ...]:
+    def _pairs(self, setting: Setting) -> list[tuple[tuple[int, int], ...]]:
+        """Returns the pairs of layers of each stack."""
         layers = "uniform" if self.layers == "searched" else self.layers  # a search too needs a teacher at least as deep as the student
-        return pairs(layers, setting.student.layers, setting.teacher.layers, f"{setting.key}.layers")
+        depths = zip(setting.student.depths, setting.teacher.depths, strict=False)  # `check_stacks` compares their number
+        return [pairs(layers, *both, f"{setting.key}.layers") for both in depths]
 
 
 def distance(student_bLD: Tensor, teacher_bLD: Tensor, mask_bL: Tensor, normalize: bool = False) -> Tensor:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import Task
+from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
 from compress.training.train import Batch
 from distill.capture import Captured, Wanted
@@ -43,7 +44,9 @@ class Shape:
     inner: int = 0
     """Total width of the heads of a layer, or the greatest common divisor if layers differ; 0 if it equals `hidden`."""
     causal: bool = False
-    """Whether attention is causal: a token attends only to tokens before it."""
+    """Whether attention is causal, if only in a decoder: a token attends only to tokens before it."""
+    decoder_layers: int = 0
+    """Layers of an encoder-decoder's decoder, beside the `layers` of its encoder; 0 for a model with one stack of layers."""
 
     @classmethod
     def of(cls, config: Any) -> Shape:
@@ -54,12 +57,18 @@ class Shape:
         if own:
             inner = math.gcd(*(number * own["head_dim"] for number in own["heads"]))
             heads = own["heads"][0] if len(set(own["heads"])) == 1 else 0
-        return cls(config.model_type, layers, hidden, heads, config.num_labels, inner, is_causal(config))
+        beside = (depths_of(config) or ())[1:]
+        return cls(config.model_type, layers, hidden, heads, config.num_labels, inner, is_causal(config) or bool(beside), sum(beside))
 
     @property
     def attention(self) -> int:
         """Total width of the heads of a layer."""
         return self.inner or self.hidden
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Layers of each stack: of the encoder and the decoder, or of the only one."""
+        return (self.layers, self.decoder_layers) if self.decoder_layers else (self.layers,)
 
 
 @dataclass(frozen=True)
@@ -114,6 +123,9 @@ class Loss(Config):
     ACROSS_ROWS: ClassVar[bool] = False
     """Whether the loss compares the rows of a batch with each other, so that the batch cannot be split into micro-batches."""
 
+    BY_STACK: ClassVar[bool] = False
+    """Whether the loss compares encoder with encoder and decoder with decoder; others that look inside take one stack of layers."""
+
     weight: Annotated[float, Field(gt=0)] | Ramp = 1.0
     """Weight of the loss; {start, end} changes it linearly over the training."""
     steps: tuple[Annotated[float, Field(ge=0, le=1)], Annotated[float, Field(ge=0, le=1)]] = (0.0, 1.0)
@@ -165,6 +177,24 @@ def is_causal(config: Any) -> bool:
     kind = config.model_type
     next_alone = kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and kind not in MODEL_FOR_MASKED_LM_MAPPING_NAMES
     return next_alone or bool(getattr(config, "is_decoder", False))
+
+
+def check_stacks(loss: Loss, name: str, setting: Setting) -> None:
+    """Checks that a loss fits the stacks of layers of both models.
+
+    Raises:
+        InputError: It looks inside an encoder-decoder but is for one stack of layers, or one of the models has another number of stacks.
+    """
+    stacks = len(setting.student.depths), len(setting.teacher.depths)
+    if max(stacks) == 1 or not any(wanted.internals for wanted in loss.wants(setting)):
+        return
+    if not loss.BY_STACK:
+        raise InputError(
+            f"{setting.key}: {name} given; it compares one stack of layers, an encoder-decoder has two: give soft_target, or losses: "
+            "[{name: hidden}]"
+        )
+    if stacks[0] != stacks[1]:
+        raise InputError(f"{setting.key}: {name} given; only one of student and teacher is an encoder-decoder: give soft_target")
 
 
 def check_first(setting: Setting, name: str) -> None:

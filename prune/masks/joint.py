@@ -112,7 +112,7 @@ class Joint(nn.Module):
         self.sizes: dict[str, int] = {}
         for block in range(structure.depth):
             for what in limits.inside:
-                if (block, what) not in limits.protected:
+                if (block, what) not in limits.protected and count_of(structure.sizes, block, what):
                     self.sizes[f"{what}_{block}"] = count_of(structure.sizes, block, what)
             if "layers" in limits.granularity and block not in limits.blocks:
                 self.sizes[f"layer_{block}"] = 1

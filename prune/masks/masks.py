@@ -22,6 +22,7 @@ from torch.func import functional_call
 
 from compress.models.blocks import states_given, states_of
 from compress.models.structure import Structure
+from prune.cost import GATED, width_of
 from prune.gates import GateSite
 from prune.hook_points import HookPoints
 
@@ -37,15 +38,16 @@ def masked(model: nn.Module, structure: Structure, gates: Mapping[GateSite | tup
     Args:
         model: The model.
         structure: Its structure.
-        gates: Gates by site: (block, "heads"), one per head group; (block, "ffn"); (block, "layer"), `[1]`; "hidden". Others count as 1.
+        gates: Gates by site: (block, "heads") and (block, "cross"), one per head group; (block, "ffn"); (block, "layer"), `[1]`; "hidden".
+            Others count as 1.
     """
-    hooks, sizes = HookPoints.of(model, structure), structure.sizes
+    hooks = HookPoints.of(model, structure)
     handles = []
     for block in range(structure.depth):
-        group = structure.attentions[block].group * sizes.head_dim
-        for where, reader, width in (((block, "heads"), hooks.heads[block], group), ((block, "ffn"), hooks.ffn[block], 1)):
-            if where in gates:
-                handles.append(model.get_submodule(str(reader)).register_forward_pre_hook(_on_input(gates[where], width)))
+        for what in GATED:
+            if (block, what) in gates:
+                hook = _on_input(gates[block, what], width_of(structure, block, what))
+                handles.append(model.get_submodule(str(hooks.at(block, what))).register_forward_pre_hook(hook))
         if (block, "layer") in gates:
             module = model.get_submodule(hooks.blocks[block])
             handles.append(module.register_forward_hook(_on_block(gates[block, "layer"]), with_kwargs=True))
@@ -60,14 +62,13 @@ def masked(model: nn.Module, structure: Structure, gates: Mapping[GateSite | tup
 
 def fold(model: nn.Module, structure: Structure, gates: Mapping[GateSite | tuple[int, str], Gate]) -> None:
     """Folds the gates of heads, neurons and channels into layers and norms, in place; the outputs stay as with the gates attached."""
-    hooks, sizes = HookPoints.of(model, structure), structure.sizes
+    hooks = HookPoints.of(model, structure)
     with torch.no_grad():
         for block in range(structure.depth):
-            group = structure.attentions[block].group * sizes.head_dim
-            for where, reader, width in (((block, "heads"), hooks.heads[block], group), ((block, "ffn"), hooks.ffn[block], 1)):
-                if where in gates:
-                    layer: Any = model.get_submodule(str(reader))
-                    layer.weight.mul_(_last(gates[where], layer.weight).repeat_interleave(width))
+            for what in GATED:
+                if (block, what) in gates:
+                    layer: Any = model.get_submodule(str(hooks.at(block, what)))
+                    layer.weight.mul_(_last(gates[block, what], layer.weight).repeat_interleave(width_of(structure, block, what)))
         for name in hooks.norms if "hidden" in gates else ():
             norm: Any = model.get_submodule(name)
             gates_D = _last(gates["hidden"], norm.weight)

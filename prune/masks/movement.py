@@ -48,7 +48,8 @@ class StructuredMovement(nn.Module):
         self.loss, self.cost, self.incoming, self.sparsity, self.limits = loss, cost, incoming, sparsity, limits
         self.warmup, self.key = warmup, key
         sizes = cost.structure.sizes
-        free = [(block, what) for block in range(cost.structure.depth) for what in limits.inside if (block, what) not in limits.protected]
+        parts = [(block, what) for block in range(cost.structure.depth) for what in limits.inside if count_of(sizes, block, what)]
+        free = [part for part in parts if part not in limits.protected]
         self.values = nn.ModuleDict({f"{what}_{block}": Scaled(torch.zeros(count_of(sizes, block, what)), ratio) for block, what in free})
         self.open: dict[str, Tensor] = {}
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from compress.core.errors import InputError, nearest
 from compress.core.progress import Progress
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import block_of, blocks_of
 from compress.training.kept_zeros import block_linears
 from prune.sparsify.lasso import balanced_share, pieces
 from prune.sparsify.patterns import NM, Blocks, reachable
@@ -30,8 +30,8 @@ def target_layers(settings: SparsifySettings, model: nn.Module) -> dict[str, nn.
     Raises:
         InputError: No layer is left, or a name pattern matches no layer.
     """
-    prefix, _ = repeated_blocks(model, settings.key)
-    layers = {name: layer for name, layer in block_linears(model).items() if name.startswith(f"{prefix}.")}
+    blocks = tuple(blocks_of(model, settings.key))
+    layers = {name: layer for name, layer in block_linears(model).items() if block_of(name, blocks) is not None}
     examples = f"layers are named like {', '.join(list(layers)[:3])}"
     given = {f"{settings.key}.exclude": settings.exclude, f"{settings.key}.lasso.strengths": tuple(settings.lasso.strengths or ())}
     problems = [
@@ -92,10 +92,10 @@ def warn_of_dense_weights(settings: SparsifySettings, model: nn.Module, layers: 
         progress: Receives the warnings.
     """
     label, pattern = settings.id or settings.NAME, settings.zeros
-    prefix, _ = repeated_blocks(model, settings.key)
-    stacked = [name for name, weight in model.named_parameters() if weight.ndim == 3 and name.startswith(f"{prefix}.")]
+    blocks = tuple(blocks_of(model, settings.key))
+    stacked = [name for name, weight in model.named_parameters() if weight.ndim == 3 and block_of(name, blocks) is not None]
     if stacked:
-        num_blocks = len({name.removeprefix(f"{prefix}.").split(".")[0] for name in stacked})
+        num_blocks = len({block_of(name, blocks) for name in stacked})
         progress.warn(f"{label}: {len(stacked)} stacked expert weights in {num_blocks} blocks stay dense, first {stacked[0]}")
     if isinstance(pattern, NM):
         ragged = {name: layer for name, layer in layers.items() if layer.in_features % pattern.group}

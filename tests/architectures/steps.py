@@ -6,6 +6,7 @@ import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -186,7 +187,7 @@ def finetune(bench: Bench) -> None:
 
 
 def prune(bench: Bench) -> str:
-    """Removes a part of the heads and neurons, or of the experts; only of the heads if the neurons cannot be pruned."""
+    """Removes a part of the heads and neurons, or of the experts; only of those that can be pruned where the others cannot."""
     from prune.prune import Prune
 
     common = {"sparsity": 0.1, "multiple_of": 8, "rows": 16, "allocation": "uniform", "recover": None}
@@ -196,11 +197,11 @@ def prune(bench: Bench) -> str:
     try:
         bench.run(Prune(**common))
     except InputError as error:
-        try:
-            bench.run(Prune(granularity=("heads",), **common))
-        except InputError:
-            raise error from None
-        return "heads"
+        for granularity in ("heads", "ffn"):
+            with suppress(InputError):
+                bench.run(Prune(granularity=(granularity,), **common))
+                return {"heads": "heads", "ffn": "neurons"}[granularity]
+        raise error from None
     return WORKS
 
 

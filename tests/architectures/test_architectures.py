@@ -21,9 +21,13 @@ WHOLE = {
     "xmod": ("finetune",),  # does not run in bfloat16
     "beit": ("distil",),  # a backbone that names its stages
     "resnet": ("qat",),  # blocks of convolutions and batch norms
+    "bart": ("distil", "prune"),  # two stacks of layers, and a head that reads the decoder
+    "t5": ("prune",),  # a table of positions that all layers of a side share
     "squeezebert": ("export",),  # convolutions along a text
 }
 """Architectures that each stand for one way in which models differ, with the steps that show it."""
+DONE = ("yes", "heads", "neurons", "heads and experts")
+"""What a step says that did what it was asked, or the part of it that the architecture allows."""
 
 
 def test_results_cover_the_table() -> None:
@@ -34,7 +38,7 @@ def test_results_cover_the_table() -> None:
 
 @pytest.mark.parametrize(("step", "least"), [("plan", 70), ("quantize", 95), ("export", 85), ("prune", 50), ("distil", 60)])
 def test_most_architectures_can_do_a_step(step: str, least: int) -> None:
-    done = [name for name, steps in SHOWN.items() if steps.get(step) in ("yes", "heads", "heads and experts")]
+    done = [name for name, steps in SHOWN.items() if steps.get(step) in DONE]
     assert len(done) >= least, (step, len(done))
 
 
@@ -48,7 +52,7 @@ def test_no_reason_blames_the_user_for_the_architecture() -> None:
 def test_each_way_in_which_models_differ(name: str, tmp_path: Path) -> None:
     found = tried(ARCHITECTURES[name], tmp_path, WHOLE[name])
     assert found == {step: SHOWN[name][step] for step in found}
-    assert set(found.values()) == {"yes"}
+    assert set(found.values()) <= set(DONE)
 
 
 @pytest.mark.slow

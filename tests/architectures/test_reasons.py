@@ -38,12 +38,11 @@ def test_relative_positions_have_no_longest_text() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (transformers.BartConfig(), "a bart has two stacks of layers, an encoder and a decoder"),
         (transformers.FunnelConfig(), "the number of layers of a funnel cannot be set"),
         (transformers.PvtConfig(), "a pvt is not a stack of equal layers"),
     ],
 )
-def test_models_that_are_no_single_stack_give_no_layers(config: Any, message: str) -> None:
+def test_models_that_are_no_stack_give_no_layers(config: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         student_config(Student(layers=1), config, KEY)
 

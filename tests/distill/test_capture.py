@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compress.core.errors import InputError
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import blocks_of
 from distill.capture import Capture, Wanted
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit")
@@ -42,7 +42,7 @@ def test_hidden_states_are_the_outputs_of_the_blocks(kind: str, make_model: Any,
     def note(module: Any, inputs: Any, output: Any) -> None:
         expected.append(output[0] if isinstance(output, tuple) else output)
 
-    hooks = [block.register_forward_hook(note) for block in repeated_blocks(model, "key")[1]]
+    hooks = [block.register_forward_hook(note) for block in blocks_of(model, "key").values()]
     stock = model(**features, output_hidden_states=True).hidden_states
     for hook in hooks:
         hook.remove()
@@ -53,7 +53,7 @@ def test_hidden_states_are_the_outputs_of_the_blocks(kind: str, make_model: Any,
     assert torch.equal(captured.hidden[-1], captured.last) == (kind != "gpt2")
     if kind == "gpt2":
         assert torch.equal(model.transformer.ln_f(captured.hidden[-1]), captured.last)
-    assert not any(block._forward_hooks for block in Capture(make_model(kind), "loss").blocks)
+    assert not any(block._forward_hooks for blocks in Capture(make_model(kind), "loss").blocks for block in blocks)
 
 
 def test_layers_that_share_one_block_have_the_states_that_transformers_gives() -> None:

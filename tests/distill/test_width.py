@@ -149,10 +149,10 @@ def test_axes_of_equal_size_are_not_mixed_up(make_model: Any) -> None:
 
 
 def test_attention_is_found_by_what_goes_through_it(make_model: Any) -> None:
-    found = find_attentions(make_model("gpt2"), KEY)
+    found = find_attentions(make_model("gpt2"), KEY).own
     assert found[3].parts == {what: ("transformer.h.3.attn.c_attn", part) for part, what in enumerate(("query", "key", "value"))}
     assert found[3].output == "transformer.h.3.attn.c_proj"
-    found = find_attentions(make_model("vit"), KEY)
+    found = find_attentions(make_model("vit"), KEY).own
     assert found[0].parts["key"] == ("vit.layers.0.attention.k_proj", 0)
     assert found[0].output == "vit.layers.0.attention.o_proj"
 

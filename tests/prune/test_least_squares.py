@@ -116,7 +116,7 @@ def test_a_model_comes_closer_to_what_it_was(kind: str, make_model: Callable[...
     with torch.inference_mode():
         expected = model(**features).logits
         plain = shrink(model, structure, kept, KEY)(**features).logits
-    grams = gram_matrices(model, [HookPoints.of(model, structure).heads[1]], batches, 0)
+    grams = gram_matrices(model, structure, [HookPoints.of(model, structure).heads[1]], batches)
     (gram,) = grams.values()
     bias = model.get_submodule(HookPoints.of(model, structure).heads[1]).bias is not None
     assert gram.shape == ((structure.attentions[1].size("query") + bias,) * 2)

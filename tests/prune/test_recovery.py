@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from compress.core.errors import InputError
 from compress.data.splits import Split
-from compress.models.blocks import between_blocks, repeated_blocks
+from compress.models.blocks import between_blocks, blocks_of
 from compress.models.origin import Origin
 from compress.models.structure import Structure
 from compress.stage.context import Context
@@ -121,7 +121,7 @@ def test_states_between_blocks_are_those_that_transformers_gives(
     model, features = make_model(kind), make_features(kind)
     with torch.no_grad():
         expected = model(**features, output_hidden_states=True).hidden_states
-        blocks = repeated_blocks(model, "key")[1]
+        blocks = list(blocks_of(model, "key").values())
         with between_blocks(blocks) as found:
             model(**features)
         with between_blocks(blocks) as again:

@@ -176,7 +176,7 @@ def test_activations_are_those_of_tokens_that_are_no_padding(
     seen: dict[str, Tensor] = {}
     attention = structure.attentions[2]
     model.get_submodule(attention.output).register_forward_pre_hook(lambda module, args: seen.update(heads=args[0]))
-    block = model.get_submodule(f"{structure.prefix}.2")
+    block = model.get_submodule(f"{structure.stacks[0].prefix}.2")
     block.register_forward_hook(lambda module, args, output: seen.update(x=args[0], y=output[0] if isinstance(output, tuple) else output))
     found = by_activation(model, structure, lambda: [batch])
     mask = batch.features.get("attention_mask", torch.ones(seen["x"].shape[:2]))

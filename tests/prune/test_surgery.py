@@ -53,8 +53,8 @@ def silenced(model: Any, structure: Structure, kept: KeptUnits) -> Any:
                 gone = torch.tensor([expert not in kept.experts[block] for expert in range(structure.sizes.experts[block])])
                 owner = large.get_submodule(router.removesuffix(".gate.weight"))
                 owner.gate = OnlySome(owner.gate, gone)
-        blocks = large.get_submodule(structure.prefix)
-        owner, _, name = structure.prefix.rpartition(".")
+        blocks = large.get_submodule(structure.stacks[0].prefix)
+        owner, _, name = structure.stacks[0].prefix.rpartition(".")
         setattr(large.get_submodule(owner), name, nn.ModuleList([blocks[layer] for layer in kept.layers]))
         large.config.num_hidden_layers = len(kept.layers)
     return large

@@ -13,11 +13,13 @@ from torch import nn
 from compress.core.errors import InputError
 from compress.models.attention import find_attentions
 from compress.models.axes import axes_of
-from compress.models.blocks import repeated_blocks, with_layers
+from compress.models.blocks import stacks_of, with_layers
+from compress.models.checkpoint import load_float
 from compress.models.conv1d import with_linears
 from compress.models.structure import Structure
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES
+from tests.export.generation.tiny_encoder_decoders import CONFIGS, checkpoint
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0}
@@ -67,7 +69,7 @@ ATTENTION = {  # query, key, value and output of block 1, and whether queries an
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_layers_around_attention_are_found(kind: str) -> None:
-    found = find_attentions(with_linears(MODELS[kind]()), KEY)
+    found = find_attentions(with_linears(MODELS[kind]()), KEY).own
     pattern, names, output, turned = ATTENTION[kind]
     places = range(3) if len(set(names)) == 1 else (0, 0, 0)
     expected = {what: (pattern.format(name), place) for what, name, place in zip(("query", "key", "value"), names, places, strict=True)}
@@ -119,7 +121,7 @@ def test_it_is_found_in_inference_mode_too() -> None:
     model = with_linears(MODELS["gpt2"]())
     model.config.unused = "so that it was not looked at before"
     with torch.inference_mode():
-        assert find_attentions(model, KEY)[1].parts["value"] == ("transformer.h.1.attn.c_attn", 2)
+        assert find_attentions(model, KEY).own[1].parts["value"] == ("transformer.h.1.attn.c_attn", 2)
 
 
 def test_looking_changes_nothing() -> None:
@@ -140,10 +142,6 @@ def test_looking_changes_nothing() -> None:
         (
             lambda: transformers.SqueezeBertForSequenceClassification(transformers.SqueezeBertConfig(**SIZES, **TEXT, embedding_size=16)),
             "2 of 2 blocks of this squeezebert have no attention between linear layers",
-        ),
-        (
-            lambda: transformers.BartForSequenceClassification(transformers.BartConfig(d_model=16, vocab_size=20)),
-            "a bart has two stacks of blocks, an encoder and a decoder",
         ),
         (
             lambda: transformers.ResNetForImageClassification(transformers.ResNetConfig(hidden_sizes=[8, 8], depths=[1, 1])),
@@ -172,7 +170,7 @@ TOLD_BY_SOFTMAX = {  # layer of query, key and value of block 1; whether they ar
 
 @pytest.mark.parametrize("kind", TOLD_BY_SOFTMAX)
 def test_fused_layers_and_softmaxes_tell_the_attention(kind: str) -> None:
-    found = find_attentions(with_linears(drawn(ARCHITECTURES[kind])), KEY)[1]
+    found = find_attentions(with_linears(drawn(ARCHITECTURES[kind])), KEY).own[1]
     pattern, names, interleaved = TOLD_BY_SOFTMAX[kind]
     places = range(3) if len(set(names)) == 1 else (0, 0, 0)
     expected = {what: (pattern.format(name), place) for what, name, place in zip(("query", "key", "value"), names, places, strict=True)}
@@ -183,7 +181,39 @@ def test_fused_layers_and_softmaxes_tell_the_attention(kind: str) -> None:
 def test_blocks_are_the_largest_list_of_modules_of_one_class() -> None:
     model = MODELS["bert"]()
     model.small = nn.ModuleList([nn.Linear(2, 2) for _ in range(9)])
-    assert repeated_blocks(model, KEY)[0] == "bert.encoder.layer"
+    assert stacks_of(model, KEY)[0].prefix == "bert.encoder.layer"
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_an_encoder_decoder_has_two_stacks(kind: str) -> None:
+    """Checked against the names of Transformers: 2 layers of the encoder, then 3 of the decoder, which also read the encoder."""
+    model, t5 = load_float(checkpoint(kind)), "t5" in kind
+    structure = Structure.of(model, KEY)
+    prefixes = ("encoder.block", "decoder.block") if t5 else ("model.encoder.layers", "model.decoder.layers")
+    assert [(stack.prefix, stack.numbers) for stack in structure.stacks] == [(prefixes[0], range(2)), (prefixes[1], range(2, 5))]
+    assert structure.blocks == (*(f"{prefixes[0]}.{place}" for place in range(2)), *(f"{prefixes[1]}.{place}" for place in range(3)))
+    assert (structure.sizes.heads, structure.sizes.cross) == ((4,) * 5, (0, 0, 4, 4, 4))
+    assert structure.sizes.ffn == ((64,) * 5 if t5 else (64, 64, 48, 48, 48))
+    cross, own = structure.cross_attentions[3], structure.attentions[3]
+    names = ("EncDecAttention", "SelfAttention") if t5 else ("encoder_attn", "self_attn")
+    assert all(names[0] in layer for layer, _ in cross.parts.values())
+    assert names[0] in cross.output
+    assert all(names[1] in layer for layer, _ in own.parts.values())
+    assert names[1] in own.output
+    assert bool(structure.tables) == t5
+    assert all("attention_bias" in name for name in structure.tables)
+    gated = [name for name, axis in structure.ffn[0] if axis == 0 and name.endswith("weight")]
+    assert len(gated) == (2 if kind in ("mt5", "umt5") else 1)
+
+
+def test_layers_of_both_stacks_are_cut_by_one_list() -> None:
+    bart = transformers.BartConfig(encoder_layers=3, decoder_layers=2)
+    bart.compress_architecture = {"model_type": "bart", "heads": [1, 2, 3, 4, 5], "cross": [0, 0, 0, 4, 5]}
+    cut = with_layers(bart, (0, 2, 4))
+    assert (cut.encoder_layers, cut.decoder_layers) == (2, 1)
+    assert cut.compress_architecture == {"model_type": "bart", "heads": [1, 3, 5], "cross": [0, 0, 5]}
+    t5 = with_layers(transformers.T5Config(num_layers=3, num_decoder_layers=4), (1, 3, 4, 6))
+    assert (t5.num_layers, t5.num_decoder_layers) == (1, 3)
 
 
 def test_what_a_config_says_of_each_layer_is_cut_with_them() -> None:

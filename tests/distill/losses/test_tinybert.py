@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import blocks_of
 from distill.capture import Capture
 from distill.losses.hidden import distance
 from distill.losses.loss import LossInputs, Setting, Shape
@@ -45,7 +45,7 @@ def test_it_compares_embeddings_and_hidden_states_of_the_pairs(kind: str, make_m
     for model in (student, teacher):
         before = [model(**features, output_hidden_states=True).hidden_states[0]]
         states.append(before)
-        for block in repeated_blocks(model, "key")[1]:
+        for block in blocks_of(model, "key").values():
             block.register_forward_hook(
                 lambda _, inputs, output, found=before: found.append(output[0] if isinstance(output, tuple) else output)
             )

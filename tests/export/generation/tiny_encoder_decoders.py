@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +14,24 @@ import torch
 import transformers
 from torch import nn
 
+from compress.artifacts.artifact import Artifact
+from compress.core.next_token import labels_of
+from compress.core.progress import ConsoleProgress
+from compress.core.target import Target
+from compress.data.splits import Data, Split
 from compress.models.checkpoint import load_float, save
 from compress.models.config import set_labels
 from compress.models.library import quiet
 from compress.schemes.checkpoint import save_quantization
-from compress.standalone.preprocess import Preprocessor
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor, TokenPair
+from distill.injected import Injected
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.test_codes import chosen
 from tests.export.generation.tiny_decoders import VOCABULARY
 
+LENGTH = 16
 PAD, BOS, EOS, START = 0, 1, 2, 0
 FIRST = 5
 """First token of every answer of mBART: the language."""
@@ -136,3 +145,17 @@ def sources(lengths: tuple[int, ...], seed: int = 0) -> list[np.ndarray]:
     """Returns sources of random tokens, int32."""
     random = np.random.default_rng(seed)
     return [random.integers(3, VOCABULARY, length).astype(np.int32) for length in lengths]
+
+
+def split(count: int, seed: int = 0) -> Split:
+    """Returns pairs of sources of 1 to 9 random tokens with one answer."""
+    rows = [TokenPair(source, np.array([7, EOS], np.int32)) for source in sources(tuple(1 + number % 9 for number in range(count)), seed)]
+    return Split(list(rows), labels_of(rows, LENGTH - 1))
+
+
+def context(kind: str, folder: Path) -> Context:
+    """Returns what stages share: 40 pairs to learn from, and the float checkpoint as the teacher."""
+    teacher = Artifact(checkpoint(kind), {"id": "baseline", "digest": kind, "stage": "model"})
+    data, target = Data(split(40), split(8, 1), split(8, 2), ()), Target(sequence_lengths=(LENGTH,))
+    made = Context("text-to-text", data, LENGTH, target, 0, ConsoleProgress("silent"), folder / "scratch", losses=Injected())
+    return replace(made, teachers=(teacher,), checkpoints={"baseline": teacher})

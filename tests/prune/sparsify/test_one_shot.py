@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.core.errors import InputError
-from compress.models.blocks import repeated_blocks
+from compress.models.blocks import blocks_of
 from compress.training.kept_zeros import block_linears
 from prune.forward_order import in_forward_order, products, squares
 from prune.sparsify.one_shot import zero_weights
@@ -153,7 +153,7 @@ def test_each_layer_is_seen_as_it_is_when_all_before_it_are_changed(
     advanced: list[int] = []
     assert in_forward_order(model, layers, batches, products, change, KEY, advanced.append) == []
     assert sum(advanced) == len(layers) == len(order)
-    assert not any("forward" in vars(block) for block in repeated_blocks(model, KEY)[1])
+    assert not any("forward" in vars(block) for block in blocks_of(model, KEY).values())
     others = block_linears(plain)
     for name in order:
         expected = torch.zeros((), dtype=torch.float64)
