@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
+from compress.models.blocks import blocks_of
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import answered
 from compress.models.padding import read_by_decoder
@@ -21,6 +23,7 @@ from export.engines.openvino_seq2seq import OpenVinoSeq2Seq
 from export.engines.spec import EngineSpec
 from export.generation.encoder_decoder_folder import write_encoder_decoder_folder
 from prune.cost import ShapeCost
+from prune.forward_order import in_forward_order, products
 from prune.prune import Prune
 from prune.scores import by_activation
 from prune.sparsify.sparsify import Sparsify
@@ -54,6 +57,42 @@ def test_activations_of_either_side_are_those_of_its_real_tokens() -> None:
         expected = squares.mean(dim=0).sqrt()
         torch.testing.assert_close(found[block, what] / found[block, what].mean(), expected / expected.mean())  # type: ignore[index]
     assert {where for where in found if where[1] == "cross"} == {(2, "cross"), (3, "cross"), (4, "cross")}
+
+
+def test_each_layer_is_shown_the_real_tokens_that_it_reads_after_the_changes_before_it() -> None:
+    """Written out: after every change the whole model runs again; keys and values of the attention to the encoder read the source."""
+    model, plain, batches = load_float(checkpoint("bart")), load_float(checkpoint("bart")), [features(0), features(1)]
+    blocks = tuple(blocks_of(model, "stages.sparsify"))
+    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.startswith(blocks)}
+    others = {name: plain.get_submodule(name) for name in linears}
+    found: dict[str, torch.Tensor] = {}
+
+    def change(name: str, sums: torch.Tensor) -> None:
+        found[name] = sums
+        linears[name].weight.data *= 0.5
+
+    assert in_forward_order(model, linears, batches, products, change, "stages.sparsify") == []
+    assert found.keys() == linears.keys()
+    pending: list[str] = []  # have read the same tensor as the layer before, and change with it
+    for name in found:
+        expected = torch.zeros((), dtype=torch.float64)
+        for batch in batches:
+            seen: list[torch.Tensor] = []
+            handle = others[name].register_forward_pre_hook(lambda _, args, seen=seen: seen.append(args[0]))
+            with torch.no_grad():
+                plain(**batch)
+            handle.remove()
+            of_source = ".encoder." in name or "encoder_attn.k_proj" in name or "encoder_attn.v_proj" in name
+            mask = batch["attention_mask"].bool() if of_source else read_by_decoder(batch["decoder_input_ids"], PAD)
+            expected = expected + products(seen[0][mask])
+        torch.testing.assert_close(found[name], expected, rtol=1e-5, atol=1e-6, msg=name)
+        pending.append(name)
+        names = list(found)
+        following = names[names.index(name) + 1] if name != names[-1] else None
+        if following is None or found[following].shape != found[name].shape or not torch.equal(found[following], found[name]):
+            for other in pending:
+                others[other].weight.data *= 0.5
+            pending = []
 
 
 @pytest.mark.parametrize("granularity", [("heads", "ffn"), ("ffn", "layers"), ("heads", "ffn", "hidden", "layers")])
