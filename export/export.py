@@ -29,6 +29,8 @@ from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.named import one_of
+from compress.core.tasks import TASKS
+from compress.models.library import is_recurrent
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from export.builds import computes_bf16, planned
@@ -64,12 +66,13 @@ class Export(Stage):
     """For language models: how engines that answer prompts keep keys and values, and how their answers are checked."""
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Checks that the engines fit the device of the target, and that the processor has the precision.
+        """Checks that the engines fit the device of the target and the model, and that the processor has the precision.
 
         Raises:
             InputError: An engine does not, or the processor has no bf16.
         """
         self._check_precision(context)
+        _check_cache(config, context)
 
     def _check_precision(self, context: Context) -> None:
         _check_target(context)
@@ -123,6 +126,15 @@ def _check_target(context: Context) -> None:
         if ENGINES[engine].cpu_only and context.target.device != "cpu":
             others = one_of([name for name, row in ENGINES.items() if not row.cpu_only])
             raise InputError(f"target.engines: {engine} given with target.device {context.target.device}; it runs on cpu; give {others}")
+
+
+def _check_cache(config: Any, context: Context) -> None:
+    cached = [engine for engine in context.target.engines if ENGINES[engine].generates and not ENGINES[engine].encoder_decoder]
+    if cached and TASKS[context.task].answer == "tokens" and not config.is_encoder_decoder and is_recurrent(config, context.task):
+        raise InputError(
+            f"target.engines: {cached[0]} given; it answers from a cache of keys and values, but layers of this {config.model_type} carry "
+            f"a recurrent state: leave {cached[0]} out"
+        )
 
 
 def _summary(entry: dict[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import transformers
 
 from compress.core.errors import InputError
 from compress.core.target import Target
@@ -334,3 +335,16 @@ def test_wrong_integers_stop_the_stage_and_name_the_layer(tmp_path: Path, monkey
     (tmp_path / "out").mkdir()
     with pytest.raises(ParityError, match=r"parity: quantize-int8 onnxruntime dynamic: bert.encoder.layer.0.\S+ is the first"):
         Export().run(context.checkpoints["quantize"], answered(context), tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba2", "granitemoehybrid", "rwkv", "qwen3_next"])
+def test_engines_with_a_cache_refuse_recurrent_models_before_anything_runs(kind: str, context: Context) -> None:
+    config = transformers.AutoConfig.for_model(kind)
+    given = replace(context, task="text-generation", target=Target(engines=("openvino", "openvino_genai"), sequence_lengths=(8,)))
+    with pytest.raises(
+        InputError, match=rf"engines: openvino_genai given; it answers from a cache .* of this {kind} carry a recurrent state"
+    ):
+        Export().check(config, config, given)
+    Export().check(config, config, replace(given, target=Target(engines=("openvino",), sequence_lengths=(8,))))
+    for other in ("llama", "mistral", "mixtral", "gpt2"):
+        Export().check(transformers.AutoConfig.for_model(other), config, given)
