@@ -171,7 +171,7 @@ def select(
     parts = parts_of(cost, incoming, limits, kept.layers, len(kept.hidden))
     room = budget - (cost.total(narrow, kept.layers) - sum(part.price(part.size) for part in parts))
     if cheapest(parts) > room + 1e-9 * budget:
-        raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / incoming.cost, limits)
+        raise _too_much(key, share, 1 - (budget - room + cheapest(parts)) / incoming.cost, limits, cost.structure)
     for part, count in (allocate(parts, room) if parts else {}).items():
         if count < part.size:
             lists = list(getattr(kept, part.component))
@@ -299,8 +299,9 @@ class _DepthAndWidth:
         return min(self.sizes.hidden, width + self.step)
 
 
-def _too_much(key: str, share: float, most: float, limits: Limits) -> InputError:
-    more = [name for name in ("heads", "ffn", "hidden", "layers") if name not in limits.granularity]
+def _too_much(key: str, share: float, most: float, limits: Limits, structure: Structure) -> InputError:
+    cuttable = ("ffn", "hidden", "layers") if structure.tables else ("heads", "ffn", "hidden", "layers")
+    more = [name for name in cuttable if name not in limits.granularity]
     remedy = f"add {' or '.join(more)} to granularity, or lower the target" if more else "lower the target"
     given = f"{1 - share:.4g} given" if limits.target_key == "sparsity" else f"needs {1 - share:.4g} removed"
     taken = f"pruning {', '.join(limits.granularity)} can remove at most {max(0.0, most):.4g} of the blocks' cost"

@@ -166,6 +166,7 @@ def test_what_cannot_be_pruned_is_refused_with_the_reason(tmp_path: Path) -> Non
             r"heads given; encoder\.block\.0\.layer\.0\.SelfAttention\.relative_attention_bias\.weight has an entry for",
         ),
         ({"measure": "latency", "speedup": 2.0}, "latency given; the latency table does not cover the two stacks of an encoder-decoder"),
+        ({"granularity": ("ffn",), "sparsity": 0.9}, r"pruning ffn can remove at most .*: add hidden or layers to granularity"),
         ({"granularity": ("vocabulary",)}, "text-to-text is measured on the tokens of the incoming model: leave it out"),
         (
             {"granularity": ("ffn",), "sparsity": 0.1, "recover": {"hidden_weight": 1.0}},
