@@ -24,7 +24,7 @@ WITH_TABLES = ("t5", "mt5", "umt5", "longt5")
 """Kinds whose heads stay: a table of relative positions has an entry for each."""
 ENCODER, DECODER, HEADS, HEAD_DIM = 2, 3, 4, 8
 FFN = {"encoder": 64, "decoder": 64}
-FEW = settings(max_examples=3)
+FEW = settings(max_examples=2)
 
 
 def features(seed: int = 0) -> dict[str, Tensor]:
