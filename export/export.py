@@ -48,7 +48,7 @@ COMPRESSED = "compressed-tensors"
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 

@@ -8,22 +8,24 @@ import numpy as np
 import openvino
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from openvino import opset15 as ops
 from torch import nn
 
 from compress.models.conv1d import with_linears
 from compress.schemes.int4 import Int4Scales
-from compress.schemes.int8 import DynamicScales, LayerScales, levels, weight_bits, weight_scale
+from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
 from compress.schemes.scales import Scales
 from export.generation.cached_graph import cached_graph
-from export.generation.codes import insert_codes, int4_weight
+from export.generation.codes import insert_codes, int4_weight, rounded
 from tests.export.generation.tiny_decoders import VOCABULARY, decoder
 
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ZERO_POINTS = "w4a16, zero points"
 SCHEMES = ("w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
+UNEVEN = float(np.float32(0.01012))
+"""A scale s for which 128 s * (255 / (127 s + 128 s)) is not 128 in float32."""
 KINDS = ("gpt2", "llama", "bloom", "phi3", "gpt_neox")
 
 
@@ -114,6 +116,39 @@ def test_layers_that_read_one_tensor_with_one_scale_share_its_rounding() -> None
     insert_codes(graph, layers)
     rounded = [node for node in graph.get_ops() if node.get_type_name() == "FakeQuantize"]
     assert len(rounded) == 1 + 3  # one for layer 0; the layers of block 1 have scales of their own
+
+
+def rounded_by_openvino(x: np.ndarray, step: float) -> np.ndarray:
+    """Returns the codes of x [n] that an int8 product of OpenVINO reads: it multiplies them by the identity."""
+    width = 16
+    x_NI = np.pad(x, (0, -len(x) % width)).reshape(-1, width)
+    given_x = ops.parameter([-1, width], np.float32)
+    identity = ops.multiply(ops.convert(ops.constant(np.eye(width, dtype=np.int8)), np.float32), np.ones((width, 1), np.float32))
+    product = ops.matmul(rounded(given_x.output(0), step), identity, False, True)
+    compiled = openvino.Core().compile_model(openvino.Model([product], [given_x]), "CPU", FLOAT)
+    (layer,) = (node for node in compiled.get_runtime_model().get_ops() if str(node.get_rt_info()["layerType"].value) == "FullyConnected")
+    assert [value.get_element_type().get_type_name() for value in layer.input_values()[:2]] == ["i8", "i8"]
+    return np.rint(compiled(x_NI)[0] / np.float32(step)).reshape(-1)[: len(x)]
+
+
+BOUNDARIES = np.arange(ACTIVATION_LOW - 2, ACTIVATION_HIGH + 2) + 0.5
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(2.0**-13, 8, width=32))
+@example(UNEVEN)
+def test_inputs_are_rounded_as_in_torch_right_beside_a_boundary(step: float) -> None:
+    away = 4 * np.finfo(np.float32).eps * np.abs(BOUNDARIES)  # x, 1 / s and their product round by half an eps each
+    x = np.concatenate([BOUNDARIES - away, BOUNDARIES + away, np.rint(BOUNDARIES)])
+    x = np.asarray(step * x, np.float32)
+    expected = quantize(torch.from_numpy(x), torch.tensor(step), ACTIVATION_LOW, ACTIVATION_HIGH)
+    np.testing.assert_array_equal(rounded_by_openvino(x, step), expected.numpy())
+
+
+def test_inputs_on_a_boundary_go_to_the_even_code() -> None:
+    step = 0.0625  # a power of two: nothing rounds before the code does
+    expected = np.clip(np.rint(BOUNDARIES), ACTIVATION_LOW, ACTIVATION_HIGH)
+    np.testing.assert_array_equal(rounded_by_openvino(np.asarray(step * BOUNDARIES, np.float32), step), expected)
 
 
 @settings(deadline=None, max_examples=30)
