@@ -11,9 +11,9 @@ OpenVINO keeps such constants as integers: it multiplies i8 by i8 where the inpu
 the input is float. Where the last group of an int4 layer is shorter, all its groups are cut to the largest width that divides both.
 
 FakeQuantize alone would round otherwise than torch: OpenVINO computes rint(x * a + b) with a = 255 / (high - low), b = -low * a in float32.
-With b at 128 the sum is 1.5e-5 coarse, and for some scales b is 128.00002, which lifts what lies just below a boundary. In a small Qwen2-MoE
-that turned one code in 200,000, and through attention moved the logits of a third of all tokens. Behind Round the input is an integer and
-the sum is exact. OpenVINO runs Multiply, Round and FakeQuantize as one node.
+With b at 128 the sum is 1.5e-5 coarse, and for some scales b is 128.00002, which lifts what lies just below a boundary. In a small
+Qwen2-MoE that turned one code in 200,000, and through attention moved the logits of a third of all tokens. Behind Round the input is an
+integer and the sum is exact. OpenVINO runs Multiply, Round and FakeQuantize as one node.
 
 Beside static int8 layers OpenVINO makes tables float again when it compiles the model: they are small in the file alone.
 
