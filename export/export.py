@@ -30,7 +30,7 @@ from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
-from compress.models.library import is_recurrent
+from compress.models.library import model_class
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from export.builds import computes_bf16, planned
@@ -129,11 +129,16 @@ def _check_target(context: Context) -> None:
 
 
 def _check_cache(config: Any, context: Context) -> None:
+    from export.generation.kept import missing_keys
+
     cached = [engine for engine in context.target.engines if ENGINES[engine].generates and not ENGINES[engine].encoder_decoder]
-    if cached and TASKS[context.task].answer == "tokens" and not config.is_encoder_decoder and is_recurrent(config, context.task):
+    if not cached or TASKS[context.task].answer != "tokens" or config.is_encoder_decoder:
+        return
+    missing = missing_keys(config, model_class(config, context.task))
+    if missing is not None:
         raise InputError(
-            f"target.engines: {cached[0]} given; it answers from a cache of keys and values, but layers of this {config.model_type} carry "
-            f"a recurrent state: leave {cached[0]} out"
+            f"target.engines: {cached[0]} given; it answers from keys and values of every layer, and {missing}: "
+            f"give a decoder whose layers all keep them, or leave {cached[0]} out"
         )
 
 

@@ -63,20 +63,13 @@ def with_class(config: Any, task: Task) -> Any:
     return config
 
 
-def is_recurrent(config: Any, task: Task) -> bool:
-    """Whether the model of this config and task carries a recurrent state from token to token in some of its layers (Mamba, RWKV, Jamba).
-
-    Transformers marks such classes, since a state, unlike keys and values, cannot be cut back to fewer tokens.
-    """
-    return bool(_chosen_class(config, task)._is_stateful)
-
-
 def takes_padding(config: Any, task: Task) -> bool:
     """Whether the model class of this config and task can be told which tokens are padding."""
-    return "attention_mask" in inspect.signature(_chosen_class(config, task).forward).parameters
+    return "attention_mask" in inspect.signature(model_class(config, task).forward).parameters
 
 
-def _chosen_class(config: Any, task: Task) -> Any:
+def model_class(config: Any, task: Task) -> Any:
+    """Returns the model class of this config and task, the preferred one where there are several."""
     found = stock_auto(task)._model_mapping[type(config)]
     return found[0] if isinstance(found, tuple) else found
 

@@ -98,14 +98,14 @@ def _problems(value: Any, default: Any, where: str, depth: int) -> Iterator[str]
         yield f"{where}: config.json is nested more than {DEEPEST} levels deep"
         return
     for name, inner in value.items() if isinstance(value, Mapping) else ():
-        known = default.get(name) if isinstance(default, Mapping) else None
+        known, inner = default.get(name) if isinstance(default, Mapping) else None, _plain(inner)
         if inner == known and inner is not None:
             continue
         match = _IMPLEMENTATION.fullmatch(str(name))
         if match:
             yield from _implementation(name, inner, IMPLEMENTATIONS[match[1]], where)
         else:
-            yield from _values(str(name), _plain(inner), known, where, depth)
+            yield from _values(str(name), inner, known, where, depth)
 
 
 def _values(name: str, value: Any, default: Any, where: str, depth: int) -> Iterator[str]:
@@ -114,8 +114,8 @@ def _values(name: str, value: Any, default: Any, where: str, depth: int) -> Iter
     elif isinstance(value, list) and depth <= DEEPEST:
         for position, inner in enumerate(value):
             known = default[position] if isinstance(default, list | tuple) and position < len(default) else None
-            if inner != known:
-                yield from _values(name, _plain(inner), known, where, depth + 1)
+            if (plain := _plain(inner)) != known:
+                yield from _values(name, plain, known, where, depth + 1)
     elif isinstance(value, int | float) and not isinstance(value, bool):
         allowed = _refused(name.lower(), value)
         if allowed is not None:

@@ -31,6 +31,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 
 from compress.core.errors import InputError
 from compress.models.library import quiet
+from export.generation.kept import missing_keys
 from export.graph.experts import make_exportable
 
 if TYPE_CHECKING:
@@ -111,14 +112,16 @@ def filled_layer(keys: Tensor, values: Tensor) -> DynamicLayer:
 
 def _cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
     """Returns heads and head size of the keys, then of the values, of each layer in turn, from one token that the model reads."""
+    missing = missing_keys(model.config, type(model))
+    if missing is not None:
+        raise InputError(f"model: generation needs a decoder that keeps keys and values of every layer; {missing}")
     cache = DynamicCache()
     with torch.inference_mode():
         model(input_ids=torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache, use_cache=True)
-    odd = next((layer for layer in cache.layers if type(layer) is not DynamicLayer or layer.keys.dim() != 4), None)
-    if odd is not None or not cache.layers:
-        kept = "nothing" if odd is None else type(odd).__name__
+    if not cache.layers or any(not layer.is_initialized or layer.keys.dim() != 4 for layer in cache.layers):
         raise InputError(
-            f"model: generation needs a decoder that keeps keys and values of every layer; this {model.config.model_type} keeps {kept}"
+            f"model: generation needs a decoder that keeps keys and values of every layer; this {model.config.model_type} does not fill "
+            "the cache of Transformers"
         )
     return [(one.shape[1], one.shape[3]) for layer in cache.layers for one in (layer.keys, layer.values)]
 
