@@ -92,7 +92,7 @@ def run(tree: Path, *command: str, also: tuple[int, ...] = ()) -> None:
     assert result.returncode in (0, *also), result.stdout + result.stderr
 
 
-@pytest.mark.whole
+@pytest.mark.slow
 def test_all_of_them_run_in_one_recipe(tree: Path) -> None:
     (tree / "extended.yaml").write_text(yaml.safe_dump(ALL_AT_ONCE), encoding="utf-8")
     run(tree, "cli.py", "run", "extended.yaml", "--out", "run", "--quiet", also=(3,))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 import torch
 import transformers
 from onnx import numpy_helper
@@ -44,6 +45,9 @@ CONFIGS = {
     "deit": lambda: transformers.DeiTConfig(**_IMAGE),
 }
 IMAGES = ("vit", "deit")
+RELATIVES = ("roberta", "electra", "deit")
+"""Families whose graphs are those of another one but for the ends: the slow tests look at them."""
+FAMILIES = [pytest.param(family, marks=[pytest.mark.slow] * (family in RELATIVES)) for family in CONFIGS]
 _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny-checkpoints-")  # removed when the test run ends
 
 

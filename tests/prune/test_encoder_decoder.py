@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from compress.models.checkpoint import load, load_float, save
 from compress.models.structure import Structure
 from prune.surgery import KeptUnits, shrink
-from tests.export.generation.tiny_encoder_decoders import CONFIGS, checkpoint, preprocessor
+from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, checkpoint, preprocessor
 from tests.export.generation.tiny_encoder_decoders import sources as drawn_sources
 
 KEY = "stages.prune"
 WITH_TABLES = ("t5", "mt5", "umt5", "longt5")
 """Kinds whose heads stay: a table of relative positions has an entry for each."""
-DIFFERENT = ("t5", "umt5", "bart", "marian")
-"""Kinds whose ways differ: a table of a side, a table of each layer, positions of either side, embeddings of either side."""
 ENCODER, DECODER, HEADS, HEAD_DIM = 2, 3, 4, 8
 FFN = {"encoder": 64, "decoder": 64}
 FEW = settings(max_examples=2)

@@ -246,8 +246,18 @@ def narrowed(model: Any, structure: Structure, channels: list[int]) -> Any:
     return large
 
 
+RELATIVES = ("roberta", "distilbert", "qwen2_moe")
+"""Kinds of which another one is shaped alike: the slow tests prune them in every way at once."""
+
+
 @pytest.mark.whole
-@pytest.mark.parametrize("kind", [*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=[pytest.mark.slow] * (kind in RELATIVES))
+        for kind in (*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe")
+    ],
+)
 @FEW
 @given(data=st.data())
 def test_all_together_is_exact_and_survives_the_disk(

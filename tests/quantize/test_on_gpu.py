@@ -93,7 +93,7 @@ def test_a_checkpoint_is_quantized_on_the_gpu(
     np.testing.assert_allclose(found.numpy(), expected.numpy(), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["resnet", "convnext"])
+@pytest.mark.parametrize("name", [pytest.param("resnet", marks=pytest.mark.slow), "convnext"])
 def test_convolutions_are_quantized_on_the_gpu(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[str]) -> None:
     bench = Bench.of(ARCHITECTURES[name], tmp_path)
     folders = [tmp_path / "on-cpu", tmp_path / "on-gpu"]

@@ -59,7 +59,7 @@ def inputs_of(kind: str) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(4, 20, (2, 7), generator=torch.Generator().manual_seed(0))}
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("roberta", "distilbert"))) for kind in CONFIGS])
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_shape_is_written_read_and_counted(kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

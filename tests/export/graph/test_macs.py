@@ -38,7 +38,7 @@ def test_image_model_and_its_patch_embedding():
     assert gemms["classifier"].macs == 2 * 16 * 3
 
 
-@pytest.mark.parametrize("family", tiny.CONFIGS)
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_total_is_that_of_the_torch_model(family):
     folder, path = tiny.exported(family)
     task = tiny.preprocessor(family).task
