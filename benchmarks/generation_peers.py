@@ -1,0 +1,135 @@
+"""Language models by the tools that a user would reach for instead, each with the settings that its documentation gives.
+
+Needs the packages nncf, onnxruntime-genai, onnx-ir and ctranslate2; `pip install --no-deps` keeps the versions of everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.machine.process import environment
+from export.generation.genai_folder import MODEL
+
+WORKER = Path(__file__).with_name("generation_worker.py")
+GROUP_SIZE = 64
+"""Weights of an int4 scale in NNCF: its default of 128 divides no layer of a model that is 576 wide."""
+
+
+@dataclass(frozen=True)
+class PeerJob:
+    """How to open an engine of another tool, as `compress.measure.engine_process` asks for it."""
+
+    library: str
+    """onnxruntime-genai or ctranslate2."""
+    precision: str
+    folder: Path
+    threads: int
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What its rows are marked with."""
+        return {"engine": self.library, "mode": "own", "precision": self.precision, "float_precision": "fp32", "device": "cpu"}
+
+    @property
+    def command(self) -> list[str]:
+        """Command line of its process."""
+        return [sys.executable, "-P", str(WORKER)]
+
+    def message(self) -> dict[str, Any]:
+        """Returns the map that opens the engine."""
+        return {"library": self.library, "folder": str(self.folder), "threads": self.threads}
+
+
+def nncf_weights(genai: Path, out: Path, settings: Mapping[str, Any]) -> Path:
+    """Compresses the weights of a float model for OpenVINO GenAI with NNCF; returns the new folder's model.
+
+    Args:
+        genai: A folder that OpenVINO GenAI reads.
+        out: Folder to write.
+        settings: Arguments of `nncf.compress_weights`; the mode by its name.
+    """
+    import nncf
+    import openvino
+
+    shutil.copytree(genai, out, ignore=shutil.ignore_patterns("openvino_model.*"))
+    model = openvino.Core().read_model(genai / MODEL)
+    given = {**settings, "mode": getattr(nncf.CompressWeightsMode, settings["mode"])}
+    openvino.save_model(nncf.compress_weights(model, **given), out / MODEL, compress_to_fp16=False)
+    return out / MODEL
+
+
+def onnxruntime_genai(checkpoint: Path, out: Path, precision: str, threads: int) -> Path:
+    """Builds a model for ONNX Runtime GenAI with its own builder; returns the folder.
+
+    Args:
+        checkpoint: A float checkpoint.
+        out: Folder to write.
+        precision: fp32, or int4: its own settings, which are groups of 32, and tables and head in int4, too.
+        threads: CPU threads.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "onnxruntime_genai.models.builder",
+        "-m",
+        str(checkpoint),
+        "-o",
+        str(out),
+        "-p",
+        precision,
+        "-e",
+        "cpu",
+    ]
+    command += ["-c", str(out.with_suffix(".cache"))]
+    subprocess.run(command, env=environment(HF_HUB_OFFLINE="1"), check=True, capture_output=True)
+    settings = out / "genai_config.json"
+    document = json.loads(settings.read_text(encoding="utf-8"))
+    document["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
+    settings.write_text(json.dumps(document), encoding="utf-8")
+    return out
+
+
+def ctranslate2(checkpoint: Path, out: Path, precision: str) -> Path:
+    """Converts a checkpoint for CTranslate2; returns the folder.
+
+    Args:
+        checkpoint: A float checkpoint.
+        out: Folder to write.
+        precision: float32 or int8.
+    """
+    from ctranslate2.converters import TransformersConverter
+
+    TransformersConverter(str(checkpoint)).convert(str(out), quantization=precision)
+    return out
+
+
+def jobs(checkpoint: Path, out: Path, threads: int) -> dict[str, PeerJob]:
+    """Builds the engines that are no OpenVINO, those that are not there yet; returns them by the name they have in the table."""
+    makers: dict[str, tuple[str, str, Callable[[Path], Path]]] = {
+        "ONNX Runtime GenAI fp32": ("onnxruntime-genai", "fp32", lambda to: onnxruntime_genai(checkpoint, to, "fp32", threads)),
+        "ONNX Runtime GenAI int4": ("onnxruntime-genai", "int4", lambda to: onnxruntime_genai(checkpoint, to, "int4", threads)),
+        "CTranslate2 float32": ("ctranslate2", "float32", lambda to: ctranslate2(checkpoint, to, "float32")),
+        "CTranslate2 int8": ("ctranslate2", "int8", lambda to: ctranslate2(checkpoint, to, "int8")),
+    }
+    found = {}
+    for name, (library, precision, make) in makers.items():
+        folder = out / f"{library}-{precision}"
+        if not folder.exists():
+            make(folder)
+        found[name] = PeerJob(library, precision, folder, threads)
+    return found
+
+
+NNCF: Mapping[str, Mapping[str, Any]] = {
+    "OpenVINO GenAI, NNCF int8": {"mode": "INT8_ASYM"},
+    "OpenVINO GenAI, NNCF int4": {"mode": "INT4_ASYM", "group_size": GROUP_SIZE, "ratio": 1.0},
+    "OpenVINO GenAI, NNCF int4 symmetric": {"mode": "INT4_SYM", "group_size": GROUP_SIZE, "ratio": 1.0},
+}
+"""What NNCF makes without data: its defaults, tables and head in int8."""
