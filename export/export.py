@@ -39,6 +39,7 @@ from export.float_part import FloatPrecision
 from export.generation.agreement import Agreement
 from export.generation.prompts import Generation
 from export.generation.proposals import with_proposals
+from export.generation.questions import KEY, digest, read_questions
 from export.graph.quantized import precision_of
 
 EXPORTED = "export.json"
@@ -65,14 +66,22 @@ class Export(Stage):
     generation: Generation = Generation()
     """For language models: how engines that answer prompts keep keys and values, and how their answers are checked."""
 
+    def depends(self, context: Context) -> Any:
+        """The digest of the questions, where a file of them is given."""
+        return None if self.generation.questions is None else {"questions": digest(read_questions(self.generation.questions))}
+
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Checks that the engines fit the device of the target and the model, and that the processor has the precision.
+        """Checks that the engines fit the device of the target and the model, that the processor has the precision, and the questions.
 
         Raises:
-            InputError: An engine does not, or the processor has no bf16.
+            InputError: An engine does not, the processor has no bf16, or the questions cannot be read or asked.
         """
         self._check_precision(context)
         _check_cache(config, context)
+        if self.generation.questions is not None:
+            read_questions(self.generation.questions)
+            if TASKS[context.task].answer != "tokens" or config.is_encoder_decoder:
+                raise InputError(f"{KEY}: given for {context.task}; a decoder that answers is asked questions: leave it out")
 
     def _check_precision(self, context: Context) -> None:
         _check_target(context)

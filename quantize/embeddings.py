@@ -22,8 +22,14 @@ def quantize_tables(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, floa
     with torch.no_grad():
         for name, module in table_modules(model).items():
             table: Tensor = module.get_parameter("weight")
-            scales[name] = row_scale(table)
-            rounded = on_table_grid(table, scales[name])
-            noise[name] = decibels(float(table.float().square().sum()), float((rounded - table).square().sum()))
+            rounded, scales[name], noise[name] = rounded_table(table)
             table.copy_(rounded)
     return scales, noise
+
+
+def rounded_table(table_VD: Tensor) -> tuple[Tensor, Tensor, float | None]:
+    """Returns a table on its grid, float32 [V, D], its row scales, float32 [V], and the signal-to-noise ratio in dB."""
+    scale_V = row_scale(table_VD)
+    rounded_VD = on_table_grid(table_VD, scale_V)
+    signal, noise = table_VD.float().square().sum(), (rounded_VD - table_VD.float()).square().sum()
+    return rounded_VD, scale_V, decibels(float(signal), float(noise))

@@ -66,8 +66,6 @@ class Quantize(QuantizeSettings):
         if self.embeddings and TASKS[context.task].answer != "tokens":
             tasks = tasks_with(lambda row: row.answer == "tokens")
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
-        if self.embeddings and self.stream is True:
-            raise InputError(f"stages.{self.title}.embeddings: true given with stream: true, which leaves tables in float; leave out one")
         if self.stream is True:
             check_streamed(self, config, context)
         if self.mode != "ptq":
@@ -91,7 +89,7 @@ class Quantize(QuantizeSettings):
             InputError: A pattern of `exclude` matches nothing, no layer is left to quantize, an input holds NaN or infinity, or training
                 failed.
         """
-        if self.stream is True or (self.stream == "auto" and not self.embeddings and worth_streaming(self, parent.path, context)):
+        if self.stream is True or (self.stream == "auto" and worth_streaming(self, parent.path, context)):
             figures, kept, warnings = quantize_streamed(self, parent.path, out, context)
         else:
             made = escalate(self, parent.path, context) if self.mode == "auto" else quantize_in_memory(self, parent.path, context)

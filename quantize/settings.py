@@ -119,7 +119,8 @@ class QuantizeSettings(ModelStage):
     """Bits of an int8 weight. auto: 8, but 7 for a CPU without VNNI or AMX, whose int8 kernels saturate with 8."""
     stream: Literal["auto"] | bool = "auto"
     """Whether to quantize a language model one decoder layer at a time, from file to file, instead of in memory (`quantize.streaming`).
-    auto: if its float32 weights would take more than half of the available memory."""
+    auto: if its float32 weights would take more than half of the available memory, or if it has 8 layers or more and `rounding` is not
+    nearest: in memory every layer takes a pass of the whole model then."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -1,6 +1,6 @@
 """Post-training quantization of large language models, one decoder layer at a time, from file to file.
 
-    embeddings, last norm, head       copied as stored
+    embeddings, last norm, head       copied as stored; tables of int8 rows are rounded, and written as float32
     each decoder layer                `stored_layer`: observe, smooth, round, write, advance the hidden states
 
 Apart from the hidden states of the calibration rows, memory does not grow with the depth of the model (`compress.models.streaming`), so a
@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from torch import nn
+from torch import Tensor, nn
 
 from compress.artifacts.shards import ShardWriter
 from compress.core.errors import InputError
@@ -30,10 +30,12 @@ from compress.models.forward import linears
 from compress.models.streaming import Batch, StreamedModel, is_large, meta_model, structure_problem
 from compress.schemes.checkpoint import QUANTIZATION_TENSORS, save_settings
 from compress.schemes.table import SCHEMES
+from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
 from quantize.awq import describe as describe_awq
 from quantize.calibration import Method
 from quantize.convolutions import BESIDE_ATTENTION, convolutions
+from quantize.embeddings import rounded_table
 from quantize.ptq import UNREACHED, choose_layers, range_warnings
 from quantize.settings import QuantizeSettings
 from quantize.smoothquant import describe
@@ -42,6 +44,8 @@ from quantize.stored_layer import Settings, Written, quantize_layer
 FILES = (*TEXT_FILES, "config.json", "generation_config.json")
 WHOLE = ("equalization", "bias_correction", "sensitivity", "mixed_precision", "attention", "residual")
 """Keys of the stage that need the whole model in memory."""
+DEEP = 8
+"""Layers from which on rounding by moments is streamed: the passes over all layers in memory grow with the square of their number."""
 
 
 def needs_whole(stage: QuantizeSettings) -> str | None:
@@ -67,11 +71,18 @@ def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> No
 
 
 def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context) -> bool:
-    """Returns whether a checkpoint is too large for memory and can be streamed; warns if it is too large but cannot."""
-    if TASKS[context.task].answer != "tokens" or not is_large(checkpoint):
+    """Returns whether a checkpoint is better streamed, and can be; warns if it is too large for memory but cannot.
+
+    It is too large for memory, or so deep that rounding by moments, which in memory runs the whole model for each layer, takes far longer.
+    """
+    if TASKS[context.task].answer != "tokens":
         return False
-    reason = needs_whole(stage) or structure_problem(meta_model(read_config(checkpoint, "checkpoint"))[0])
-    if reason is not None:
+    large, config = is_large(checkpoint), read_config(checkpoint, "checkpoint")
+    deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP
+    if not (large or deep):
+        return False
+    reason = needs_whole(stage) or structure_problem(meta_model(config)[0])
+    if reason is not None and large:
         warning = f"the float32 model takes more than half of the available memory, and is not streamed: {reason}"
         context.progress.warn(f"{stage.title}: {warning}")
     return reason is None
@@ -116,8 +127,7 @@ def quantize_streamed(
         keys = ["weight_scale", "input_scale", "input_smooth"] + ["weight_zero_point"] * (not stage.symmetric)
         tensors = [f"{path}.{key}" for path in chosen for key in keys]
         written = Written(ShardWriter(out, stored), ShardWriter(out, tensors, Path(QUANTIZATION_TENSORS).stem, None))
-        for path in model.parameters_around():
-            written.weights.copy(path, model.weights[path])
+        row_scales, noise = _write_around(model, written.weights, tables=stage.embeddings)
         for index in context.progress.track(range(len(model)), f"{name}: decoder layers", len(model)):
             inside = [path for path in chosen if path.startswith(f"{model.layer_name(index)}.")]
             with model.layer(index) as layer:
@@ -127,13 +137,38 @@ def quantize_streamed(
         written.weights.close()
         written.scales.close()
     kept |= dict.fromkeys(written.unreached, UNREACHED)
+    kept = _float_layers(model, kept, row_scales)
     save_settings(out, stage.scheme, written.entries, kept)
+    if row_scales:
+        save_tables(out, row_scales)
     count, number = len(written.entries), SCHEMES[stage.scheme].numbers
     _copy_rest(source, out, f"Quantized to {number} ({stage.scheme}) after training: {count} linear layers")
     context.progress.log(f"  streamed: {count} layers in {number}, {len(kept)} layers in float, {len(rows)} rows")
     figures = _figures(written, settings, len(rows), context.progress.log)
+    figures |= {"tables": noise} if row_scales else {}
     figures["streamed"] = {"unit_bytes": max(model.unit_bytes().values()), "hidden_bytes": hidden_bytes}
     return figures, kept, range_warnings(rows, written.unreached) if batches else []
+
+
+def _write_around(model: StreamedModel, weights: ShardWriter, *, tables: bool) -> tuple[dict[str, Tensor], dict[str, float | None]]:
+    """Writes everything outside the decoder layers; returns what `quantize_tables` does of the tables, where they are to be rounded."""
+    scales: dict[str, Tensor] = {}
+    noise: dict[str, float | None] = {}
+    names = {f"{name}.weight": name for name in table_modules(model.shape)} if tables else {}
+    for path in model.parameters_around():  # a tied head is not among them
+        if path in names:
+            rounded, scales[names[path]], noise[names[path]] = rounded_table(model.weights[path])
+            weights.copy(path, rounded)
+        else:
+            weights.copy(path, model.weights[path])
+    return scales, noise
+
+
+def _float_layers(model: StreamedModel, kept: Mapping[str, str], row_scales: Mapping[str, Tensor]) -> dict[str, str]:
+    """Returns the float layers with their reasons; a head of int8 rows, be it tied to the embeddings, is none."""
+    shape: Any = model.shape
+    head = shape.get_output_embeddings() if row_scales else None
+    return {path: reason for path, reason in kept.items() if shape.get_submodule(path) is not head}
 
 
 def settings_of(stage: QuantizeSettings, context: Context) -> Settings:

@@ -39,6 +39,7 @@ from compress.pipeline import opened
 from compress.report.evaluations import builds
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
+from export.generation.questions import asked
 
 Write = Callable[[str], None]
 GAP = 4
@@ -133,7 +134,7 @@ class Answerer:
 
         self.choice = choice
         self._tokenizer: Any = AutoTokenizer.from_pretrained(choice.checkpoint, local_files_only=True)
-        self._chat = chat and getattr(self._tokenizer, "chat_template", None) is not None
+        self._chat = chat
         config = read_config(choice.checkpoint, "checkpoint")
         self._longest, self._encodes = most_tokens(config), bool(config.is_encoder_decoder)
         self._process = EngineProcess(choice.spec)
@@ -148,12 +149,8 @@ class Answerer:
         Raises:
             InputError: The prompt has no token, or there is no room for it and its answer in what the model reads.
         """
-        if self._chat:
-            message = [{"role": "user", "content": prompt}]
-            found = self._tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=True)["input_ids"]
-        else:
-            found = self._tokenizer(prompt)["input_ids"]
-        if not found:
+        found = asked(self._tokenizer, prompt, chat=self._chat)
+        if not len(found):
             raise InputError("--prompt: no token in it; give at least one character")
         together = 0 if self._encodes else tokens  # an encoder-decoder reads the prompt and its answer apart
         if self._longest is not None and max(len(found) + together, tokens) > self._longest:
@@ -161,7 +158,7 @@ class Answerer:
             raise InputError(
                 f"--prompt: {len(found)} tokens and --max-tokens {tokens} given; the model reads {self._longest} {read}: give fewer"
             )
-        return np.array(found, np.int32)
+        return found
 
     def answer(self, prompt: str, decoding: Decoding, write: Write | None = None) -> Told:
         """Answers one prompt.

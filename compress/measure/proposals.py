@@ -1,6 +1,6 @@
 """Speeds of engines with and without tokens that are proposed to them (`compress.core.speculation`), side by side.
 
-Both answer the same prompts from evaluation rows, since what is accepted depends on the text: random tokens would tell nothing. Each engine
+Both answer the prompts of the export, since what is accepted depends on the text: random tokens would tell nothing. Each engine
 runs in its own process, and the two take turns as in `compress.measure.generation`; every turn asks other prompts.
 
     tokens per second   tokens of all streams / time to the last one
@@ -21,18 +21,20 @@ from compress.core.progress import Progress
 from compress.core.speculation import per_step
 from compress.measure.engine_process import EngineProcess, Job
 from compress.measure.generation import STREAMS, TURNS, WARM_UP_TOKENS
+from compress.measure.tokens import ENDED
 
 ROUNDING = 2
+Recorded = tuple[Sequence[NDArray[np.int32]], NDArray[np.int32]]
 
 
 def measure_proposals(
-    pairs: Sequence[tuple[Job, Job]], prompts: Sequence[NDArray[np.int32]], tokens: int, progress: Progress
+    pairs: Sequence[tuple[Job, Job]], recorded: Sequence[Recorded], tokens: int, progress: Progress
 ) -> list[dict[str, Any]]:
     """Measures engines alone and with proposals.
 
     Args:
         pairs: Each engine alone, and with what proposes tokens to it.
-        prompts: int32 [n, P] for each pair.
+        recorded: For each pair prompts, int32 [P] each, and the answers that were kept, int32 [n, T]; end tokens count where one has ended.
         tokens: Tokens of an answer.
         progress: Shows a bar.
 
@@ -45,7 +47,8 @@ def measure_proposals(
     """
     rows = []
     with progress.bar("proposals", len(pairs) * len(STREAMS) * TURNS) as advance:
-        for index, (pair, asked) in enumerate(zip(pairs, prompts, strict=True)):
+        for index, (pair, (asked, answers)) in enumerate(zip(pairs, recorded, strict=True)):
+            goes_on = not (answers == ENDED).any()
             with ExitStack() as stack:
                 processes = [stack.enter_context(EngineProcess(job)) for job in pair]
                 for streams in STREAMS:
@@ -55,12 +58,12 @@ def measure_proposals(
                         for process, turns in zip(processes, (alone, helped), strict=True):
                             if turn == 0:
                                 process.generate(chosen, Decoding(max_tokens=WARM_UP_TOKENS, ignore_end=True))
-                            turns.take(process.generate(chosen, Decoding(max_tokens=tokens, ignore_end=True)))
+                            turns.take(process.generate(chosen, Decoding(max_tokens=tokens, ignore_end=goes_on)))
                         advance(1)
                     rows.append(
                         {
                             "job": index,
-                            "prompt_tokens": int(asked.shape[1]),
+                            "prompt_tokens": int(np.median([len(prompt) for prompt in asked])),
                             "streams": streams,
                             "tokens": tokens,
                             "tokens_per_s": helped.rate,

@@ -40,6 +40,7 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
                         "cache_precision": entry["cache_precision"],
                         "metrics": entry["metrics"],
                         "prompt_tokens": generation["prompt_tokens"],
+                        "questions": generation.get("questions", False),
                         "quality": generation.get("quality"),
                         "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
                         "speeds": speeds,

@@ -110,6 +110,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].answers[].cache_precision", "text", "What keys and values are kept in."),
         ("variants[].answers[].metrics.METRIC", "number", "Every metric, from the logits of blocks that go through the cache."),
         ("variants[].answers[].prompt_tokens", "integer", "Tokens of the prompts that were compared; the median, where they differ."),
+        ("variants[].answers[].questions", "boolean", "Whether the prompts were questions, and not the starts of rows."),
         (
             "variants[].answers[].quality.*",
             "map",

@@ -119,18 +119,17 @@ def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
 
 def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any]], context: Context) -> dict[str, Any]:
     """Measures the engines that tokens are proposed to; returns `proposals` of generation.json, nothing where there are none."""
-    from safetensors.numpy import load_file
-
     from compress.measure.proposals import measure_proposals
     from export.engines.spec import proposed_to
+    from export.generation.prompts import load_answers
 
     asked = [(variant, entry, spec) for variant, entry, spec in jobs if "speculation" in entry]
     if not asked:
         return {}
     pairs = [(spec, proposed_to(spec, exported.path, entry)) for _, entry, spec in asked]
-    recorded = [load_file(exported.path / entry["generation"]["file"]) for _, entry, _ in asked]
-    tokens = int(recorded[0]["tokens"].shape[1])
-    rows = measure_proposals(pairs, [one["prompts"] for one in recorded], tokens, context.progress)
+    recorded = [load_answers(exported.path / entry["generation"]["file"]) for _, entry, _ in asked]
+    tokens = int(recorded[0][1].shape[1])
+    rows = measure_proposals(pairs, recorded, tokens, context.progress)
     return {"proposals": [{"variant": asked[job][0], **pairs[job][0].labels, **row} for row in rows for job in (row.pop("job"),)]}
 
 

@@ -1,8 +1,8 @@
 """Whether an engine that generates gives the tokens of torch, and how far its answers are from those of the float baseline.
 
 Before an engine is taken, its greedy answers to prompts from selection rows have to be those of the same checkpoint in torch
-(`compress.measure.tokens`). Of an engine that is taken, the answers to prompts from evaluation rows are kept, compared with the baseline in
-torch: what compression did to the answers. Where they have references, BLEU and chrF tell what they are worth.
+(`compress.measure.tokens`). Of an engine that is taken, the answers to prompts from evaluation rows, or to questions, are kept and compared
+with the baseline in torch: what compression did to the answers. Where they have references, BLEU and chrF tell what they are worth.
 """
 
 from __future__ import annotations
@@ -21,8 +21,10 @@ from compress.measure.engine_process import EngineProcess
 from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
 from compress.measure.translations import quality
 from compress.models.checkpoint import load, load_float
+from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
 from export.generation.prompts import Generation, Prompts, Tokens, filled, greedy, save_answers
+from export.generation.questions import read_questions
 from export.parity.rows import gate_rows
 
 GATE_PROMPTS = 32
@@ -67,6 +69,7 @@ class Agreement:
         save_answers(path, prompts, found)
         compared = {
             "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
+            "questions": prompts.questions,
             "baseline": compare_tokens(baseline, found),
             REFERENCE: compare_tokens(self._in_torch(checkpoint, held_out=True), found),
         }
@@ -88,7 +91,11 @@ class Agreement:
 
     @cached_property
     def _evaluation_prompts(self) -> Prompts:
-        return Prompts.of_rows(self._context.data.evaluation.rows, self.settings, self._context.max_length)
+        if self.settings.questions is None:
+            return Prompts.of_rows(self._context.data.evaluation.rows, self.settings, self._context.max_length)
+        baseline = self._context.baseline.path
+        longest = most_tokens(read_config(baseline, "checkpoint"))
+        return Prompts.of_questions(read_questions(self.settings.questions), self.settings, baseline, longest)
 
     def _in_torch(self, checkpoint: Path, *, held_out: bool) -> Tokens:
         """Returns the greedy answers of a checkpoint to the prompts from evaluation rows, or from selection rows.

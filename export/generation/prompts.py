@@ -1,8 +1,8 @@
-"""What engines that generate are asked, starts of blocks or whole sources, and the greedy answers of torch to compare with."""
+"""What engines that generate are asked, starts of blocks, whole sources or questions, and the greedy answers of torch to compare with."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
@@ -21,6 +21,7 @@ from compress.core.speculation import DRAFT_TOKENS, MAX_TOKENS
 from compress.measure.tokens import ENDED
 from compress.models.encoder_decoder import answered
 from compress.standalone.preprocess import Row, TokenPair
+from export.generation.questions import prompts_of
 
 PROMPT_TOKENS = 32
 """Tokens of a prompt: a quarter of a usual block."""
@@ -36,7 +37,10 @@ class Generation(Config):
     """What keys and values are kept in. float: the precision that the engine computes in, fp32 or bf16; fp16: half the memory of fp32;
     int8: a quarter. Less than float changes answers; the report shows by how much."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
-    """Number of prompts: the starts of evaluation blocks, or the sources of evaluation pairs."""
+    """Number of prompts: the starts of evaluation blocks, the sources of evaluation pairs, or questions."""
+    questions: Annotated[str, Field(min_length=1)] | None = None
+    """A UTF-8 file with one question a line, for a decoder to answer in place of starts of blocks: in its chat template, if the tokenizer
+    has one, up to its end token."""
     tokens: Annotated[int, Field(ge=1, le=100_000)] = 64
     """Most tokens of each answer, taken greedily. A block goes on for so many; together with its start they are at most data.max_length."""
     draft: str | None = None
@@ -57,9 +61,10 @@ class Generation(Config):
 
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leaves out what was not asked for, so that runs without proposals keep their cache keys."""
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
         left_out = {"draft", "draft_tokens"} if self.draft is None else set()
         left_out |= {"prompt_lookup"} if self.prompt_lookup is None else set()
+        left_out |= {"questions"} if self.questions is None else set()
         return {key: value for key, value in whole(self).items() if key not in left_out}
 
 
@@ -68,11 +73,13 @@ class Prompts:
     """What engines are asked, and how long the answers may be."""
 
     rows: tuple[Tokens, ...]
-    """Token ids, int32 [P] each: starts of blocks of equal length, or whole sources."""
+    """Token ids, int32 [P] each: starts of blocks of equal length, whole sources, or questions."""
     tokens: int
     """T, most tokens of an answer."""
     references: tuple[Tokens, ...] = ()
     """For sources the targets, int32 [length] each."""
+    questions: bool = False
+    """Whether they are questions."""
 
     @classmethod
     def of_rows(cls, rows: Sequence[Row], settings: Generation, max_length: int) -> Prompts:
@@ -96,10 +103,26 @@ class Prompts:
             raise InputError(f"data: no evaluation block of at least {length} tokens to take prompts from; give longer texts")
         return cls(tuple(_spread(long, settings.prompts)), min(settings.tokens, max_length - length))
 
+    @classmethod
+    def of_questions(cls, questions: Sequence[str], settings: Generation, checkpoint: Path, longest: int | None) -> Prompts:
+        """Takes evenly spaced questions.
+
+        Args:
+            questions: The texts.
+            settings: How many, and how long the answers may be.
+            checkpoint: Folder with the tokenizer.
+            longest: Most tokens that the model reads; None: any number.
+
+        Raises:
+            InputError: See `prompts_of`.
+        """
+        chosen = tuple(_spread(questions, settings.prompts))
+        return cls(tuple(prompts_of(checkpoint, chosen, settings.tokens, longest)), settings.tokens, questions=True)
+
     @property
     def ends(self) -> bool:
         """Whether an end token ends an answer; the continuation of a block goes on to its last token."""
-        return bool(self.references)
+        return self.questions or bool(self.references)
 
 
 def _spread(rows: Sequence[T], count: int) -> list[T]:
@@ -110,31 +133,48 @@ def _spread(rows: Sequence[T], count: int) -> list[T]:
 def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     """Returns the most likely tokens, one after the other, int32 [n, T].
 
-    The continuation of a block goes on past end tokens. An answer to a source ends with one; behind it stands `ENDED`.
+    The continuation of a block goes on past end tokens. An answer to a source or a question ends with one; behind it stands `ENDED`.
 
     Args:
         model: A language model of Transformers in eval mode, float or quantized.
         prompts: The prompts.
     """
-    if prompts.ends:
+    if prompts.references:
         return filled(answered(model, prompts.rows, 1, prompts.tokens), prompts.tokens)
-    device, parts = next(iter(model.parameters())).device, []
+    answers = np.full((len(prompts.rows), prompts.tokens), ENDED, np.int32)
+    ends = end_tokens(model) if prompts.ends else ()
     with torch.inference_mode():
-        for start in range(0, len(prompts.rows), BATCH_SIZE):
-            rows = prompts.rows[start : start + BATCH_SIZE]
-            parts.append(_continued(model, rows, prompts.tokens, device).cpu().numpy().astype(np.int32))
-    return np.concatenate(parts)
+        for chosen in _batches(prompts.rows):
+            found = _continued(model, [prompts.rows[index] for index in chosen], prompts.tokens, ends)
+            answers[chosen, : found.shape[1]] = found
+    return answers
 
 
-def _continued(model: Any, rows: Sequence[Tokens], tokens: int, device: torch.device) -> torch.Tensor:
-    """Continues blocks of equal length."""
-    new = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
-    cache, chosen = DynamicCache(config=model.config), []
-    for _ in range(tokens):
+def _batches(rows: Sequence[Tokens]) -> Iterator[list[int]]:
+    """Yields the indices of prompts of equal length, at most `BATCH_SIZE` at once: padding would be another prompt."""
+    for length in sorted({len(row) for row in rows}):
+        alike = [index for index, row in enumerate(rows) if len(row) == length]
+        yield from (alike[start : start + BATCH_SIZE] for start in range(0, len(alike), BATCH_SIZE))
+
+
+def end_tokens(model: Any) -> tuple[int, ...]:
+    """Returns the tokens with which a model of Transformers ends its answers."""
+    ends = model.generation_config.eos_token_id
+    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
+
+
+def _continued(model: Any, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
+    """Continues prompts of equal length until all have ended; `ENDED` behind an end token."""
+    new = torch.from_numpy(np.stack(rows).astype(np.int64)).to(next(iter(model.parameters())).device)
+    chosen: list[torch.Tensor] = []
+    cache = DynamicCache(config=model.config)
+    over = torch.zeros_like(new[:, :1], dtype=torch.bool)
+    while len(chosen) < tokens and not over.all():
         logits = model(input_ids=new, past_key_values=cache, use_cache=True).logits
         new = logits[:, -1:].argmax(dim=-1)
-        chosen.append(new)
-    return torch.cat(chosen, dim=1)
+        chosen.append(new.masked_fill(over, ENDED))
+        over |= torch.isin(new, torch.tensor(ends, dtype=new.dtype, device=new.device))
+    return torch.cat(chosen, dim=1).cpu().numpy().astype(np.int32)
 
 
 def filled(answers: Sequence[Sequence[int] | Tokens], tokens: int) -> Tokens:
@@ -149,3 +189,9 @@ def save_answers(path: Path, prompts: Prompts, tokens: Tokens) -> None:
     """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file; `ENDED` fills up the shorter ones."""
     longest = max(len(row) for row in prompts.rows)
     save_file({"prompts": filled([row.tolist() for row in prompts.rows], longest), "tokens": np.ascontiguousarray(tokens)}, path)
+
+
+def load_answers(path: Path) -> tuple[list[Tokens], Tokens]:
+    """Reads what `save_answers` wrote: prompts int32 [P] each, and tokens int32 [n, T]."""
+    found = load_file(path)
+    return [row[row != ENDED] for row in found["prompts"]], found["tokens"]

@@ -1,6 +1,6 @@
 """Tokens that a draft, or the text, proposes to the engines of a run: whether answers stay the same, and how many tokens are accepted.
 
-Every engine that takes proposals answers the prompts from evaluation rows once more. Its answers have to be those that it gave by itself,
+Every engine that takes proposals answers the prompts of the export once more. Its answers have to be those that it gave by itself,
 but for tokens whose logits are as good as equal, which sums over several tokens at once may turn (`compress.standalone.tolerance`; not held
 to it in bf16, which rounds far more). How fast it is then is measured with the other speeds (`compress.measure.proposals`).
 """
@@ -11,20 +11,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from safetensors.numpy import load_file
-
 from compress.core.decoding import Decoding
 from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.speculation import PROPOSED_MODE
 from compress.measure.engine_process import EngineProcess
 from compress.measure.proposals import accepted
-from compress.measure.tokens import compare_tokens, token_shortfall
+from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
 from compress.models.vocabulary import other_tokens
 from compress.stage.context import Context
 from export.engines.spec import proposed_to, spec_of
-from export.generation.prompts import Generation
+from export.generation.prompts import Generation, filled, load_answers
 from export.parity.parity import ParityError
 
 Entry = dict[str, Any]
@@ -89,11 +86,11 @@ def _asked(build: Entry, entry: Entry, proposing: Entry, context: Context, root:
         context.progress.warn(f"{name}: tokens can be proposed in {PROPOSED_MODE} mode alone; none are")
         return entry
     found = {**entry, "speculation": proposing}
-    recorded = load_file(root / entry["generation"]["file"])
-    prompts, expected = recorded["prompts"], recorded["tokens"]
+    prompts, expected = load_answers(root / entry["generation"]["file"])
+    ends = bool((expected == ENDED).any())
     with EngineProcess(proposed_to(spec_of(root, build, entry, context.target), root, found)) as process:
-        answers = process.generate(list(prompts), Decoding(max_tokens=expected.shape[1], ignore_end=True))
-    compared = compare_tokens(expected, np.array([one.tokens[0] for one in answers], np.int32))
+        answers = process.generate(prompts, Decoding(max_tokens=expected.shape[1], ignore_end=not ends))
+    compared = compare_tokens(expected, filled([one.tokens[0] for one in answers], expected.shape[1]))
     reason = token_shortfall(compared, "the engine without proposals")
     if reason is not None and entry["float_precision"] == "fp32":
         raise ParityError(f"{name} with {proposing['draft'] or 'prompt look-up'}: {reason}")

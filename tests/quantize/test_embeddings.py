@@ -104,11 +104,9 @@ def test_scales_of_another_table_are_refused() -> None:
         insert_tables(cached_graph(decoder("llama")), {"other": torch.rand(VOCABULARY) + 0.1})
 
 
-def test_tables_are_for_language_models_in_memory(tmp_path: Path) -> None:
+def test_tables_are_for_language_models(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="embeddings: true given for text-classification; it is for text-generation"):
         Quantize(embeddings=True).check(None, None, context("gpt2", tmp_path, task="text-classification"))
-    with pytest.raises(InputError, match="embeddings: true given with stream: true"):
-        Quantize(embeddings=True, stream=True).check(None, None, context("gpt2", tmp_path))
 
 
 def test_damaged_scales_are_one_line(quantized: Path, tmp_path: Path) -> None:

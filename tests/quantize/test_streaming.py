@@ -32,6 +32,7 @@ from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.tables import load_tables
 from compress.stage.context import Context
 from quantize.quantize import Quantize
 from quantize.stored_layer import grid_dtype
@@ -319,6 +320,35 @@ def test_auto_streams_what_is_large(tmp_path: Path, blocks_context: Context, tol
     assert any(
         "more than half of the available memory, and is not streamed: bias_correction needs the whole" in line for line in told.warnings
     )
+
+
+def test_auto_streams_deep_models_that_are_rounded_by_outputs(
+    tmp_path: Path, blocks_context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny.write(tmp_path / "model", "llama")
+    monkeypatch.setattr("quantize.streaming.DEEP", 2)
+    for settings, streams in (({"rounding": "gptq"}, True), ({}, False), ({"rounding": "gptq", "sensitivity": True}, False)):
+        _, figures = quantized(folder, blocks_context, scheme="w8a8-dynamic", **settings)
+        assert ("streamed" in figures) == streams
+    monkeypatch.setattr("quantize.streaming.DEEP", 99)
+    assert "streamed" not in quantized(folder, blocks_context, scheme="w8a8-dynamic", rounding="gptq")[1]
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tables_are_those_of_memory(kind: str, dtype: torch.dtype, tmp_path: Path, blocks_context: Context) -> None:
+    folder = tiny.write(tmp_path / "model", kind, dtype)
+    (whole, expected), (streamed, found) = both(folder, blocks_context, scheme="w4a16", group_size=16, embeddings=True)
+    tables = load_tables(whole)
+    assert tables.keys() == load_tables(streamed).keys() == expected["tables"].keys() == found["tables"].keys()
+    assert json.loads((streamed / "quantization.json").read_text()) == json.loads((whole / "quantization.json").read_text())
+    assert found["float_layers"] == expected["float_layers"]
+    assert found["tables"] == pytest.approx(expected["tables"])
+    kept, stored = tensors(streamed), tensors(whole)
+    for name, scale in tables.items():
+        assert torch.equal(scale, load_tables(streamed)[name])
+        assert torch.equal(kept[f"{name}.weight"], stored[f"{name}.weight"])
+    assert torch.equal(logits(streamed), logits(whole))
 
 
 def test_what_cannot_be_streamed_is_told_before_anything_runs(tmp_path: Path, blocks_context: Context, context: Context) -> None:

@@ -88,7 +88,7 @@ def _agreement(variant: Report, engine: Report) -> View:
         "name": _name(variant, engine),
         "engine": f"{engine_name(engine['engine'])} {engine['mode']}, cache {engine['cache_precision']}",
         "equal": phrases.share(baseline.get("equal_share")),
-        "identical": f"{baseline.get('identical')} of {baseline.get('prompts')}",
+        "identical": f"{baseline.get('identical')} of {baseline.get('prompts')}" + " questions" * bool(engine.get("questions")),
         "first": "none" if first is None else f"{first:g}",
         "own": phrases.share(own.get("equal_share")),
         "quality": _quality(engine["quality"]) if engine.get("quality") else None,

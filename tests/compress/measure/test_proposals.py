@@ -14,8 +14,10 @@ from compress.core.decoding import Answer, Decoding
 from compress.core.progress import ConsoleProgress
 from compress.measure import proposals
 from compress.measure.proposals import measure_proposals
+from compress.measure.tokens import ENDED
 
 PROMPTS = np.arange(5 * 3, dtype=np.int32).reshape(5, 3)
+WHOLE, ENDS = np.zeros((5, 8), np.int32), np.full((1, 8), ENDED, np.int32)
 
 
 @dataclass
@@ -27,6 +29,7 @@ class Job:
 
 
 ASKED: list[tuple[str, list[int], int]] = []
+ENDINGS: list[bool] = []
 
 
 @dataclass
@@ -35,6 +38,7 @@ class Process:
     peak_memory_bytes: int = 1000
 
     def generate(self, prompts: list[np.ndarray], decoding: Decoding) -> list[Answer]:
+        ENDINGS.append(not decoding.ignore_end)
         ASKED.append((self.job.name, [int(prompt[0]) // 3 for prompt in prompts], decoding.max_tokens))
         seconds = tuple(self.job.token_ms * (step + 1) / 1e3 for step in range(decoding.max_tokens))
         answer = Answer((tuple(range(decoding.max_tokens)),), seconds, 6 if self.job.accepted else 0, self.job.accepted)
@@ -49,10 +53,11 @@ def opened(job: Job) -> Iterator[Process]:
 @pytest.fixture
 def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     ASKED.clear()
+    ENDINGS.clear()
     monkeypatch.setattr(proposals, "EngineProcess", opened)
     monkeypatch.setattr(proposals, "STREAMS", (1, 2))
     pair: Any = (Job("alone", 4.0), Job("helped", 2.0, accepted=4))
-    return measure_proposals([pair, pair], [PROMPTS, PROMPTS[:1]], 8, ConsoleProgress("silent"))
+    return measure_proposals([pair, pair], [(PROMPTS, WHOLE), (PROMPTS[:1], ENDS)], 8, ConsoleProgress("silent"))
 
 
 def test_both_are_asked_the_same_prompts_in_turn(rows: list[dict[str, Any]]) -> None:
@@ -61,6 +66,11 @@ def test_both_are_asked_the_same_prompts_in_turn(rows: list[dict[str, Any]]) -> 
     several = [prompts for name, prompts, tokens in ASKED[8:16] if name == "helped" and tokens == 8]
     assert several == [[0, 1], [2, 3], [4, 0]]
     assert {tuple(prompts) for _, prompts, _ in ASKED[16:]} == {(0,), (0, 0)}  # the other pair has one prompt
+
+
+def test_answers_end_where_those_that_were_kept_did(rows: list[dict[str, Any]]) -> None:
+    measured = [ends for ends, (_, _, tokens) in zip(ENDINGS, ASKED, strict=True) if tokens == 8]
+    assert measured == [False] * 12 + [True] * 12
 
 
 def test_rates_and_counts_are_those_of_all_turns(rows: list[dict[str, Any]]) -> None:
