@@ -15,30 +15,36 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import generation_peers
-import numpy as np
 
 from compress.artifacts.run_folder import Run, open_run
-from compress.core.decoding import Decoding
 from compress.core.engines import ENGINES
 from compress.core.progress import ConsoleProgress
+from compress.core.tasks import Task
 from compress.data.load import load_data
+from compress.data.splits import Split
 from compress.machine.bandwidth import read_bandwidth
 from compress.machine.environment import fingerprint
 from compress.measure.engine_process import EngineProcess, Job, write_rows
 from compress.measure.generation import TOKENS, Reads, Workload, measure_generation
+from compress.measure.metrics import metrics
 from compress.measure.tokens import compare_tokens
 from compress.models.checkpoint import load_float
 from compress.models.config import read_config
 from compress.recipe import Recipe, check
 from compress.report.evaluations import builds
+from export.engines.openvino import GROUP
+from export.engines.openvino_genai import CACHE
 from export.engines.spec import EngineSpec, spec_of
-from export.generation.prompts import Generation, Prompts, filled, greedy
+from export.generation.agreement import answer
+from export.generation.prompts import Generation, Prompts, greedy
 from export.generation.reads import reads_per_token
 
 ASKED = Generation(prompts=32, tokens=64)
@@ -107,43 +113,44 @@ def ours(run: Run, recipe: Recipe) -> dict[str, EngineSpec]:
 def with_nncf(specs: Mapping[str, EngineSpec], out: Path) -> dict[str, EngineSpec]:
     """Returns the fp32 engine of the run with its weights compressed by NNCF; settings as ours, but it may quantize tokens by itself."""
     floating = next(spec for spec in specs.values() if spec.precision == "fp32")
-    properties = {name: value for name, value in floating.properties.items() if name != "DYNAMIC_QUANTIZATION_GROUP_SIZE"}
+    properties = {name: value for name, value in floating.properties.items() if name != GROUP}
     found = {}
     for name, settings in generation_peers.NNCF.items():
-        folder = out / name.replace(",", "").replace(" ", "-").lower()
-        if not folder.exists():
-            generation_peers.nncf_weights(Path(floating.path).parent, folder, settings)
+        compress = partial(generation_peers.nncf_weights, Path(floating.path).parent, settings=settings)
+        folder = generation_peers.built(out / name.replace(",", "").replace(" ", "-").lower(), compress)
         found[name] = replace(floating, path=str(folder / generation_peers.MODEL), properties=properties)
     return found
 
 
 def reads(job: Job) -> Reads:
     """Returns what an engine reads for a token; nothing where its files are not OpenVINO's."""
-    return Reads(**reads_per_token(Path(job.path), "fp32", "fp32")) if isinstance(job, EngineSpec) else Reads(0, 0)
+    if not isinstance(job, EngineSpec):
+        return Reads(0, 0)
+    cache = next(name for name, told in CACHE.items() if told == job.properties["KV_CACHE_PRECISION"])
+    return Reads(**reads_per_token(Path(job.path), job.float_precision, cache))
 
 
 def answers(jobs: Mapping[str, Job], run: Run, recipe: Recipe) -> dict[str, dict[str, Any]]:
     """Returns perplexity and agreement with torch of every engine."""
-    rows = load_data(recipe.data, recipe.model.task, None, print, str(baseline(run))).evaluation.rows
-    prompts = Prompts.of_rows(rows, ASKED, recipe.data.max_length)
+    evaluation = load_data(recipe.data, recipe.model.task, None, print, str(baseline(run))).evaluation
+    prompts = Prompts.of_rows(evaluation.rows, ASKED, recipe.data.max_length)
     expected, found = greedy(load_float(baseline(run)), prompts), {}
     for name, job in jobs.items():
         with EngineProcess(job) as process:
-            told = process.generate(prompts.rows, Decoding(max_tokens=prompts.tokens, ignore_end=True))
-            compared = compare_tokens(expected, filled([one.tokens[0] for one in told], prompts.tokens))
-            found[name] = {"perplexity": perplexity(process, job, rows, run.folder), **compared, "n": sum(len(row) - 1 for row in rows)}
+            compared = compare_tokens(expected, answer(process, prompts))
+            found[name] = {"perplexity": perplexity(process, evaluation, recipe.model.task), **compared}
         print(f"{name}: perplexity {found[name]['perplexity']:.3f}, {compared['equal_share']:.1%} of the tokens of torch")
     return found
 
 
-def perplexity(process: EngineProcess, job: Job, rows: Sequence[Any], folder: Path) -> float:
+def perplexity(process: EngineProcess, evaluation: Split, task: Task) -> float:
     """Returns the perplexity of an open engine over blocks of token ids."""
-    if isinstance(job, EngineSpec):
-        kept = process.predict(rows, BATCH_SIZE)
-        return float(math.exp(kept[..., 0].sum(dtype=np.float64) / sum(len(row) - 1 for row in rows)))
-    path = folder.parent / "scored.safetensors"
-    write_rows(path, rows)
-    scored = process.ask("score", rows=str(path))
+    if isinstance(process.job, EngineSpec):
+        return metrics(task, process.predict(evaluation.rows, BATCH_SIZE), evaluation.labels)["perplexity"]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "rows.safetensors")
+        write_rows(path, evaluation.rows)
+        scored = process.ask("score", rows=str(path))
     return math.exp(scored["nll"] / scored["tokens"])
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from compress.artifacts.artifact import writing
 from compress.machine.process import environment
 from export.generation.genai_folder import MODEL
 
@@ -47,84 +48,74 @@ class PeerJob:
         return {"library": self.library, "folder": str(self.folder), "threads": self.threads}
 
 
-def nncf_weights(genai: Path, out: Path, settings: Mapping[str, Any]) -> Path:
-    """Compresses the weights of a float model for OpenVINO GenAI with NNCF; returns the new folder's model.
+def nncf_weights(genai: Path, out: Path, settings: Mapping[str, Any]) -> None:
+    """Compresses the weights of a float model for OpenVINO GenAI with NNCF.
 
     Args:
         genai: A folder that OpenVINO GenAI reads.
-        out: Folder to write.
+        out: Existing empty folder for the new model.
         settings: Arguments of `nncf.compress_weights`; the mode by its name.
     """
     import nncf
     import openvino
 
-    shutil.copytree(genai, out, ignore=shutil.ignore_patterns("openvino_model.*"))
+    shutil.copytree(genai, out, ignore=shutil.ignore_patterns("openvino_model.*"), dirs_exist_ok=True)
     model = openvino.Core().read_model(genai / MODEL)
     given = {**settings, "mode": getattr(nncf.CompressWeightsMode, settings["mode"])}
     openvino.save_model(nncf.compress_weights(model, **given), out / MODEL, compress_to_fp16=False)
-    return out / MODEL
 
 
-def onnxruntime_genai(checkpoint: Path, out: Path, precision: str, threads: int) -> Path:
-    """Builds a model for ONNX Runtime GenAI with its own builder; returns the folder.
+def onnxruntime_genai(checkpoint: Path, out: Path, precision: str, threads: int) -> None:
+    """Builds a model for ONNX Runtime GenAI with its own builder.
 
     Args:
         checkpoint: A float checkpoint.
-        out: Folder to write.
+        out: Existing empty folder.
         precision: fp32, or int4: its own settings, which are groups of 32, and tables and head in int4, too.
         threads: CPU threads.
     """
-    command = [
-        sys.executable,
-        "-m",
-        "onnxruntime_genai.models.builder",
-        "-m",
-        str(checkpoint),
-        "-o",
-        str(out),
-        "-p",
-        precision,
-        "-e",
-        "cpu",
-    ]
-    command += ["-c", str(out.with_suffix(".cache"))]
-    subprocess.run(command, env=environment(HF_HUB_OFFLINE="1"), check=True, capture_output=True)
+    given = {"-m": checkpoint, "-o": out, "-p": precision, "-e": "cpu", "-c": out / "cache"}
+    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", *(str(part) for pair in given.items() for part in pair)]
+    subprocess.run(command, env=environment(HF_HUB_OFFLINE="1"), check=True, stdout=subprocess.DEVNULL)
     settings = out / "genai_config.json"
     document = json.loads(settings.read_text(encoding="utf-8"))
     document["model"]["decoder"]["session_options"]["intra_op_num_threads"] = threads
     settings.write_text(json.dumps(document), encoding="utf-8")
-    return out
 
 
-def ctranslate2(checkpoint: Path, out: Path, precision: str) -> Path:
-    """Converts a checkpoint for CTranslate2; returns the folder.
+def ctranslate2(checkpoint: Path, out: Path, precision: str) -> None:
+    """Converts a checkpoint for CTranslate2.
 
     Args:
         checkpoint: A float checkpoint.
-        out: Folder to write.
+        out: Existing empty folder.
         precision: float32 or int8.
     """
     from ctranslate2.converters import TransformersConverter
 
-    TransformersConverter(str(checkpoint)).convert(str(out), quantization=precision)
-    return out
+    TransformersConverter(str(checkpoint)).convert(str(out), quantization=precision, force=True)
+
+
+def built(folder: Path, build: Callable[[Path], None]) -> Path:
+    """Returns a folder, built unless it is there already; a build that fails leaves none."""
+    if not folder.exists():
+        with writing(folder) as temporary:
+            build(temporary)
+    return folder
 
 
 def jobs(checkpoint: Path, out: Path, threads: int) -> dict[str, PeerJob]:
-    """Builds the engines that are no OpenVINO, those that are not there yet; returns them by the name they have in the table."""
-    makers: dict[str, tuple[str, str, Callable[[Path], Path]]] = {
+    """Returns the engines of ONNX Runtime GenAI and CTranslate2 by the name they have in the table; builds those that are missing."""
+    builders: dict[str, tuple[str, str, Callable[[Path], None]]] = {
         "ONNX Runtime GenAI fp32": ("onnxruntime-genai", "fp32", lambda to: onnxruntime_genai(checkpoint, to, "fp32", threads)),
         "ONNX Runtime GenAI int4": ("onnxruntime-genai", "int4", lambda to: onnxruntime_genai(checkpoint, to, "int4", threads)),
         "CTranslate2 float32": ("ctranslate2", "float32", lambda to: ctranslate2(checkpoint, to, "float32")),
         "CTranslate2 int8": ("ctranslate2", "int8", lambda to: ctranslate2(checkpoint, to, "int8")),
     }
-    found = {}
-    for name, (library, precision, make) in makers.items():
-        folder = out / f"{library}-{precision}"
-        if not folder.exists():
-            make(folder)
-        found[name] = PeerJob(library, precision, folder, threads)
-    return found
+    return {
+        name: PeerJob(library, precision, built(out / f"{library}-{precision}", build), threads)
+        for name, (library, precision, build) in builders.items()
+    }
 
 
 NNCF: Mapping[str, Mapping[str, Any]] = {

@@ -11,11 +11,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
-import sys
 import time
-import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +24,7 @@ from compress.core.decoding import Answer
 from compress.core.next_token import answers_of
 from compress.machine.process import peak_memory_bytes
 from compress.measure.engine_process import read_rows
+from export.engines.worker import Request, Tell, serve
 
 Tokens = NDArray[np.int32]
 
@@ -108,8 +107,8 @@ class CTranslate2:
 PEERS = {"onnxruntime-genai": OnnxRuntimeGenai, "ctranslate2": CTranslate2}
 
 
-def answer(opened: list[Peer], request: dict[str, Any]) -> dict[str, Any]:
-    """Does what one request asks."""
+def answer(opened: list[Peer], request: Request, tell: Tell) -> dict[str, Any]:
+    """Does what one request asks; nothing is told before the answer."""
     if request["op"] == "open":
         spec = request["spec"]
         opened.append(PEERS[spec["library"]](spec["folder"], spec["threads"]))
@@ -121,20 +120,5 @@ def answer(opened: list[Peer], request: dict[str, Any]) -> dict[str, Any]:
     return {"answers": [one.message() for one in answers], "peak_memory_bytes": peak_memory_bytes()}
 
 
-def main() -> None:
-    """Answers requests until the input ends; libraries print to standard output as they like, so that the channel is a copy of it."""
-    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-    opened: list[Peer] = []
-    for line in sys.stdin:
-        try:
-            reply = answer(opened, json.loads(line))
-        except Exception as error:  # whatever a library raises has to reach the parent as a line
-            traceback.print_exc()
-            reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-        channel.write(json.dumps(reply) + "\n")
-        channel.flush()
-
-
 if __name__ == "__main__":
-    main()
+    serve(partial(answer, []))

@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from numpy.typing import NDArray
 
-from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.artifacts.artifact import Artifact, Kind, digest, write_json
 from compress.core.engines import ENGINES
 from compress.core.errors import InputError
 from compress.core.named import one_of
@@ -39,7 +39,7 @@ from export.float_part import FloatPrecision
 from export.generation.agreement import Agreement
 from export.generation.prompts import Generation
 from export.generation.proposals import with_proposals
-from export.generation.questions import KEY, digest, read_questions
+from export.generation.questions import KEY, read_questions
 from export.graph.quantized import precision_of
 
 EXPORTED = "export.json"

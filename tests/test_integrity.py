@@ -24,6 +24,7 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
+from tests.seldom import seldom
 from tests.tiny_recipes import tiny_vit
 from triton_repo import deployment
 
@@ -146,7 +147,7 @@ SELDOM = ("golden rows", "no flips", "link elsewhere", "link to a file", "empty 
 """Damage that is mended on the same ways as other damage; left to the slow tests."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SELDOM)) for name in DAMAGE])
+@pytest.mark.parametrize("name", seldom(DAMAGE, SELDOM))
 def test_a_run_mends_every_damage(name: str, copy: Path, recipe: Recipe, finished: Outcome) -> None:
     DAMAGE[name][0](copy)
     if name == "folder for link":  # somebody's folder is never removed

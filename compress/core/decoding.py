@@ -14,6 +14,11 @@ TokensTold = Callable[[int, Sequence[int]], None]
 """Takes the number of a prompt and its next tokens, as they come."""
 
 
+def end_ids(given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Returns the end tokens of a model, given `eos_token_id` as Transformers has it: one id, several or none."""
+    return () if given is None else (given,) if isinstance(given, int) else tuple(given)
+
+
 @dataclass(frozen=True)
 class Decoding:
     """Settings of one answer; the defaults take the most likely token until the model ends its answer.

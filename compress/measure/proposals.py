@@ -1,7 +1,7 @@
 """Speeds of engines with and without tokens that are proposed to them (`compress.core.speculation`), side by side.
 
-Both answer the prompts of the export, since what is accepted depends on the text: random tokens would tell nothing. Each engine
-runs in its own process, and the two take turns as in `compress.measure.generation`; every turn asks other prompts.
+Both answer the prompts of the export, since what is accepted depends on the text: random tokens would tell nothing. Each engine runs in its
+own process, and the two take turns as in `compress.measure.generation`; every turn asks other prompts.
 
     tokens per second   tokens of all streams / time to the last one
     tokens per step     tokens / passes of the model; 1 without proposals
@@ -21,7 +21,7 @@ from compress.core.progress import Progress
 from compress.core.speculation import per_step
 from compress.measure.engine_process import EngineProcess, Job
 from compress.measure.generation import STREAMS, TURNS, WARM_UP_TOKENS
-from compress.measure.tokens import ENDED
+from compress.measure.tokens import ended
 
 ROUNDING = 2
 Recorded = tuple[Sequence[NDArray[np.int32]], NDArray[np.int32]]
@@ -48,7 +48,7 @@ def measure_proposals(
     rows = []
     with progress.bar("proposals", len(pairs) * len(STREAMS) * TURNS) as advance:
         for index, (pair, (asked, answers)) in enumerate(zip(pairs, recorded, strict=True)):
-            goes_on = not (answers == ENDED).any()
+            goes_on = not ended(answers)
             with ExitStack() as stack:
                 processes = [stack.enter_context(EngineProcess(job)) for job in pair]
                 for streams in STREAMS:

@@ -4,13 +4,15 @@
     disagreements  prompts with such a token: after it the models read different texts, and nothing more is compared
     equal_share    share of all positions with the same token; also counts those that are equal behind a difference by chance
 
-Answers that end are filled up with `ENDED`; where both have ended there is no position.
+Answers that end are filled up with `ENDED`, in files too; where both have ended there is no position.
 
 Disagreements among decisions are judged like other predictions of two engines (`compress.standalone.tolerance`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,11 @@ from compress.standalone.tolerance import disagreements_allowed
 ENDED = -1
 """Behind an answer that has ended."""
 Tokens = NDArray[np.int32]
+
+
+def ended(answers: Tokens) -> bool:
+    """Returns whether any of these answers, int32 [n, T], has ended before its last token: end tokens counted when they were given."""
+    return bool((answers == ENDED).any())
 
 
 def compare_tokens(reference: Tokens, found: Tokens) -> dict[str, Any]:
@@ -71,3 +78,26 @@ def token_shortfall(compared: dict[str, Any], other: str) -> str | None:
         f"{compared['disagreements']} of {compared['decisions']} tokens that follow equal ones differ from {other} "
         f"(at most {compared['limit']}), in {compared['disagreements']} of {compared['prompts']} answers"
     )
+
+
+def filled(answers: Sequence[Sequence[int] | Tokens], tokens: int) -> Tokens:
+    """Returns answers as one array, int32 [n, T]; `ENDED` behind the shorter ones."""
+    whole = np.full((len(answers), tokens), ENDED, np.int32)
+    for row, answer in zip(whole, answers, strict=True):
+        row[: len(answer)] = answer
+    return whole
+
+
+def save_answers(path: Path, prompts: Sequence[Tokens], tokens: Tokens) -> None:
+    """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file; `ENDED` fills up the shorter ones."""
+    from safetensors.numpy import save_file
+
+    save_file({"prompts": filled(prompts, max(len(row) for row in prompts)), "tokens": np.ascontiguousarray(tokens)}, path)
+
+
+def load_answers(path: Path) -> tuple[list[Tokens], Tokens]:
+    """Reads what `save_answers` wrote: prompts int32 [P] each, and tokens int32 [n, T]."""
+    from safetensors.numpy import load_file
+
+    found = load_file(path)
+    return [row[row != ENDED] for row in found["prompts"]], found["tokens"]

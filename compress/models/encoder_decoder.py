@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compress.core.decoding import end_ids
 from compress.models.forward import device_of
 from compress.models.library import quiet
 
@@ -40,8 +41,7 @@ def answered(model: Any, sources: Sequence[Ids], beams: int, tokens: int) -> lis
     """
     device, answers = device_of(model), [np.zeros(0, np.int32)] * len(sources)
     order = sorted(range(len(sources)), key=lambda index: len(sources[index]))
-    ends = model.generation_config.eos_token_id
-    end_ids = {ends} if isinstance(ends, int) else set(ends or ())
+    ends = end_ids(model.generation_config.eos_token_id)
     for start in range(0, len(order), BATCH_SIZE):
         chosen = order[start : start + BATCH_SIZE]
         lengths = torch.tensor([len(sources[index]) for index in chosen])
@@ -52,6 +52,6 @@ def answered(model: Any, sources: Sequence[Ids], beams: int, tokens: int) -> lis
         with torch.inference_mode(), quiet():
             found = model.generate(ids.to(device), attention_mask=mask.to(device), **limits, **encoder_decoder_settings())
         for index, row in zip(chosen, found[:, 1:].cpu().numpy().astype(np.int32), strict=True):
-            stop = next((at + 1 for at, token in enumerate(row.tolist()) if token in end_ids), len(row))
+            stop = next((at + 1 for at, token in enumerate(row.tolist()) if token in ends), len(row))
             answers[index] = row[:stop]
     return answers

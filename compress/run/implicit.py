@@ -120,8 +120,8 @@ def _generation(exported: Artifact, context: Context) -> dict[str, Any] | None:
 def _proposals(exported: Artifact, jobs: Sequence[tuple[str, dict[str, Any], Any]], context: Context) -> dict[str, Any]:
     """Measures the engines that tokens are proposed to; returns `proposals` of generation.json, nothing where there are none."""
     from compress.measure.proposals import measure_proposals
+    from compress.measure.tokens import load_answers
     from export.engines.spec import proposed_to
-    from export.generation.prompts import load_answers
 
     asked = [(variant, entry, spec) for variant, entry, spec in jobs if "speculation" in entry]
     if not asked:

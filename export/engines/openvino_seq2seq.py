@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from compress.core.decoding import Answer, Decoding, TokensTold
+from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
 from compress.standalone.decoding_rules import Rules, Text, search, write
 from compress.standalone.encoder_decoder import EncoderDecoder
@@ -86,8 +86,7 @@ class OpenVinoSeq2Seq:
         self._properties = dict(spec.properties)
         self._preprocessor = Preprocessor.load(Path(spec.folder))
         settings = json.loads((self._folder / "generation_config.json").read_text(encoding="utf-8"))
-        ends = settings.get("eos_token_id")
-        self._ends = frozenset([] if ends is None else [ends] if isinstance(ends, int) else ends)
+        self._ends = frozenset(end_ids(settings.get("eos_token_id")))
         self._first: int | None = settings.get("forced_bos_token_id")
 
     def predict(self, features: Features) -> Logits:

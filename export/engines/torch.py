@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
-from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold
+from compress.core.decoding import NO_TOKEN, Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import encoder_decoder_settings
@@ -134,8 +134,7 @@ class Torch:
     def _settings(self, decoding: Decoding) -> dict[str, Any]:
         """Returns the settings in the words of Transformers; what is left out there would be taken from the model."""
         model: Any = self._model
-        ends = model.generation_config.eos_token_id
-        known = [] if ends is None or decoding.ignore_end else [ends] if isinstance(ends, int) else list(ends)
+        known = () if decoding.ignore_end else end_ids(model.generation_config.eos_token_id)
         settings: dict[str, Any] = {
             "max_new_tokens": decoding.max_tokens,
             "do_sample": decoding.samples,

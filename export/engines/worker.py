@@ -22,7 +22,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from export.engines.registry import open_engine
 from export.engines.spec import Engine, EngineSpec, Features, Generates, Probed
 
 Request = Mapping[str, Any]
+Tell = Callable[[Mapping[str, Any]], None]
 WARM_UP_CALLS = 3
 WARM_UP_SECONDS = 0.1
 
@@ -46,7 +47,7 @@ WARM_UP_SECONDS = 0.1
 class Worker:
     """An open engine and the rows it understands."""
 
-    def __init__(self, spec: EngineSpec, tell: Callable[[Mapping[str, Any]], None] = lambda line: None) -> None:
+    def __init__(self, spec: EngineSpec, tell: Tell = lambda line: None) -> None:
         self.spec, self.tell = spec, tell
         self.engine: Engine = open_engine(spec)
         self.seen: set[tuple[int, int | None]] = set()
@@ -138,7 +139,7 @@ def synthetic(preprocessor: Preprocessor, batch: int, sequence: int | None) -> d
     return {name: arrays[name] for name in preprocessor.input_names}
 
 
-def answer(worker: list[Worker], request: Request, tell: Callable[[Mapping[str, Any]], None] = lambda line: None) -> dict[str, Any]:
+def answer(worker: list[Worker], request: Request, tell: Tell = lambda line: None) -> dict[str, Any]:
     """Does what one request asks; `worker` holds the open engine once there is one; `tell` takes lines before the answer."""
     if request["op"] == "open":
         spec = EngineSpec.from_message(request["spec"])
@@ -155,11 +156,10 @@ def answer(worker: list[Worker], request: Request, tell: Callable[[Mapping[str, 
     return known[request["op"]](request)
 
 
-def main() -> None:
-    """Answers requests until the input ends."""
+def serve(answer: Callable[[Request, Tell], Mapping[str, Any]]) -> None:
+    """Answers the requests of the input until it ends; `answer` may tell lines before it returns its own."""
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    worker: list[Worker] = []
 
     def tell(line: Mapping[str, Any]) -> None:
         channel.write(json.dumps(line) + "\n")
@@ -167,11 +167,16 @@ def main() -> None:
 
     for line in sys.stdin:
         try:
-            reply = answer(worker, json.loads(line), tell)
+            reply = answer(json.loads(line), tell)
         except Exception as error:  # whatever a library raises has to reach the parent as a line
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
         tell(reply)
+
+
+def main() -> None:
+    """Runs one engine until the input ends."""
+    serve(partial(answer, []))
 
 
 if __name__ == "__main__":

@@ -18,12 +18,12 @@ from compress.core.decoding import Decoding
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.measure.engine_process import EngineProcess
-from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
+from compress.measure.tokens import ENDED, compare_tokens, filled, save_answers, token_shortfall
 from compress.measure.translations import quality
 from compress.models.checkpoint import load, load_float
 from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
-from export.generation.prompts import Generation, Prompts, Tokens, filled, greedy, save_answers
+from export.generation.prompts import Generation, Prompts, Tokens, greedy
 from export.generation.questions import read_questions
 from export.parity.rows import gate_rows
 
@@ -66,7 +66,7 @@ class Agreement:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch."""
         prompts = self._evaluation_prompts
         found, baseline = answer(process, prompts), self._in_torch(self._context.baseline.path, held_out=True)
-        save_answers(path, prompts, found)
+        save_answers(path, prompts.rows, found)
         compared = {
             "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),
             "questions": prompts.questions,

@@ -11,15 +11,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
-from safetensors.numpy import load_file, save_file
 from torch import nn
 from transformers.cache_utils import DynamicCache
 
 from compress.core.config import Config
+from compress.core.decoding import end_ids
 from compress.core.errors import InputError
 from compress.core.speculation import DRAFT_TOKENS, MAX_TOKENS
-from compress.measure.tokens import ENDED
+from compress.measure.tokens import ENDED, filled
 from compress.models.encoder_decoder import answered
+from compress.models.forward import device_of
 from compress.standalone.preprocess import Row, TokenPair
 from export.generation.questions import prompts_of
 
@@ -141,8 +142,9 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
     """
     if prompts.references:
         return filled(answered(model, prompts.rows, 1, prompts.tokens), prompts.tokens)
+    known: Any = model
     answers = np.full((len(prompts.rows), prompts.tokens), ENDED, np.int32)
-    ends = end_tokens(model) if prompts.ends else ()
+    ends = end_ids(known.generation_config.eos_token_id) if prompts.ends else ()
     with torch.inference_mode():
         for chosen in _batches(prompts.rows):
             found = _continued(model, [prompts.rows[index] for index in chosen], prompts.tokens, ends)
@@ -157,15 +159,9 @@ def _batches(rows: Sequence[Tokens]) -> Iterator[list[int]]:
         yield from (alike[start : start + BATCH_SIZE] for start in range(0, len(alike), BATCH_SIZE))
 
 
-def end_tokens(model: Any) -> tuple[int, ...]:
-    """Returns the tokens with which a model of Transformers ends its answers."""
-    ends = model.generation_config.eos_token_id
-    return () if ends is None else (ends,) if isinstance(ends, int) else tuple(ends)
-
-
 def _continued(model: Any, rows: Sequence[Tokens], tokens: int, ends: Sequence[int]) -> Tokens:
     """Continues prompts of equal length until all have ended; `ENDED` behind an end token."""
-    new = torch.from_numpy(np.stack(rows).astype(np.int64)).to(next(iter(model.parameters())).device)
+    new = torch.from_numpy(np.stack(rows).astype(np.int64)).to(device_of(model))
     chosen: list[torch.Tensor] = []
     cache = DynamicCache(config=model.config)
     over = torch.zeros_like(new[:, :1], dtype=torch.bool)
@@ -175,23 +171,3 @@ def _continued(model: Any, rows: Sequence[Tokens], tokens: int, ends: Sequence[i
         chosen.append(new.masked_fill(over, ENDED))
         over |= torch.isin(new, torch.tensor(ends, dtype=new.dtype, device=new.device))
     return torch.cat(chosen, dim=1).cpu().numpy().astype(np.int32)
-
-
-def filled(answers: Sequence[Sequence[int] | Tokens], tokens: int) -> Tokens:
-    """Returns answers as one array, int32 [n, T]; `ENDED` behind the shorter ones."""
-    whole = np.full((len(answers), tokens), ENDED, np.int32)
-    for row, answer in zip(whole, answers, strict=True):
-        row[: len(answer)] = answer
-    return whole
-
-
-def save_answers(path: Path, prompts: Prompts, tokens: Tokens) -> None:
-    """Writes `prompts` int32 [n, P] and `tokens` int32 [n, T] to a safetensors file; `ENDED` fills up the shorter ones."""
-    longest = max(len(row) for row in prompts.rows)
-    save_file({"prompts": filled([row.tolist() for row in prompts.rows], longest), "tokens": np.ascontiguousarray(tokens)}, path)
-
-
-def load_answers(path: Path) -> tuple[list[Tokens], Tokens]:
-    """Reads what `save_answers` wrote: prompts int32 [P] each, and tokens int32 [n, T]."""
-    found = load_file(path)
-    return [row[row != ENDED] for row in found["prompts"]], found["tokens"]

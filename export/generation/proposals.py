@@ -17,11 +17,11 @@ from compress.core.errors import InputError
 from compress.core.speculation import PROPOSED_MODE
 from compress.measure.engine_process import EngineProcess
 from compress.measure.proposals import accepted
-from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
+from compress.measure.tokens import compare_tokens, ended, filled, load_answers, token_shortfall
 from compress.models.vocabulary import other_tokens
 from compress.stage.context import Context
 from export.engines.spec import proposed_to, spec_of
-from export.generation.prompts import Generation, filled, load_answers
+from export.generation.prompts import Generation
 from export.parity.parity import ParityError
 
 Entry = dict[str, Any]
@@ -87,9 +87,8 @@ def _asked(build: Entry, entry: Entry, proposing: Entry, context: Context, root:
         return entry
     found = {**entry, "speculation": proposing}
     prompts, expected = load_answers(root / entry["generation"]["file"])
-    ends = bool((expected == ENDED).any())
     with EngineProcess(proposed_to(spec_of(root, build, entry, context.target), root, found)) as process:
-        answers = process.generate(prompts, Decoding(max_tokens=expected.shape[1], ignore_end=not ends))
+        answers = process.generate(prompts, Decoding(max_tokens=expected.shape[1], ignore_end=not ended(expected)))
     compared = compare_tokens(expected, filled([one.tokens[0] for one in answers], expected.shape[1]))
     reason = token_shortfall(compared, "the engine without proposals")
     if reason is not None and entry["float_precision"] == "fp32":

@@ -7,7 +7,6 @@ Left out: conversations of several messages.
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -43,11 +42,6 @@ def read_questions(given: str) -> tuple[str, ...]:
     if not questions:
         raise InputError(f"{KEY}: {given} given, which has no question in it; give a UTF-8 file with one question a line")
     return questions
-
-
-def digest(questions: tuple[str, ...]) -> str:
-    """Returns the sha256 (hex) of questions, in order."""
-    return hashlib.sha256("\n".join(questions).encode()).hexdigest()
 
 
 def asked(tokenizer: Any, question: str, *, chat: bool = True) -> NDArray[np.int32]:

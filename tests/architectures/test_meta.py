@@ -20,6 +20,7 @@ from compress.models.size import count
 from compress.models.structure import Structure
 from tests.architectures.steps import drawn
 from tests.architectures.table import ARCHITECTURES, VISION, VOCABULARY, Architecture
+from tests.seldom import seldom
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +52,7 @@ RARELY = [name for number, name in enumerate(OTHERS) if number % 8]
 """Seven of eight text models are left to the slow tests; the caches that exist today are those of image models."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in RARELY)) for name in ARCHITECTURES])
+@pytest.mark.parametrize("name", seldom(ARCHITECTURES, RARELY))
 def test_a_model_answers_the_same_after_it_was_looked_at(name: str) -> None:
     architecture = ARCHITECTURES[name]
     model = drawn(architecture)

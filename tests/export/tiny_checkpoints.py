@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import pytest
 import torch
 import transformers
 from onnx import numpy_helper
@@ -17,6 +16,7 @@ from torch import nn
 from compress.schemes.int8 import levels, weight_bits
 from compress.standalone.preprocess import Preprocessor
 from export.graph.onnx import export_float
+from tests.seldom import seldom
 
 LENGTH = 40
 _SIZES = {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24, "num_labels": 3}
@@ -47,7 +47,7 @@ CONFIGS = {
 IMAGES = ("vit", "deit")
 RELATIVES = ("roberta", "electra", "deit")
 """Families whose graphs are those of another one but for the ends: the slow tests look at them."""
-FAMILIES = [pytest.param(family, marks=[pytest.mark.slow] * (family in RELATIVES)) for family in CONFIGS]
+FAMILIES = seldom(CONFIGS, RELATIVES)
 _SCRATCH = tempfile.TemporaryDirectory(prefix="tiny-checkpoints-")  # removed when the test run ends
 
 

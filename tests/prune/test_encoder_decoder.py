@@ -18,6 +18,7 @@ from compress.models.structure import Structure
 from prune.surgery import KeptUnits, shrink
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, checkpoint, preprocessor
 from tests.export.generation.tiny_encoder_decoders import sources as drawn_sources
+from tests.seldom import seldom
 
 KEY = "stages.prune"
 WITH_TABLES = ("t5", "mt5", "umt5", "longt5")
@@ -99,7 +100,7 @@ def units(draw: st.DrawFn, structure: Structure, heads: bool) -> KeptUnits:
     return replace(kept, heads=of_heads, cross=[draw(subset(number)) if number else () for number in structure.sizes.cross])
 
 
-@pytest.mark.parametrize("kind", [kind if kind in DIFFERENT else pytest.param(kind, marks=pytest.mark.slow) for kind in CONFIGS])
+@pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - DIFFERENT))
 @FEW
 @given(data=st.data())
 def test_the_small_model_is_the_large_one_with_the_rest_silent(kind: str, data: st.DataObject, tmp_path_factory: Any) -> None:

@@ -22,6 +22,7 @@ from compress.models.structure import Structure
 from compress.training.train import Batch
 from prune.proof import prove
 from prune.surgery import KeptUnits, head_numbers, indices, shrink
+from tests.seldom import seldom
 
 KINDS = ("bert", "roberta", "distilbert", "gpt2", "vit", "llama", "mixtral")
 KEY = "stages.prune"
@@ -251,13 +252,7 @@ RELATIVES = ("roberta", "distilbert", "qwen2_moe")
 
 
 @pytest.mark.whole
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param(kind, marks=[pytest.mark.slow] * (kind in RELATIVES))
-        for kind in (*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe")
-    ],
-)
+@pytest.mark.parametrize("kind", seldom([*(kind for kind in KINDS if kind != "vit"), "qwen2_moe", "qwen3_moe"], RELATIVES))
 @FEW
 @given(data=st.data())
 def test_all_together_is_exact_and_survives_the_disk(

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors.numpy import load_file
 
-from compress.measure.tokens import ENDED, compare_tokens, token_shortfall
+from compress.measure.tokens import compare_tokens, ended, load_answers, token_shortfall
 from compress.stage.context import Context
 from triton_repo.client import ServedWrong
 from triton_repo.generation import client
@@ -43,8 +42,7 @@ def measure(model: Served, repository: Path, context: Context, concurrency: Sequ
 
     prompts, expected = recorded(model)
     with TritonServer(repository, environment.check(), context.scratch / f"triton-{model.name}.log", models=[model.name]) as server:
-        ends = bool((expected == ENDED).any())
-        found = client.greedy(server.grpc_address, model.name, prompts, expected.shape[1], CHECKED_AT_ONCE, ends=ends)
+        found = client.greedy(server.grpc_address, model.name, prompts, expected.shape[1], CHECKED_AT_ONCE, ends=ended(expected))
         compared = compare(model.name, expected, found)
         latency = [client.load(server.grpc_address, model.name, prompts, expected.shape[1], count) for count in concurrency]
     context.progress.log(
@@ -57,10 +55,9 @@ def measure(model: Served, repository: Path, context: Context, concurrency: Sequ
 
 def recorded(model: Served) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
     """Returns some prompts, int32 [P] each, and the tokens that the engine answered at the export, int32 [n, T]."""
-    found = load_file(model.root / model.engine["generation"]["file"])
-    prompts, tokens = found["prompts"], found["tokens"]
+    prompts, tokens = load_answers(model.root / model.engine["generation"]["file"])
     chosen = np.linspace(0, len(prompts) - 1, min(CHECKED_PROMPTS, len(prompts))).round().astype(np.int64)
-    return [prompt[prompt != ENDED] for prompt in prompts[chosen]], tokens[chosen]
+    return [prompts[index] for index in chosen], tokens[chosen]
 
 
 def compare(name: str, expected: NDArray[np.int32], found: NDArray[np.int32]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from compress.core.decoding import end_ids
 from compress.core.engines import ENGINES
 from compress.models.config import most_tokens, read_config
 from compress.standalone import decoding_rules, encoder_decoder
@@ -86,11 +87,11 @@ def _proposals(model: Served) -> dict[str, Any]:
 def _special(model: Served) -> dict[str, Any]:
     """Returns the ids of `served.grouped.Special`."""
     settings = json.loads((model.xml.parent / "generation_config.json").read_text(encoding="utf-8"))
-    prepared, ends = Preprocessor.load(model.folder), settings.get("eos_token_id")
+    prepared = Preprocessor.load(model.folder)
     return {
         "start": prepared.decoder_start_token_id,
         "pad": prepared.pad_token_id,
-        "ends": [] if ends is None else [ends] if isinstance(ends, int) else list(ends),
+        "ends": list(end_ids(settings.get("eos_token_id"))),
         "first": settings.get("forced_bos_token_id"),
     }
 

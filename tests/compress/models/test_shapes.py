@@ -23,6 +23,7 @@ from compress.models.library import with_class
 from compress.models.own_shape import read_own
 from compress.models.shapes import auto_class, remade, sizes_of, with_sizes
 from compress.models.size import count
+from tests.seldom import seldom
 
 SIZES = {"num_hidden_layers": 2, "hidden_size": 16, "num_attention_heads": 4, "intermediate_size": 24}
 TEXT = {"vocab_size": 20, "max_position_embeddings": 40, "pad_token_id": 0, "bos_token_id": 2, "eos_token_id": 3}
@@ -59,7 +60,7 @@ def inputs_of(kind: str) -> dict[str, torch.Tensor]:
     return {"input_ids": torch.randint(4, 20, (2, 7), generator=torch.Generator().manual_seed(0))}
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind in ("roberta", "distilbert"))) for kind in CONFIGS])
+@pytest.mark.parametrize("kind", seldom(CONFIGS, ("roberta", "distilbert")))
 @settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_shape_is_written_read_and_counted(kind: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:

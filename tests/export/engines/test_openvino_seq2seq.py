@@ -22,6 +22,7 @@ from export.generation.prompts import ENDED, Prompts, greedy
 from tests.export.generation.genai_checkpoints import tokenizer
 from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_encoder_decoders import CONFIGS, DIFFERENT, FIRST, VOCABULARY, checkpoint, folder, preprocessor, sources
+from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole
 
@@ -63,7 +64,7 @@ def in_transformers(kind: str, source: np.ndarray, **settings: Any) -> list[list
     return answers
 
 
-@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.slow] * (kind not in DIFFERENT)) for kind in CONFIGS])
+@pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - DIFFERENT))
 def test_greedy_tokens_are_those_of_transformers(kind: str) -> None:
     decoding = Decoding(max_tokens=TOKENS, repetition_penalty=PENALTY, ignore_end=True)
     for asked in (sources((9,)), sources((1, 7, 12, 20, 33), seed=1)):

@@ -15,10 +15,10 @@ from transformers import AutoTokenizer, GenerationConfig
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.measure.tokens import ENDED
+from compress.measure.tokens import ENDED, load_answers, save_answers
 from compress.models.checkpoint import load_float
 from export.export import Export
-from export.generation.prompts import Generation, Prompts, greedy, load_answers, save_answers
+from export.generation.prompts import Generation, Prompts, greedy
 from export.generation.questions import MOST_BYTES, asked, prompts_of, read_questions
 from tests.compress import tiny_gpt
 from tests.export.generation.genai_checkpoints import checkpoint, prompts, tokenizer
@@ -93,7 +93,7 @@ def test_answers_in_torch_end_where_those_of_transformers_do(kind: str, tmp_path
 
 def test_answers_are_read_as_they_were_written(tmp_path: Path) -> None:
     rows, tokens = prompts((2, 5)), np.array([[4, ENDED], [7, 8]], np.int32)
-    save_answers(tmp_path / "answers.safetensors", Prompts(tuple(rows), 2, questions=True), tokens)
+    save_answers(tmp_path / "answers.safetensors", rows, tokens)
     again, kept = load_answers(tmp_path / "answers.safetensors")
     assert [row.tolist() for row in again] == [row.tolist() for row in rows]
     np.testing.assert_array_equal(kept, tokens)
