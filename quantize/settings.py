@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from compress.core.config import Config
+from compress.core.engines import ENGINES
 from compress.schemes.int8 import weight_bits
 from compress.schemes.table import DEFAULT_SCHEME, SCHEMES, Scheme, schemes_with
 from compress.stage.context import Context
@@ -116,7 +117,7 @@ class QuantizeSettings(ModelStage):
     exclude: tuple[str, ...] = ()
     """Layers that stay float, as patterns of module names with `*`; each pattern must match a layer."""
     weight_bits: Literal["auto", 7, 8] = "auto"
-    """Bits of an int8 weight. auto: 8, but 7 for a CPU without VNNI or AMX, whose int8 kernels saturate with 8."""
+    """Bits of an int8 weight. auto: 8, but 7 for a CPU without VNNI or AMX whose int8 kernels, which saturate with 8, an engine may use."""
     stream: Literal["auto"] | bool = "auto"
     """Whether to quantize a language model one decoder layer at a time, from file to file, instead of in memory (`quantize.streaming`).
     auto: if its float32 weights would take more than half of the available memory, or if it has 8 layers or more and `rounding` is not
@@ -178,7 +179,10 @@ class QuantizeSettings(ModelStage):
         row = SCHEMES[self.scheme]
         if not row.choose_bits:
             return row.weight_bits
-        return weight_bits(context.target.device) if self.weight_bits == "auto" else self.weight_bits
+        if self.weight_bits != "auto":
+            return self.weight_bits
+        floats = row.activations == "dynamic" and all(ENGINES[engine].float_tokens for engine in context.target.engines)
+        return 8 if floats else weight_bits(context.target.device)
 
     @property
     def smoothing(self) -> SmoothQuant | None:

@@ -42,6 +42,8 @@ class EngineFacts:
     """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
     token_scales_in_graph: bool = False
     """Whether dynamic int8 needs a graph that computes the scale of each token."""
+    float_tokens: bool = False
+    """Whether it multiplies the weights of dynamic int8 by float activations, so that no sum of integers can saturate."""
     proved: bool = False
     """Whether the engine is proved ahead of time, or recorded as not runnable, where it cannot run; a run then goes on."""
     generates: bool = False
@@ -84,6 +86,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         cpu_only=True,
         stores=("float", "int8"),
         bf16_float_part=True,
+        float_tokens=True,
         generates=True,
         proposed_to=True,
         serves="cpu",
@@ -96,6 +99,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         cpu_only=True,
         stores=("float", "int8"),
         bf16_float_part=True,
+        float_tokens=True,
         generates=True,
         encoder_decoder=True,
         serves="cpu",

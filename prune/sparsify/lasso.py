@@ -1,21 +1,25 @@
 """Reweighted group lasso: a penalty shrinks whole groups of weights to zero during training; afterwards these groups are pruned
 (Li et al. 2020, https://arxiv.org/abs/2009.08065, section 3; reweighting: Candes et al. 2008).
 
-    minimize  loss + sum over layers l of  lambda_l * sum over groups g of  beta_g ||W_g||_2,     beta_g = 1 / (||W_g||_2 + 0.001)
+    minimize  loss + sum over layers l of  lambda_l * sum over groups g of  beta_g ||V_g||_2,     beta_g = 1 / (||V_g||_2 + 0.001)
 
 A matrix is divided into blocks of R outputs and C inputs, smaller at the edges. A group is a row of a block (C weights of one output), or a
 column of a block (R weights of one input), or both kinds are groups. beta is updated at the first step and then at equal intervals: a group
 that has become small is penalized harder from then on.
 
+The published form is V = W (`metric: weights`). By default V is W in the metric of the loss, V_oi = g_o W_oi a_i
+(`prune.sparsify.curvature`, measured whenever beta is): a group is then small if the answers hardly depend on it, and the groups of all
+layers can be compared.
+
 The penalty acts as its proximal step after each step of the optimizer, of learning rate eta_t (Parikh and Boyd 2014, section 6.5.1):
 
-    W_g <- W_g * max(0, 1 - eta_t lambda_l beta_g / ||W_g||_2)
+    W_g <- W_g * max(0, 1 - eta_t lambda_l beta_g / ||V_g||_2)
 
 It is not added to the loss: AdamW divides a gradient by its usual size, so that the penalty would move every group by the same small
 distance, and none to zero. With `strength: auto`, lambda is what takes the target share s of the groups to zero in the steps that are left,
 if only the penalty moved them; it is found anew at every step, and so rises while the loss holds groups in place:
 
-    lambda = quantile_s over groups of (||W_g||_2 / beta_g)  /  sum of eta over the steps left of the first 90 %
+    lambda = quantile_s over groups of (||V_g||_2 / beta_g)  /  sum of eta over the steps left of the first 90 %
 
 Afterwards the smallest groups are zeroed:
 
@@ -44,6 +48,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from compress.training.train import Batch, Objective, steps_in
+from prune.sparsify.curvature import Curvature, in_metric, metrics
 from prune.sparsify.patterns import Blocks, block_sizes, highest, highest_blocks, num_zeros, spread
 
 Groups = Literal["rows", "columns", "both"]
@@ -85,6 +90,8 @@ class Penalty:
     """Whether all layers share the quantile of lambda."""
     rate: Callable[[int, int], float]
     """Learning rate of a step, from the step and the number of steps."""
+    measure: Callable[[nn.Module], Mapping[str, Curvature]] | None = None
+    """Measures the curvature of the layers; None: the metric of the weights."""
 
 
 class Lasso(nn.Module):
@@ -94,39 +101,60 @@ class Lasso(nn.Module):
         objective: The objective of the task.
         layers: Layers with the penalty, by module name.
         penalty: The settings of the penalty.
+        model: The model of these layers.
     """
 
-    def __init__(self, objective: Objective, layers: Mapping[str, nn.Linear], penalty: Penalty) -> None:
+    def __init__(self, objective: Objective, layers: Mapping[str, nn.Linear], penalty: Penalty, model: nn.Module) -> None:
         super().__init__()
         self.objective, self.penalty, self.step = objective, penalty, 0
+        self.layers = tuple(layers.items())  # in a tuple, so that the layers are not submodules
         self.terms = [
-            (name, layer, shape, f"beta_{number}_{which}")  # tuples in a list, so that the layers are not submodules
-            for number, (name, layer) in enumerate(layers.items())
-            for which, shape in enumerate(penalty.shapes)
+            (number, shape, f"beta_{number}_{which}") for number in range(len(layers)) for which, shape in enumerate(penalty.shapes)
         ]
-        for _, layer, shape, beta_name in self.terms:  # buffers, so that a resumed training continues with the same values
-            self.register_buffer(beta_name, beta(layer.weight.detach(), shape))
+        for name, value in self._measured(model).items():  # buffers, so that a resumed training continues with the same values
+            self.register_buffer(name, value)
 
     def forward(self, model: nn.Module, batch: Batch) -> Mapping[str, Tensor]:
         """Returns the parts of the loss of the task, float32 `[b]` each."""
         if batch.step != self.step:
             self.step = batch.step
-            self.shrink(batch.step, batch.num_steps)
+            self.shrink(model, batch.step, batch.num_steps)
         return self.objective(model, batch)
 
     @torch.no_grad()
-    def shrink(self, step: int, num_steps: int) -> None:
+    def shrink(self, model: nn.Module, step: int, num_steps: int) -> None:
         """Takes the proximal step that follows the optimizer's step `step - 1`."""
         if step % max(1, steps_in(self.penalty.reweight, num_steps)) == 0:
-            for _, layer, shape, name in self.terms:
-                setattr(self, name, beta(layer.weight, shape))
-        norms = [group_norms(layer.weight, shape) for _, layer, shape, _ in self.terms]
+            for name, value in self._measured(model).items():
+                setattr(self, name, value)
+        values = [self._in_metric(number) for number in range(len(self.layers))]
+        norms = [group_norms(values[number], shape) for number, shape, _ in self.terms]
         betas: list[Tensor] = [getattr(self, name) for *_, name in self.terms]
         lambdas = self.lambdas(norms, betas, step, num_steps)
         eta = self.penalty.rate(step - 1, num_steps)
-        for (_, layer, shape, _), norm_ST, beta_ST, strength in zip(self.terms, norms, betas, lambdas, strict=True):
+        for (number, shape, _), norm_ST, beta_ST, strength in zip(self.terms, norms, betas, lambdas, strict=True):
+            weight_OI = self.layers[number][1].weight
             factor_ST = 1 - eta * strength * beta_ST / norm_ST.clamp(min=SMALLEST)
-            layer.weight.mul_(spread(factor_ST.clamp(min=0), layer.weight.shape, shape))
+            weight_OI.mul_(spread(factor_ST.clamp(min=0), weight_OI.shape, shape))
+
+    def _measured(self, model: nn.Module) -> dict[str, Tensor]:
+        """Returns the factors of the metric and beta, as they are now, by name of their buffer."""
+        weights = {name: layer.weight.detach() for name, layer in self.layers}
+        found: dict[str, Tensor] = {}
+        if self.penalty.measure is not None:
+            factors = metrics(weights, self.penalty.measure(model))
+            for number, (name, _) in enumerate(self.layers):
+                found |= {f"outputs_{number}": factors[name].outputs_O, f"inputs_{number}": factors[name].inputs_I}
+                weights[name] = in_metric(weights[name], factors[name])
+        values = list(weights.values())
+        return found | {name: beta(values[number], shape) for number, shape, name in self.terms}
+
+    def _in_metric(self, number: int) -> Tensor:
+        """Returns the weights of a layer in the metric, float32 `[O, I]`."""
+        weight_OI = self.layers[number][1].weight.detach()
+        if self.penalty.measure is None:
+            return weight_OI
+        return in_metric(weight_OI, Curvature(getattr(self, f"outputs_{number}"), getattr(self, f"inputs_{number}")))
 
     def lambdas(self, norms: Sequence[Tensor], betas: Sequence[Tensor], step: int, num_steps: int) -> list[float]:
         """Returns lambda for each layer and kind of group; 0 where it is found at every step and no step is left."""
@@ -136,7 +164,7 @@ class Lasso(nn.Module):
         needed = [(norm_ST / beta_ST).flatten() for norm_ST, beta_ST in zip(norms, betas, strict=True)]
         found = [quantile(torch.cat(needed), share)] * len(needed) if penalty.together else [quantile(one, share) for one in needed]
         automatic = [value / left if left else 0.0 for value in found]
-        given = [penalty.strengths[name] for name, *_ in self.terms]
+        given = [penalty.strengths[self.layers[number][0]] for number, *_ in self.terms]
         return [auto if fixed is None else fixed for auto, fixed in zip(automatic, given, strict=True)]
 
 
@@ -246,10 +274,10 @@ def balanced_share(shape: tuple[int, int] | torch.Size, blocks: Blocks, groups: 
     return sum(num_gone(sparsity, min(size, length - start)) for start in range(0, length, size)) / length
 
 
-def quantiles(layers: Mapping[str, nn.Linear], shapes: Sequence[Blocks]) -> dict[str, list[float]]:
+def quantiles(weights: Mapping[str, Tensor], shapes: Sequence[Blocks]) -> dict[str, list[float]]:
     """Returns the quantiles `QUANTILES` of the groups' root mean squares, by layer."""
     found = {}
-    for name, layer in layers.items():
-        values = torch.cat([root_mean_squares(layer.weight.detach().cpu(), shape).flatten() for shape in shapes]).sort().values
+    for name, weight_OI in weights.items():
+        values = torch.cat([root_mean_squares(weight_OI.cpu(), shape).flatten() for shape in shapes]).sort().values
         found[name] = [float(values[round(share * (len(values) - 1))]) for share in QUANTILES]
     return found

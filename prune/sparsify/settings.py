@@ -71,6 +71,9 @@ class LassoSettings(Config):
 
     groups: Groups = "rows"
     """What a group is. rows: one output's weights inside a block; columns: one input's weights inside a block; both: rows and columns."""
+    metric: Literal["curvature", "weights"] = "curvature"
+    """What makes a group small. curvature: the answers hardly depend on its weights, measured on `rows` calibration rows; weights: their
+    norm, as published."""
     strength: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
     """lambda, the weight of the penalty. auto: at every step, what takes the target share of the groups to zero in the steps left."""
     strengths: dict[str, Annotated[float, Field(ge=0, le=1000)]] | None = None
@@ -100,7 +103,7 @@ class SparsifySettings(ModelStage):
     exclude: tuple[str, ...] = ()
     """Layers that stay dense, as name patterns with `*`; each must match a layer."""
     rows: Annotated[int, Field(ge=1, le=1_000_000)] = 128
-    """Number of calibration rows of wanda and sparsegpt, from the train split."""
+    """Number of calibration rows of wanda, sparsegpt and the curvature of lasso, from the train split."""
     learning: Learning = Learning()
     """Training of weights and zeros together, for movement and lasso."""
     movement: MovementSettings = MovementSettings()

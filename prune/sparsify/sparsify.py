@@ -19,7 +19,7 @@ sparsity per layer; experts stored as one stacked tensor; models too large for m
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,6 +32,7 @@ from compress.training.train import History, Objective
 from prune.calibration import calibration_batches
 from prune.forward_order import Features
 from prune.recovery import Recover, RecoveryJob, check_recovery, recover
+from prune.sparsify.curvature import Curvature, curvatures, in_metric, metrics
 from prune.sparsify.figures import layer_figures, unread_figures
 from prune.sparsify.lasso import QUANTILES, Lasso, Penalty, balanced_mask, layer_mask, model_masks, pieces, quantiles, strengths
 from prune.sparsify.movement import Movement, extract, insert
@@ -41,7 +42,7 @@ from prune.sparsify.settings import LEARNING, RECOVERY, SparsifySettings
 from prune.sparsify.target_layers import check_reachable, target_layers, warn_of_dense_weights
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from compress.data.splits import Data
 
@@ -53,7 +54,7 @@ TWO_FOUR = "TensorRT alone multiplies 2:4 faster, on NVIDIA GPUs from Ampere on,
 class Sparsify(SparsifySettings):
     """Sets weights in the blocks' matrices to zero; shapes stay the same, and no speed-up is claimed."""
 
-    VERSION: ClassVar[int] = 3
+    VERSION: ClassVar[int] = 4
 
     def work(self, macs: int, data: Data) -> float:
         """A few passes over calibration rows, and the trainings."""
@@ -173,6 +174,7 @@ class Sparsify(SparsifySettings):
         assert isinstance(blocks, Blocks), blocks
         layers, shapes = target_layers(self, model), pieces(blocks, settings.groups)
         usual = None if settings.strength == "auto" else settings.strength
+        measure = partial(self._curvature, layers=layers, source=source, context=context) if settings.metric == "curvature" else None
         penalty = Penalty(
             strengths=strengths(list(layers), usual, settings.strengths or {}),
             shapes=shapes,
@@ -180,12 +182,13 @@ class Sparsify(SparsifySettings):
             target=self.target,
             together=settings.threshold == "model",
             rate=self._learning_rate,
+            measure=measure,
         )
-        before = quantiles(layers, shapes)
-        wrap_objective = partial(Lasso, layers=layers, penalty=penalty)
+        before = quantiles(self._in_metric(model, layers, measure), shapes)
+        wrap_objective = partial(Lasso, layers=layers, penalty=penalty, model=model)
         history = self._train(model, self.learning, source, context, LEARNING, wrap_objective)
-        after = quantiles(layers, shapes)
-        weights = {name: layer.weight.detach() for name, layer in layers.items()}
+        weights = self._in_metric(model, layers, measure)
+        after = quantiles(weights, shapes)
         match settings.threshold:
             case "layer":
                 masks = {name: layer_mask(weight_OI, shapes, self.target) for name, weight_OI in weights.items()}
@@ -197,6 +200,21 @@ class Sparsify(SparsifySettings):
             zero_gone(layer, masks[name])
         groups = {"quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _history_figures(history), "groups": groups}
+
+    def _curvature(self, model: nn.Module, layers: Mapping[str, nn.Linear], source: Path, context: Context) -> dict[str, Curvature]:
+        """Returns the curvature of the layers on calibration rows."""
+        return curvatures(model, layers, calibration_batches(model, source, self.rows, context, ""), context.task, context.seed)
+
+    @staticmethod
+    def _in_metric(
+        model: nn.Module, layers: Mapping[str, nn.Linear], measure: Callable[[nn.Module], Mapping[str, Curvature]] | None
+    ) -> dict[str, Tensor]:
+        """Returns the weights of the layers in the metric of the penalty, float32 `[O, I]` each."""
+        weights = {name: layer.weight.detach() for name, layer in layers.items()}
+        if measure is None:
+            return weights
+        factors = metrics(weights, measure(model))
+        return {name: in_metric(weight_OI, factors[name]) for name, weight_OI in weights.items()}
 
     def _learning_rate(self, step: int, num_steps: int) -> float:
         """Returns the learning rate of a step of `learning`."""

@@ -203,6 +203,21 @@ def test_auto_bits_follow_the_target(context: Context) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scheme", "engines", "bits"),
+    [
+        ("w8a8-dynamic", ("openvino_genai",), 8),  # multiplies floats by the weights: no sum of integers
+        ("w8a8-dynamic", ("openvino_genai", "onnxruntime"), 7),
+        ("w8a8", ("openvino_genai",), 7),
+    ],
+)
+def test_a_bit_is_spared_only_where_integers_are_summed(
+    scheme: Any, engines: tuple[Any, ...], bits: int, context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quantize.settings.weight_bits", lambda device: 7)  # a CPU without VNNI
+    assert Quantize(scheme=scheme).bits(replace(context, target=Target(engines=engines))) == bits
+
+
+@pytest.mark.parametrize(
     "settings",
     [{"mode": "magic"}, {"weight_bits": 4}, {"calibration": {"method": "guess"}}, {"calibration": {"rows": 0}}, {"bits": 8}],
 )

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.training.train import Batch
+from prune.sparsify.curvature import Curvature
 from prune.sparsify.lasso import (
     EPSILON,
     QUANTILES,
@@ -67,6 +68,10 @@ def penalty_of(block: tuple[int, int], groups: Groups, **settings: Any) -> Penal
     return Penalty(shapes=pieces(Blocks(*block), groups), rate=rate, **{**usual, **settings})
 
 
+def lasso(layers: dict[str, nn.Linear], penalty: Penalty) -> Lasso:
+    return Lasso(task, layers, penalty, nn.ModuleDict(layers))
+
+
 def shrunk(weight: Tensor, groups: list[tuple[list[tuple[int, int]], Tensor]], betas: list[float], amount: float) -> Tensor:
     """Written out: the proximal step of one kind of groups, `amount` = eta lambda."""
     found = weight.clone()
@@ -83,7 +88,7 @@ def test_the_step_is_that_of_the_loop(shape: tuple[int, int], block: tuple[int, 
     layers = {"a": nn.Linear(shape[1], shape[0]), "b": nn.Linear(2, 3)}
     layers["a"].weight.data, layers["b"].weight.data = weight_of(shape, seed), weight_of((3, 2), seed + 1)
     lambdas: dict[str, float | None] = {"a": strength, "b": 0.7}
-    objective = Lasso(task, layers, penalty_of(block, groups, strengths=lambdas, reweight=1.0))
+    objective = lasso(layers, penalty_of(block, groups, strengths=lambdas, reweight=1.0))
     expected = {}
     for name, layer in layers.items():
         found = groups_of(layer.weight.detach(), block, groups)
@@ -103,7 +108,7 @@ def test_the_step_minimizes_its_proximal_problem(shape: tuple[int, int], block: 
     layer.weight.data = weight_of(shape, seed)
     weight, piece = layer.weight.detach().clone(), pieces(Blocks(*block), "rows")[0]
     beta_ST = beta(weight, piece)
-    Lasso(task, {"a": layer}, penalty_of(block, "rows", strengths={"a": strength}, reweight=1.0))(nn.Identity(), batch_of(1))
+    lasso({"a": layer}, penalty_of(block, "rows", strengths={"a": strength}, reweight=1.0))(nn.Identity(), batch_of(1))
 
     def value(candidate: Tensor) -> float:
         return float(0.5 * (candidate - weight).square().sum() + 0.1 * strength * (beta_ST * group_norms(candidate, piece)).sum())
@@ -123,7 +128,7 @@ def test_without_a_loss_the_target_share_is_zero_in_time(
     layers["a"].weight.data, layers["b"].weight.data = weight_of(shape, seed), 3 * weight_of((6, 4), seed + 1)
     nothing = dict.fromkeys(layers)
     num_steps = 40
-    objective = Lasso(task, layers, penalty_of(block, "rows", strengths=nothing, target=target, together=together, reweight=1.0))
+    objective = lasso(layers, penalty_of(block, "rows", strengths=nothing, target=target, together=together, reweight=1.0))
     for step in range(num_steps):
         objective(nn.Identity(), batch_of(step, num_steps))
     norms = [group_norms(layer.weight.detach(), pieces(Blocks(*block), "rows")[0]).flatten() for layer in layers.values()]
@@ -136,7 +141,7 @@ def test_what_the_loss_holds_raises_lambda() -> None:
     """A loss that puts the weights back after every step: lambda grows as the steps run out, and nothing is left to it afterwards."""
     layer, seen = nn.Linear(8, 8), []
     start = layer.weight.detach().clone()
-    objective = Lasso(task, {"a": layer}, penalty_of((2, 2), "rows", strengths={"a": None}))
+    objective = lasso({"a": layer}, penalty_of((2, 2), "rows", strengths={"a": None}))
     for step in range(20):
         norms, betas = [group_norms(layer.weight.detach(), Blocks(1, 2))], [objective.beta_0_0]
         seen += objective.lambdas(norms, betas, step, 20)
@@ -148,7 +153,7 @@ def test_what_the_loss_holds_raises_lambda() -> None:
 
 def test_one_step_of_the_optimizer_is_one_of_the_penalty() -> None:
     layer = nn.Linear(4, 4)
-    objective = Lasso(task, {"a": layer}, penalty_of((2, 2), "rows", strengths={"a": 0.5}))
+    objective = lasso({"a": layer}, penalty_of((2, 2), "rows", strengths={"a": 0.5}))
     before = layer.weight.detach().clone()
     objective(nn.Identity(), batch_of(0))
     assert torch.equal(layer.weight, before)  # no step of the optimizer came before
@@ -162,7 +167,7 @@ def test_one_step_of_the_optimizer_is_one_of_the_penalty() -> None:
 def test_a_group_that_is_zero_stays_a_number() -> None:
     layer = nn.Linear(5, 3)
     layer.weight.data.zero_()
-    Lasso(task, {"a": layer}, penalty_of((2, 2), "both", strengths={"a": None}))(nn.Identity(), batch_of(1))
+    lasso({"a": layer}, penalty_of((2, 2), "both", strengths={"a": None}))(nn.Identity(), batch_of(1))
     assert layer.weight.tolist() == torch.zeros(3, 5).tolist()
 
 
@@ -171,7 +176,7 @@ def test_a_group_that_is_zero_stays_a_number() -> None:
 )
 def test_groups_are_weighed_again_at_equal_distances(reweight: float, num_steps: int, times: int) -> None:
     layer = nn.Linear(4, 4)
-    objective: Any = Lasso(task, {"a": layer}, penalty_of((2, 2), "rows", strengths={"a": 0.0}, reweight=reweight))
+    objective: Any = lasso({"a": layer}, penalty_of((2, 2), "rows", strengths={"a": 0.0}, reweight=reweight))
     weighed = [0]  # when it was made
     for step in range(num_steps):
         layer.weight.data *= 0.9
@@ -276,9 +281,36 @@ def test_a_last_block_of_one_row_does_not_always_go() -> None:
 def test_strengths_by_patterns_and_quantiles() -> None:
     names = ["layer.0.query", "layer.0.key", "layer.1.query"]
     assert strengths(names, 0.1, {"*.query": 0.2, "layer.1.*": 0.3}) == {names[0]: 0.2, names[1]: 0.1, names[2]: 0.3}
-    layer = nn.Linear(4, 6)
-    layer.weight.data = torch.arange(1.0, 7.0)[:, None].expand(6, 4).contiguous()
-    (found,) = quantiles({"a": layer}, pieces(Blocks(1, 4), "rows")).values()
+    weight = torch.arange(1.0, 7.0)[:, None].expand(6, 4).contiguous()
+    (found,) = quantiles({"a": weight}, pieces(Blocks(1, 4), "rows")).values()
     assert len(found) == len(QUANTILES)
     assert (found[0], found[-1]) == (1, 6)
     assert found == sorted(found)
+
+
+@given(SHAPES, BLOCKS, st.integers(0, 99), st.floats(0.01, 3))
+def test_in_the_metric_of_the_loss_norms_are_those_of_the_product(
+    shape: tuple[int, int], block: tuple[int, int], seed: int, strength: float
+) -> None:
+    """Written out, with what was measured at the start; what is measured at a later step counts from there on."""
+    layer = nn.Linear(shape[1], shape[0])
+    layer.weight.data = weight_of(shape, seed)
+    sides = [[weight_of((1, length), seed + k)[0].abs() + 0.1 for length in shape] for k in (1, 2)]
+    measured = [Curvature(*side) for side in sides]
+    left = iter(measured)
+    penalty = penalty_of(block, "rows", strengths={"a": strength}, reweight=0.5, measure=lambda model: {"a": next(left)})
+    objective = lasso({"a": layer}, penalty)
+    for step, factors in ((1, measured[0]), (2, measured[1]), (3, measured[1])):
+        before = layer.weight.detach().clone()
+        if step != 3:  # of four steps the first and the third begin with what is measured anew; the first is that of the start
+            product = factors.outputs_O[:, None] * before * factors.inputs_I
+            scale = float(before.norm() / product.norm())
+            betas = [1 / (scale * float(values.norm()) + EPSILON) for _, values in groups_of(product, block, "rows")]
+        product = scale * factors.outputs_O[:, None] * before * factors.inputs_I
+        expected = before.clone()
+        for (places, values), beta_g in zip(groups_of(product, block, "rows"), betas, strict=True):
+            for place in places:
+                expected[place] *= max(0.0, 1 - 0.1 * strength * beta_g / max(float(values.norm()), 1e-30))
+        objective(nn.Identity(), batch_of(step, 4))
+        torch.testing.assert_close(layer.weight.detach(), expected, rtol=1e-3, atol=1e-5)
+    assert list(objective.state_dict()) == ["outputs_0", "inputs_0", "beta_0_0"]

@@ -92,7 +92,7 @@ def test_every_layer_gets_its_share_of_zeros(
     for row in figures["layers"]:
         weight = weights(model)[row["name"]]
         assert row["zeros"] == int((weight == 0).sum())
-        assert share - 0.01 <= row["sparsity"] == row["zeros"] / weight.numel() < share + 0.07
+        assert share - 4 / weight.numel() <= row["sparsity"] == row["zeros"] / weight.numel() < share + 0.07  # to half a group of 8
         assert row["outputs"] == sum(not bool(line.any()) for line in weight)
         assert row["inputs"] == sum(not bool(line.any()) for line in weight.T)
         if ":" in str(settings.get("pattern")) and isinstance(settings["pattern"], str):

@@ -1,0 +1,131 @@
+"""Curvature: how strongly the answers of a model depend on the weights of its linear layers, by input and by output of a layer.
+
+    L(W + D) - L(W)  ~  1/2 sum_oi F_oi D_oi^2                            F: diagonal of the Fisher information
+    F_oi = 1/B sum over positions t of E[(dL/dy_to)^2] x_ti^2  ~  g_o^2 a_i^2
+    g_o^2 = 1/B sum over t of E[(dL/dy_to)^2]             a_i^2 = mean over t of x_ti^2          B: calibration rows
+
+for y = x W^T. The factors are the diagonals of those of K-FAC (Martens and Grosse 2015,
+https://arxiv.org/abs/1503.05671, section 3); pruning by such a change of the loss is LeCun et al. 1989 (for Transformers: Kurtic et al.
+2022, https://arxiv.org/abs/2203.07259). The expectation is over answers that the model itself would give, so that it does not vanish where
+the model fits its labels:
+
+    dL/dz = softmax(z / T) - onehot(c),  c ~ softmax(z / T)    classes, and each predicted token of a language model
+    dL/dz ~ N(0, 1)                                            values
+
+With the temperature T of distillation this is the curvature of the distillation loss where student and teacher agree. Positions without
+a gradient, such as padding, do not count. Left out: products of different positions and of different weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from compress.core.next_token import IGNORED
+from compress.core.tasks import TASKS, Task
+from compress.models.forward import device_of, forward
+from compress.training.distilled import TEMPERATURE
+from compress.training.train import Batch
+
+
+class Curvature(NamedTuple):
+    """The square roots of the factors of a layer's curvature, both 0 where no row reaches the layer."""
+
+    outputs_O: Tensor
+    """g, float32."""
+    inputs_I: Tensor
+    """a, float32."""
+
+
+def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Iterable[Batch], task: Task, seed: int) -> dict[str, Curvature]:
+    """Returns the curvature of each layer by name; leaves the model as it was.
+
+    Args:
+        model: The model; it is run in evaluation mode and float32.
+        layers: Linear layers of the model by module name.
+        batches: Calibration rows on the model's device; at least one.
+        task: Task of the model.
+        seed: Seed of the answers that are drawn.
+    """
+    device = device_of(model)
+    calls: list[tuple[str, Tensor, Tensor]] = []
+    inputs, outputs = ({name: _zeros(layer.weight, side) for name, layer in layers.items()} for side in (1, 0))
+    positions, rows = dict.fromkeys(layers, 0), 0
+
+    def keeping(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
+        return lambda module, args, output: calls.append((name, args[0].detach(), output))
+
+    generator = torch.Generator(device).manual_seed(seed)
+    handles = [layer.register_forward_hook(keeping(name)) for name, layer in layers.items()]
+    training = {module: module.training for module in model.modules()}
+    try:
+        model.eval()
+        for batch in batches:
+            calls.clear()
+            with torch.enable_grad(), torch.autocast(device.type, enabled=False):
+                logits = forward(model, batch.features)
+            drawn = drawn_gradient(logits.detach(), batch.labels, task, generator)
+            gradients = torch.autograd.grad(logits, [output for *_, output in calls], drawn, allow_unused=True)
+            for (name, x, output), gradient in zip(calls, gradients, strict=True):
+                dy_NO = (torch.zeros_like(output) if gradient is None else gradient).flatten(0, -2)
+                counts_N = (dy_NO != 0).any(dim=1)
+                outputs[name] += dy_NO.double().square().sum(dim=0)
+                inputs[name] += x.flatten(0, -2)[counts_N].double().square().sum(dim=0)
+                positions[name] += int(counts_N.sum())
+            rows += len(batch.indices)
+    finally:
+        calls.clear()
+        for handle in handles:
+            handle.remove()
+        for module, was in training.items():
+            module.training = was
+    return {
+        name: Curvature((outputs[name] / rows).sqrt().float(), (inputs[name] / max(1, positions[name])).sqrt().float()) for name in layers
+    }
+
+
+def _zeros(weight_OI: Tensor, side: int) -> Tensor:
+    return torch.zeros(weight_OI.shape[side], dtype=torch.float64, device=weight_OI.device)
+
+
+def drawn_gradient(logits: Tensor, labels: Tensor, task: Task, generator: torch.Generator) -> Tensor:
+    """Returns the gradient of the loss by the logits for answers drawn from the model, like `logits`.
+
+    Args:
+        logits: float32 `[b, C]`, or `[b, L, V]` for a language model.
+        labels: Labels of the batch; only which tokens of a language model are predicted is read of them.
+        task: Task of the model.
+        generator: Draws the answers.
+    """
+    if TASKS[task].answer == "value":
+        return torch.randn(logits.shape, generator=generator, device=logits.device)
+    p_NC = torch.softmax(logits.flatten(0, -2) / TEMPERATURE, dim=1)
+    drawn_N1 = torch.multinomial(p_NC, 1, generator=generator)
+    gradient = p_NC.scatter_add(1, drawn_N1, torch.full_like(p_NC[:, :1], -1.0)).view_as(logits)
+    if TASKS[task].answer == "tokens":
+        length = logits.shape[1]
+        predicted_bL = functional.pad(labels[:, : length - 1] != IGNORED, (0, 1))
+        gradient = gradient * predicted_bL[..., None]
+    return gradient
+
+
+def metrics(weights: Mapping[str, Tensor], found: Mapping[str, Curvature]) -> dict[str, Curvature]:
+    """Returns the factors scaled so that the weights of all layers together keep their norm when multiplied by them.
+
+    Args:
+        weights: Weights by layer, float32 `[O, I]`.
+        found: Their curvature.
+    """
+    plain = sum(float(weight_OI.double().square().sum()) for weight_OI in weights.values())
+    seen = sum(float(in_metric(weight_OI, found[name]).double().square().sum()) for name, weight_OI in weights.items())
+    scale = (plain / seen) ** 0.25 if seen else 1.0
+    return {name: Curvature(one.outputs_O * scale, one.inputs_I * scale) for name, one in found.items()}
+
+
+def in_metric(weight_OI: Tensor, curvature: Curvature) -> Tensor:
+    """Returns `g_o W_oi a_i`, float32 `[O, I]`: half the squares of its entries are what each weight adds to the loss when it is zeroed."""
+    return curvature.outputs_O[:, None] * weight_OI * curvature.inputs_I
