@@ -56,11 +56,12 @@ class Prune(PruneSettings):
         return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward and backward passes over calibration rows, a dozen passes over selection rows per scanned layer, and the training."""
+        """Forward and backward passes over calibration rows, those of a dozen skipped or scanned layers, and the training."""
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
         trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
         masks = 3.0 * len(data.train) * self.learn.epochs * (is_learned(self.method))
-        return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained + masks)
+        skipped = 12.0 * rows * (self.layer_score == "loss")
+        return macs * (len(self.shares) * (4.0 * rows + skipped + 12 * 2 * len(SHARES) * scanned) + trained + masks)
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks before the first stage runs whether this model can be pruned with these settings.
