@@ -6,6 +6,10 @@ and fine-tune (`recovery`). With `schedule: cubic`, all steps after the vocabula
 
     s_i = s share(i / n),   i = 1 ... n        (`cubic`)
 
+Stages can follow each other: depth, then width, each scored on what the last one left and recovered from the teacher's logits alone, is
+Minitron (Muralidharan et al. 2024, https://arxiv.org/abs/2407.14679, sections 2 and 3). As there, importance is estimated once in a step.
+Left out: its search, which trains many shapes briefly and takes the best; its hidden losses after deep cuts, which `losses` gives.
+
 Scores come from calibration rows of the train split, or are learned together with the weights (`learned`). `sensitivity` and the check of
 the vocabulary use selection rows. With `measure: latency`, the cost is milliseconds on an engine (`timing`), and the latency of the pruned
 model is measured again (`latency_budget`). Not supported: single weights; the stage `sparsify` zeroes those.
