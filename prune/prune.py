@@ -75,8 +75,9 @@ class Prune(PruneSettings):
         """
         key, answer = self.key, TASKS[context.task].answer
         if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
-            reason = "is measured on the tokens of the incoming model" if answer == "tokens" else "has no text to tokenize"
-            raise InputError(f"{key}.granularity: vocabulary given; {context.task} {reason}: leave it out")
+            tokens = f"the rows of {context.task} are token ids of the incoming model, on which all variants are compared"
+            reason = tokens if answer == "tokens" else f"{context.task} has no text to tokenize"
+            raise InputError(f"{key}.granularity: vocabulary given; {reason}: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)
