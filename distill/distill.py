@@ -98,9 +98,13 @@ class Distill(DistillSettings):
 
         if TASKS[context.task].answer == "tokens":
             self._check_tokens(context.task, self.resolved())
-        if self.sequences is not None and not TASKS[context.task].encoder_decoder:
-            tasks = tasks_with(lambda row: row.encoder_decoder)
+        if self.sequences is not None and TASKS[context.task].answer != "tokens":
+            tasks = tasks_with(lambda row: row.answer == "tokens")
             raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
+        if self.sequences is not None and "prompt" in self.sequences.model_fields_set and TASKS[context.task].encoder_decoder:
+            raise InputError(
+                f"{self.key}.sequences.prompt: {self.sequences.prompt:g} given; the sources of {context.task} are given whole: leave it out"
+            )
         if self.on_policy is not None and TASKS[context.task].answer != "tokens":
             tasks = tasks_with(lambda row: row.answer == "tokens")
             raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")

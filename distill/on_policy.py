@@ -38,6 +38,11 @@ class OnPolicy(Config):
     """text-generation: the share of a block that is given; the student writes the rest."""
 
 
+def tokens_given(share: float, length: int) -> int:
+    """Returns how many tokens of a block of this length, at least 2, are given: at least one, and at least one is left to write."""
+    return min(max(1, round(share * length)), length - 1)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Replaces the answers of a batch by those of the student."""
@@ -68,7 +73,7 @@ class Sampling:
         """Returns blocks whose first part is given and whose rest the student wrote."""
         ids_bL = batch.features["input_ids"]
         length = ids_bL.shape[1]
-        given = min(max(1, round(self.settings.prompt * length)), length - 1)
+        given = tokens_given(self.settings.prompt, length)
         prompt_bP = ids_bL[:, :given]
         drawn = self._drawn(length - given, input_ids=prompt_bP, attention_mask=torch.ones_like(prompt_bP))
         # the end token ends a text, not a block: another text follows it

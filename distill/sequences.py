@@ -1,33 +1,40 @@
 """Sequence-level distillation (Kim and Rush 2016, https://arxiv.org/abs/1606.07947): the student learns what the teacher answers.
 
-    target of a pair  <-  argmax over y of p_teacher(y | source), approximated by beam search
+    target of a pair         <-  argmax over y of p_teacher(y | source), approximated by beam search
+    rest of a block of text  <-  the same, with the start of the block as source and a y as long as the rest
 
 The teacher answers every source once, and its answers replace the targets of the train split. They are more regular than human texts, so
 that a small student can follow them, and greedy decoding loses less against a search (section 4). Word-level losses (`soft_target`) are
 then taken on the teacher's own sequences; with `loss: hard_target` the student learns the sequences alone, as in the paper.
 
-Answers are written to the scratch folder of the stage in parts, each named by all that it depends on: a run that was stopped goes on behind
-the last part.
+The paper is about pairs. Of a block of text only what the teacher wrote counts in the losses, and an end token there ends a text, not the
+block. Answers are written to the scratch folder of the stage in parts, each named by all that it depends on: a run that was stopped goes
+on behind the last part. Left out: human texts in between, for which another stage can follow.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from compress.artifacts.artifact import digest
 from compress.core.config import Config
-from compress.core.next_token import labels_of
+from compress.core.next_token import IGNORED, labels_of
 from compress.core.progress import Progress
 from compress.data.splits import Split
-from compress.models.encoder_decoder import answered
+from compress.models.encoder_decoder import BATCH_SIZE, answered
+from compress.models.forward import device_of
+from compress.models.library import quiet
 from compress.standalone.preprocess import TokenPair
+from distill.on_policy import tokens_given
 
 PART = 2048
 """Sources of a file."""
@@ -39,40 +46,92 @@ class Sequences(Config):
 
     beams: Annotated[int, Field(ge=1, le=64)] = 1
     """Beams of the teacher's search; 1: the most likely token each time. The paper takes 5."""
+    prompt: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """text-generation: the share of a block that is given; the teacher writes the rest, and the student learns that alone."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out the usual prompt, so that runs on pairs keep their cache keys and their answers."""
+        usual = type(self).model_fields["prompt"].default
+        return {key: value for key, value in whole(self).items() if key != "prompt" or value != usual}
 
 
 def with_answers(
     split: Split, teacher: nn.Module, settings: Sequences, max_length: int, scratch: Path, name: str, progress: Progress
 ) -> Split:
-    """Returns the pairs of a split with the teacher's answers as targets.
+    """Returns the pairs or blocks of a split with the teacher's answers as targets.
 
     Args:
-        split: Pairs of token ids.
-        teacher: An encoder-decoder of Transformers in evaluation mode; its tokens are those of the pairs.
+        split: Pairs, or blocks of text, as token ids.
+        teacher: A model of Transformers in evaluation mode, for pairs an encoder-decoder; its tokens are those of the rows.
         settings: The search.
-        max_length: Most tokens that the decoder reads; an answer has one less.
+        max_length: Most tokens that the decoder reads; the answer to a source has one less.
         scratch: Folder for the answers.
         name: What the teacher is, for the names of the files.
         progress: Shows a bar.
     """
     pairs = [row for row in split.rows if isinstance(row, TokenPair)]
-    if len(pairs) != len(split.rows):
-        raise ValueError("sequence-level distillation needs pairs of a source and a target")
+    blocks = [row for row in split.rows if isinstance(row, np.ndarray)]
+    if len(split.rows) not in (len(pairs), len(blocks)):
+        raise ValueError("sequence-level distillation needs pairs of a source and a target, or blocks of text")
+    sources, lengths = [pair.source for pair in pairs], list[int]()
+    if blocks:
+        sources = [block[: tokens_given(settings.prompt, len(block))] for block in blocks]
+        lengths = [len(block) - len(source) for block, source in zip(blocks, sources, strict=True)]
     answers: list[Ids] = []
-    with progress.bar("teacher's answers", len(pairs)) as advance:
-        for start in range(0, len(pairs), PART):
-            sources = [pair.source for pair in pairs[start : start + PART]]
-            key = digest([name, settings.model_dump(mode="json"), max_length, [source.tolist() for source in sources]])
-            path = scratch / f"sequences-{key[:16]}.safetensors"
+    with progress.bar("teacher's answers", len(sources)) as advance:
+        for start in range(0, len(sources), PART):
+            asked, wanted = sources[start : start + PART], lengths[start : start + PART]
+            about = [name, settings.model_dump(mode="json"), max_length, [source.tolist() for source in asked]]
+            path = scratch / f"sequences-{digest([*about, wanted] if blocks else about)[:16]}.safetensors"
             if not path.exists():
-                found = answered(teacher, sources, settings.beams, max_length - 1)
-                scratch.mkdir(parents=True, exist_ok=True)
-                temporary = path.with_suffix(".tmp")
-                lengths = np.array([len(answer) for answer in found], np.int64)
-                save_file({"ids": np.concatenate(found), "lengths": lengths}, temporary)
-                temporary.replace(path)
+                if blocks:
+                    found = continued(teacher, asked, settings.beams, wanted)
+                else:
+                    found = answered(teacher, asked, settings.beams, max_length - 1)
+                _save(found, path)
             stored = load_file(path)
             answers += np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1])
-            advance(len(sources))
-    rows = [TokenPair(pair.source, answer) for pair, answer in zip(pairs, answers, strict=True)]
-    return Split(list(rows), labels_of(rows, max_length - 1))
+            advance(len(asked))
+    if not blocks:
+        answered_pairs = [TokenPair(source, answer) for source, answer in zip(sources, answers, strict=True)]
+        return Split(list(answered_pairs), labels_of(answered_pairs, max_length - 1))
+    texts = [np.concatenate(both) for both in zip(sources, answers, strict=True)]
+    labels = labels_of(texts, split.labels.shape[1])
+    for label, source in zip(labels, sources, strict=True):
+        label[: len(source) - 1] = IGNORED
+    return Split(list(texts), labels)
+
+
+def continued(model: Any, sources: Sequence[Ids], beams: int, lengths: Sequence[int]) -> list[Ids]:
+    """Returns the continuation of each source, int32 [length]; an end token does not end it.
+
+    Args:
+        model: A decoder of Transformers in evaluation mode.
+        sources: Token ids, int32 [at least 1] each.
+        beams: Beams of the search.
+        lengths: Tokens of each continuation.
+    """
+    device, answers = device_of(model), [np.zeros(0, np.int32)] * len(sources)
+    alike: dict[tuple[int, int], list[int]] = {}  # no padding, so that a continuation does not depend on the other sources
+    for index, (source, length) in enumerate(zip(sources, lengths, strict=True)):
+        alike.setdefault((len(source), length), []).append(index)
+    neutral = {"repetition_penalty": 1.0, "no_repeat_ngram_size": 0, "min_length": 0, "bad_words_ids": None, "forced_eos_token_id": None}
+    for (given, length), indices in alike.items():
+        for start in range(0, len(indices), BATCH_SIZE):
+            chosen = indices[start : start + BATCH_SIZE]
+            ids = torch.from_numpy(np.stack([sources[index] for index in chosen]).astype(np.int64)).to(device)
+            limits = {"max_new_tokens": length, "do_sample": False, "num_beams": beams, "eos_token_id": None, "pad_token_id": 0}
+            with torch.inference_mode(), quiet():
+                found = model.generate(ids, attention_mask=torch.ones_like(ids), use_cache=True, **limits, **neutral)
+            for index, row in zip(chosen, found[:, given:].cpu().numpy().astype(np.int32), strict=True):
+                answers[index] = row
+    return answers
+
+
+def _save(answers: Sequence[Ids], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    lengths = np.array([len(answer) for answer in answers], np.int64)
+    save_file({"ids": np.concatenate(answers), "lengths": lengths}, temporary)
+    temporary.replace(path)

@@ -44,7 +44,7 @@ class DistillSettings(ModelStage):
     teacher_weights: tuple[Annotated[float, Field(gt=0)], ...] = ()
     """Weight of each teacher in the average; absent: equal weights."""
     sequences: Sequences | None = None
-    """Sequence-level distillation for text-to-text: the teacher's answers replace the targets of the train split."""
+    """Sequence-level distillation for tasks whose answers are tokens: what the teacher answers replaces the targets of the train split."""
     on_policy: OnPolicy | None = None
     """On-policy distillation for tasks whose answers are tokens: in part of the steps the student is corrected on what it writes itself."""
     fraction: Annotated[float, Field(gt=0, le=1)] = 1.0

@@ -7,8 +7,8 @@ score of their own learn masks together with the weights (`prune.masks.learned`)
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
@@ -16,6 +16,7 @@ from compress.core.named import Named, one_of
 from compress.models.structure import Structure
 from compress.training.train import Objective
 from prune.fisher import fisher
+from prune.layer_loss import losses_without
 from prune.scores import Batches, by_activation, by_gradient, by_magnitude, comparable, unread_first
 from prune.selection import Scores
 from prune.taylor import taylor
@@ -69,6 +70,8 @@ METHODS: Mapping[str, MethodFacts] = {
 
 Method = Annotated[str, Named(METHODS)]
 """The name of a method; in a recipe it has to be a row of `METHODS`."""
+LayerScore = Literal["influence", "loss"]
+"""How blocks are ranked, apart from what is inside of them."""
 
 
 def is_learned(method: Method) -> bool:
@@ -81,9 +84,19 @@ def scored() -> str:
     return one_of([name for name, row in METHODS.items() if row.score is not None])
 
 
-def scores_of(method: Method, given: Scoring) -> Scores:
-    """Returns the scores of a model by a method that has some; units that no nonzero weight reads score 0."""
+def scores_of(method: Method, given: Scoring, layer_score: LayerScore | None = None) -> Scores:
+    """Returns the scores of a model by a method that has some; units that no nonzero weight reads score 0.
+
+    Args:
+        method: The name of the method.
+        given: What it may look at.
+        layer_score: How blocks are scored; None: as the method does.
+    """
     row = METHODS[method]
     assert row.score is not None, f"{method} learns its masks"
     scores = row.score(given)
+    if layer_score == "loss":
+        scores = replace(scores, layers=losses_without(given.model, given.structure, given.batches, given.objective))
+    elif layer_score == "influence":
+        scores = replace(scores, layers=by_activation(given.model, given.structure, given.batches).layers)
     return unread_first(comparable(scores) if row.relative else scores, given.model, given.structure)

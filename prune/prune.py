@@ -6,6 +6,10 @@ and fine-tune (`recovery`). With `schedule: cubic`, all steps after the vocabula
 
     s_i = s share(i / n),   i = 1 ... n        (`cubic`)
 
+Stages can follow each other: depth, then width, each scored on what the last one left and recovered from the teacher's logits alone, is
+Minitron (Muralidharan et al. 2024, https://arxiv.org/abs/2407.14679, sections 2 and 3). As there, importance is estimated once in a step.
+Left out: its search, which trains many shapes briefly and takes the best; its hidden losses after deep cuts, which `losses` gives.
+
 Scores come from calibration rows of the train split, or are learned together with the weights (`learned`). `sensitivity` and the check of
 the vocabulary use selection rows. With `measure: latency`, the cost is milliseconds on an engine (`timing`), and the latency of the pruned
 model is measured again (`latency_budget`). Not supported: single weights; the stage `sparsify` zeroes those.
@@ -56,11 +60,12 @@ class Prune(PruneSettings):
         return [context.target.model_dump(mode="json"), dict(context.fingerprint), settings]
 
     def work(self, macs: int, data: Data) -> float:
-        """Forward and backward passes over calibration rows, a dozen passes over selection rows per scanned layer, and the training."""
+        """Forward and backward passes over calibration rows, those of a dozen skipped or scanned layers, and the training."""
         rows, scanned = min(self.rows, len(data.train)), min(SCAN_ROWS, len(data.selection)) * (self.allocation == "sensitivity")
         trained = (3.0 * len(data.train) + len(data.selection)) * self.recover.epochs + len(data.train) if self.recover else 0.0
         masks = 3.0 * len(data.train) * self.learn.epochs * (is_learned(self.method))
-        return macs * (len(self.shares) * (4.0 * rows + 12 * 2 * len(SHARES) * scanned) + trained + masks)
+        skipped = 12.0 * rows * (self.layer_score == "loss")
+        return macs * (len(self.shares) * (4.0 * rows + skipped + 12 * 2 * len(SHARES) * scanned) + trained + masks)
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks before the first stage runs whether this model can be pruned with these settings.
@@ -70,8 +75,9 @@ class Prune(PruneSettings):
         """
         key, answer = self.key, TASKS[context.task].answer
         if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
-            reason = "is measured on the tokens of the incoming model" if answer == "tokens" else "has no text to tokenize"
-            raise InputError(f"{key}.granularity: vocabulary given; {context.task} {reason}: leave it out")
+            tokens = f"the rows of {context.task} are token ids of the incoming model, on which all variants are compared"
+            reason = tokens if answer == "tokens" else f"{context.task} has no text to tokenize"
+            raise InputError(f"{key}.granularity: vocabulary given; {reason}: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")
         self._try_on_shapes(config)

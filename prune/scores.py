@@ -6,8 +6,9 @@
     activation   activation magnitude on calibration rows                    `prune.activation`
 
 taylor and fisher are in the unit of the loss, comparable everywhere. magnitude and activation are comparable within a layer only, so they
-are divided by their mean in each layer. Blocks are ranked by weight norm for magnitude, else by block influence. Heads and neurons that no
-nonzero weight reads (`prune.emptied`) score 0 with any method: they are pruned first.
+are divided by their mean in each layer. Blocks are ranked by weight norm for magnitude, else by block influence; on request by the loss
+without them (`prune.layer_loss`). Heads and neurons that no nonzero weight reads (`prune.emptied`) score 0 with any method: they are pruned
+first.
 """
 
 from __future__ import annotations

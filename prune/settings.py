@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.core.errors import InputError
 from compress.models.structure import Structure
@@ -17,7 +17,7 @@ from prune.latency.budget import LatencyBudget
 from prune.latency.cost import LatencyCost
 from prune.latency.timing import LatencyTarget
 from prune.masks.joint import Learn
-from prune.methods import Method, is_learned, scored
+from prune.methods import LayerScore, Method, is_learned, scored
 from prune.recovery import Recover
 from prune.selection import Granularity, Limits, protected_parts
 
@@ -58,6 +58,10 @@ class PruneSettings(ModelStage):
     """FFN neurons and channels are kept in multiples of this, which suits the engines' kernels."""
     protect: tuple[str, ...] = ()
     """Modules that keep their size, as name patterns with `*`, such as *.layer.0 or *.layer.0.attention.*; each must match a module."""
+    layer_score: LayerScore | None = None
+    """How layers are ranked, if `granularity` names them. influence: by how far a layer turns the hidden states of training rows; loss: by
+    the loss on them with the layer skipped (of a language model the log of the perplexity), a pass for each layer. Absent: weight norm with
+    magnitude, learned gates with joint, else influence."""
     allocation: Literal["uniform", "global", "sensitivity"] = "sensitivity"
     """How the budget is split between layers. uniform: the same share of every layer; global: lowest scores first, across layers;
     sensitivity: by how far pruning each layer moves the outputs, measured on selection rows. joint and movement learn it instead."""
@@ -101,6 +105,11 @@ class PruneSettings(ModelStage):
             raise ValueError("method: movement given; it only scores heads and ffn: give joint, or granularity: [heads, ffn]")
         if is_learned(self.method) and self.schedule == "cubic":
             raise ValueError(f"schedule: cubic given; {self.method} prunes gradually in its own training: give one_shot")
+        if self.layer_score is not None and is_learned(self.method):
+            raise ValueError(f"layer_score: {self.layer_score} given; {self.method} learns what stays: leave it out, or give {scored()}")
+        if self.layer_score is not None and "layers" not in self.granularity:
+            named = ", ".join(self.granularity)
+            raise ValueError(f"layer_score: {self.layer_score} given; granularity [{named}] keeps all layers: add layers, or leave it out")
         if (self.sparsity or targets) and set(self.granularity) == {"vocabulary"}:
             raise ValueError(
                 f"sparsity: {self.sparsity:g} given; the vocabulary is not part of the blocks: give sparsity: 0, or add heads, ffn"
@@ -114,6 +123,11 @@ class PruneSettings(ModelStage):
         if self.schedule == "cubic" and self.recover is None:
             raise ValueError("schedule: cubic fine-tunes between its iterations; give recover, or schedule: one_shot")
         return self
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return {key: value for key, value in whole(self).items() if key != "layer_score" or value is not None}
 
     @property
     def key(self) -> str:

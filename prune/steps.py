@@ -125,7 +125,11 @@ class Steps:
             allocate: Allocate = by_worth(scores.components)
         else:
             hidden, loss = "hidden" in stage.granularity, supervised(self.context.task)
-            scores = scores_of(stage.method, Scoring(model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden))
+            scoring = Scoring(model, structure, partial(batches, f"{self.name}: scoring"), loss, hidden)
+            scores = scores_of(stage.method, scoring, stage.layer_score)
+            if stage.layer_score == "loss":
+                figures["layer_losses"] = scores.layers.tolist()
+                self.context.progress.log(f"  loss without each layer: {', '.join(f'{value:.4g}' for value in figures['layer_losses'])}")
             allocate = self.allocation(model, structure, scores, figures)
         learned = stage.method == "joint"
 

@@ -111,15 +111,16 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes lines of text under the column name of the recipe; the model gets one layer, the tokenizer few tokens."""
+    """Writes lines of text under the column name of the recipe; the model gets one layer (three to lose some), the tokenizer few tokens."""
     (folder / "data").mkdir()
     for seed, (split, count) in enumerate({"train": 300, "test": 60}.items()):
         lines = tiny_gpt.text(count, seed).splitlines(keepends=True)
         names = list(recipe.data.columns.model_dump(exclude_none=True).values())  # a text, or a source and a target
         rows = "".join(json.dumps(dict.fromkeys(names, line.strip() or "a")) + "\n" for line in lines)
         (folder / "data" / f"{split}.jsonl").write_text(rows)
+    layers = 3 if any("layers" in getattr(stage, "granularity", ()) for stage in recipe.stages) else 1
     sizes = {
-        "gpt2": {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16},
+        "gpt2": {"n_layer": layers, "n_embd": 32, "n_head": 2, "n_positions": 16},
         "t5": {"num_layers": 1, "d_model": 32, "d_kv": 16, "d_ff": 32, "num_heads": 2},
         "mixtral": {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 16},
     }[recipe.model.config["model_type"]]

@@ -178,7 +178,11 @@ def test_what_cannot_be_pruned_is_refused_with_the_reason(tmp_path: Path) -> Non
         ),
         ({"measure": "latency", "speedup": 2.0}, "latency given; the latency table does not cover the two stacks of an encoder-decoder"),
         ({"granularity": ("ffn",), "sparsity": 0.9}, r"pruning ffn can remove at most .*: add hidden or layers to granularity"),
-        ({"granularity": ("vocabulary",)}, "text-to-text is measured on the tokens of the incoming model: leave it out"),
+        (
+            {"granularity": ("vocabulary",)},
+            r"stages\.prune\.granularity: vocabulary given; the rows of text-to-text are token ids of the incoming model, on which all "
+            "variants are compared: leave it out$",
+        ),
         (
             {"granularity": ("ffn",), "sparsity": 0.1, "recover": {"hidden_weight": 1.0}},
             r"hidden_weight: 1 given; a t5 has two stacks of layers: give losses",

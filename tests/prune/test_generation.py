@@ -81,6 +81,6 @@ def test_later_stages_take_it(context: Context, tmp_path: Path) -> None:
 def test_there_are_no_texts_to_split(context: Context) -> None:
     config = load(tiny_gpt.checkpoint()).config
     with pytest.raises(
-        InputError, match=r"stages\.prune\.granularity: vocabulary given; text-generation is measured on the tokens of the incoming model"
+        InputError, match=r"stages\.prune\.granularity: vocabulary given; the rows of text-generation are token ids of the incoming model"
     ):
         Prune(granularity=("heads", "vocabulary")).check(config, config, context)
