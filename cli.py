@@ -77,7 +77,10 @@ def plan(recipe: RecipeFile, settings: Settings = None, out: Out = None, verbose
     _finish(lambda: typer.echo(describe(_read(recipe, settings), out)), verbose)
 
 
-@app.command()
+@app.command(
+    epilog="Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize; "
+    "torchrun --nproc_per_node=2 $(which compress) run recipe.yaml"
+)
 def run(
     recipe: RecipeFile,
     out: Out = None,
@@ -87,11 +90,7 @@ def run(
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run a recipe. Resumable: finished stages are skipped.
-
-    Examples: compress run recipe.yaml --set data.max_length=64; compress run recipe.yaml --from quantize;
-    torchrun --nproc_per_node=2 $(which compress) run recipe.yaml
-    """
+    """Run a recipe. Resumable: finished stages are skipped."""
 
     def work() -> int:
         from compress.core.progress import ConsoleProgress
@@ -131,7 +130,12 @@ def bench(folder: RunFolder, verbose: Verbose = False) -> None:
     _finish(work, verbose)
 
 
-@app.command()
+@app.command(
+    epilog='Examples: compress generate runs/my-language-model --prompt "Once upon a time"; '
+    'compress generate runs/my-language-model --prompt "Once" --compare baseline; '
+    'compress generate runs/my-language-model --prompt "Once" --beams 4 --answers 3 --length-penalty 0.7; '
+    'compress generate runs/my-language-model --prompt "Once" --stop "." --stop-token 2'
+)
 def generate(
     folder: RunFolder,
     prompt: Annotated[
@@ -153,8 +157,15 @@ def generate(
     min_p: Annotated[float, typer.Option("--min-p", help="Draw from tokens with this share of the largest probability.")] = 0.0,
     repetition_penalty: Annotated[float, typer.Option("--repetition-penalty", help="Above 1, tokens that occurred get less likely.")] = 1.0,
     stop: Annotated[list[str] | None, typer.Option("--stop", metavar="TEXT", help="A text that ends the answer. Repeatable.")] = None,
+    stop_token: Annotated[
+        list[int] | None, typer.Option("--stop-token", metavar="ID", help="A token id that ends the answer. Repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the drawing.")] = 0,
     beams: Annotated[int, typer.Option("--beams", help="Above 1, a search with that many beams.")] = 1,
+    answers: Annotated[int, typer.Option("--answers", help="The best answers of the search to show, at most as many as beams.")] = 1,
+    length_penalty: Annotated[
+        float, typer.Option("--length-penalty", help="Power of the length that the score of a beam is divided by.")
+    ] = 1.0,
     chat: Annotated[bool, typer.Option("--chat/--no-chat", help="Use the chat template of the tokenizer, if it has one.")] = True,
     draft: Annotated[
         str | None, typer.Option("--draft", metavar="ID", help="A smaller variant, or the folder of a run, that proposes tokens.")
@@ -165,18 +176,16 @@ def generate(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Let a language model of a run answer prompts, token by token.
-
-    Examples: compress generate runs/my-language-model --prompt "Once upon a time";
-    compress generate runs/my-language-model --prompt "Once" --compare baseline
-    """
+    """Let a language model of a run answer prompts, token by token."""
 
     def work() -> None:
         from compress.commands.generate import Wanted
         from compress.commands.generate import generate as answer
         from compress.core.decoding import Decoding
 
-        decoding = Decoding(max_tokens, temperature, top_k, top_p, min_p, repetition_penalty, tuple(stop or ()), seed=seed, beams=beams)
+        ends = tuple(stop or ()), tuple(stop_token or ())
+        drawn = max_tokens, temperature, top_k, top_p, min_p, repetition_penalty
+        decoding = Decoding(*drawn, *ends, seed, beams=beams, length_penalty=length_penalty, answers=answers)
         prompts = iter(prompt) if prompt else (line.rstrip("\n") for line in sys.stdin if line.strip())
 
         def note(line: str) -> None:

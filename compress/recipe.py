@@ -460,16 +460,12 @@ def _check_task(recipe: Recipe) -> list[str]:
         reason = "a trained model keeps its tokenizer" if recipe.model.path is not None else f"{row.modality}s need none"
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
+    served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
+    problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target.device)]
     if row.answer != "tokens":
         return problems
     if recipe.model.head == "new":
         problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
-    served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
-    for stage, key in ((stage, key) for stage in served for key in ("instances", "max_queue_delay_us")):
-        if getattr(stage, key) == TritonRepo.model_fields[key].default:  # what the resolved recipe of a run holds
-            continue
-        given = f"stages.{stage.id}.{key}: {getattr(stage, key)} given"
-        problems.append(f"{given}; a language model has one process, which answers max_batch_size requests at once: leave it out")
     if recipe.target.device != "cpu" and any(stage.vllm is None for stage in served):
         problems.append(
             f"stages: triton_repo given with target.device {recipe.target.device}; it serves {recipe.model.task} on the cpu alone: give "

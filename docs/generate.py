@@ -106,7 +106,7 @@ def _command(name: str, command: Any) -> str:
     usage = " ".join(["compress", name, *(f"[{a.name.upper()}]" if not a.required else a.name.upper() for a in arguments), "[OPTIONS]"])
     rows = [f"| `{_spelled(parameter)}` | {_default(parameter)} | {_escaped(parameter.help or '')} |" for parameter in command.params]
     table = "\n".join(["| argument or option | default | meaning |", "| --- | --- | --- |", *rows]) if rows else ""
-    text = inspect.cleandoc(command.help or "")
+    text = "\n\n".join(part for part in (inspect.cleandoc(command.help or ""), command.epilog) if part)
     statuses = [0, 1, 2, *([3] if "_conclude(" in inspect.getsource(inspect.unwrap(command.callback)) else []), 130]
     return (
         f"## compress {name}\n\n{_escaped(text)}\n\n```text\n{usage}\n```\n\n{table}\n\nExit statuses: {', '.join(map(str, statuses))}.\n"

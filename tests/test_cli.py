@@ -36,6 +36,14 @@ def test_every_verb_explains_itself(verb: str) -> None:
     assert "Usage" in out
 
 
+@pytest.mark.parametrize("verb", ["run", "generate"])
+def test_help_with_many_options_ends_in_worked_examples(verb: str) -> None:
+    _, out, _ = compress(verb, "--help")
+    options, _, examples = out.partition("Examples: ")
+    assert "--help" in options
+    assert " ".join(examples.split()).count(f"compress {verb} ") >= 2
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -2,9 +2,10 @@
 
     exported engines -> model_repository/ -> real server -> every evaluation row over gRPC -> metrics, agreement with the engine, latency
 
-Language models stream: their answers to the prompts of the export are compared token by token, and timed (`triton_repo.generation.check`).
+Language models stream: their answers to all prompts of the export are compared token by token, and timed beside those of the engine alone
+(`triton_repo.generation.check`).
 
-Only one model is loaded at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
+Only one model is served at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
 engine within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the
 logits are bit-identical.) All figures are in triton.json, with the logits next to it.
 
@@ -15,7 +16,7 @@ repository of a language model for vLLM, which the key `vllm` asks for, is writt
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -26,13 +27,14 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 from compress.artifacts.artifact import Artifact, Kind, write_json
 from compress.core.engines import served_on
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import TASKS, Facts, Task
 from compress.models.config import read_config
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
+from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -44,6 +46,10 @@ GPU_SPEC = "gpu.json"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 GOLDEN_ROWS = 64
+STREAMS = 8
+"""Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
+SINGLE = ("instances", "max_queue_delay_us")
+QUEUED = ("max_waiting", "request_seconds")
 
 
 class TritonRepo(Stage):
@@ -62,10 +68,15 @@ class TritonRepo(Stage):
     """Maximum time in microseconds that a request waits for others to form a batch. 0: merges only requests that arrive while the model is
     busy."""
     concurrency: Annotated[tuple[Annotated[int, Field(ge=1, le=256)], ...], Field(min_length=1)] = (1, 4)
-    """Numbers of concurrent requests at which latency is measured."""
+    """Numbers of concurrent requests at which latency is measured. A language model is timed at 8 in any case, beside its engine alone."""
     proposals: bool = False
     """For language models: serve them with the tokens that `export.generation` proposes to them. With a draft a model takes neither
     temperature nor beams, and reads every prompt in one step; with proposals of the text it takes no beams."""
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = MAX_WAITING
+    """For language models: requests that wait while max_batch_size answers are given; a further one is refused at once."""
+    request_seconds: Annotated[float, Field(ge=0.001, le=1_000_000)] = REQUEST_SECONDS
+    """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
+    ask for less."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -74,17 +85,36 @@ class TritonRepo(Stage):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key not in ("proposals", "vllm") or value}
+        return {key: value for key, value in whole(self).items() if key not in LATER or getattr(self, key) != LATER[key].default}
+
+    def unread(self, task: Facts, device: str) -> Iterator[str]:
+        """Yields a line for each key with a value that nothing reads for a task on a device.
+
+        Args:
+            task: The row of the task.
+            device: `target.device`.
+        """
+        rules = (
+            (task.answer == "tokens", SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
+            (task.answer != "tokens" or device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
+        )
+        for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default:  # the resolved recipe of a run holds every key
+                yield f"{key}: {value:g} given; {reason}"
 
     def depends(self, context: Context) -> Any:
-        """Returns the versions of the server's packages.
+        """Returns the versions of the server's packages, and at how many answers at once a language model is timed.
 
         Raises:
             InputError: The server environment is missing or does not work.
         """
         from triton_repo import environment
 
-        return dict(environment.check().versions) if self._starts(context) else None
+        if not self._starts(context):
+            return None
+        streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
+        return {**environment.check().versions, **streams}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `model_repository/`, `triton.json` and the logits of every model.
@@ -142,8 +172,21 @@ class TritonRepo(Stage):
 
         models = served_models(parent, served_on("cpu", generates=True, encoder_decoder=TASKS[context.task].encoder_decoder))
         batch_sizes, most = context.target.batch_sizes, self.max_batch_size
-        write_language_repository(out / REPOSITORY, models, batch_sizes=batch_sizes, max_batch_size=most, proposals=self.proposals)
-        return self._results(models, lambda model: {**_unmeasured(None), **measure(model, out / REPOSITORY, context, self.concurrency)})
+        written = write_language_repository(
+            out / REPOSITORY,
+            models,
+            batch_sizes=batch_sizes,
+            max_batch_size=most,
+            proposals=self.proposals,
+            max_waiting=self.max_waiting,
+            request_seconds=self.request_seconds,
+        )
+        settings = {one.name: one for one in written}
+
+        def measured(model: Served) -> dict[str, Any]:
+            return {**_unmeasured(None), **measure(model, settings[model.name], out / REPOSITORY, context, self._streams())}
+
+        return self._results(models, measured)
 
     def _results(self, models: Sequence[Served], measured: Callable[[Served], dict[str, Any]]) -> dict[str, Any]:
         """Returns the contents of triton.json."""
@@ -212,6 +255,10 @@ class TritonRepo(Stage):
         context.progress.log(f"  {name} for vLLM: {NOT_RUN}")
         return {"model": name, "variant": variant, "precision": precision, "engine": BACKEND, "mode": "paged"} | _unmeasured(NOT_RUN)
 
+    def _streams(self) -> list[int]:
+        """Returns the numbers of answers at once at which a language model is timed."""
+        return sorted({*self.concurrency, STREAMS})
+
     def _starts(self, context: Context) -> bool:
         return self.serve and context.target.device == "cpu"
 
@@ -237,6 +284,10 @@ class TritonRepo(Stage):
             f"{_agreement(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
+
+
+LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "vllm", *QUEUED)}
+"""Keys that are not part of the cache key while they have their defaults."""
 
 
 def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[str, Any]:

@@ -5,6 +5,8 @@
 A prompt goes through the chat template where the tokenizer has one, as the only message of a user. With `--compare` two variants or engines
 answer the same prompt, one after the other, and their answers stand side by side.
 
+A search with beams may give several answers (`--answers`), best first, with a line between them.
+
 With `--draft` or `--prompt-lookup` tokens are proposed to what answers first (`compress.core.speculation`); the last line says how many it
 took.
 """
@@ -44,6 +46,8 @@ from export.generation.questions import asked
 Write = Callable[[str], None]
 GAP = 4
 """Columns between two answers."""
+BETWEEN = "\n---\n"
+"""Stands between the answers of one search."""
 
 
 @dataclass(frozen=True)
@@ -94,9 +98,10 @@ class Choice:
 
 @dataclass
 class Told:
-    """One answer as text, and how long it took."""
+    """What one prompt was answered as text, and how long it took."""
 
     text: str
+    """The answer; of a search all that were asked, best first."""
     answer: Answer
     prompt_tokens: int
     decoding: Decoding = field(repr=False)
@@ -104,7 +109,7 @@ class Told:
     def summary(self) -> str:
         """Returns tokens and times in one line."""
         seconds, count = self.answer.seconds, len(self.answer.tokens[0])
-        line = f"{self.prompt_tokens} tokens in, {count} out"
+        line = f"{self.prompt_tokens} tokens in, {' and '.join(str(len(one)) for one in self.answer.tokens)} out"
         if not seconds:
             return line
         rate = f", then {(count - 1) / (seconds[-1] - seconds[0]):.1f} tokens/s" if count > 1 and seconds[-1] > seconds[0] else ""
@@ -180,9 +185,9 @@ class Answerer:
 
         streams = write is not None and decoding.beams == 1
         (found,) = self._process.generate([ids], decoding, told if streams else None)
-        text = self._tokenizer.decode(list(found.tokens[0]), skip_special_tokens=True)
+        text = BETWEEN.join(self._tokenizer.decode(list(one), skip_special_tokens=True) for one in found.tokens)
         if write is not None and not streams:
-            write("\n---\n".join(self._tokenizer.decode(list(one), skip_special_tokens=True) for one in found.tokens))
+            write(text)
         return Told(text, found, len(ids), decoding)
 
     def __enter__(self) -> Answerer:
@@ -219,6 +224,7 @@ def generate(
     first = chosen(known, wanted.variant, wanted.engine)
     second = None if wanted.compare is None else _compared(known, first, wanted.compare)
     first = proposed_to(first, known, wanted, decoding)
+    _check_stop_tokens(first, decoding)
     with ExitStack() as stack:
         answerer = stack.enter_context(Answerer(first, wanted.chat))
         if second is None:
@@ -236,6 +242,14 @@ def generate(
             for line in side_by_side(headings, [told.text for told in answers], [told.summary() for told in answers], width):
                 write(line + "\n")
             note(_difference([told.answer.tokens[0] for told in answers]))
+
+
+def _check_stop_tokens(choice: Choice, decoding: Decoding) -> None:
+    """Raises InputError where the model has no such token, which would never end an answer."""
+    size = int(read_config(choice.checkpoint, "checkpoint").get_text_config().vocab_size)
+    unknown = [token for token in decoding.stop_tokens if token >= size]
+    if unknown:
+        raise InputError(f"--stop-token {unknown[0]}: no such token; 0 to {size - 1} is allowed")
 
 
 def choices(run: Run) -> list[Choice]:

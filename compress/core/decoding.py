@@ -72,10 +72,14 @@ class Decoding:
         ]
         if any(not text for text in self.stop):
             problems.append("stop: an empty text given; give at least one character")
+        if (negative := next((token for token in self.stop_tokens if token < 0), None)) is not None:
+            problems.append(f"stop_tokens: {negative} given; give ids of the vocabulary, from 0 on")
+        if self.length_penalty != 1 and self.beams == 1:
+            problems.append(f"length_penalty: {self.length_penalty:g} given with 1 beam; only a search uses it: give 2 beams or more")
         if self.beams > 1 and self.temperature > 0:
             problems.append(f"beams: {self.beams} given with temperature {self.temperature:g}; beams do not sample: give temperature 0")
         if self.answers > self.beams:
-            problems.append(f"answers: {self.answers} given with {self.beams} beams; give at least as many beams")
+            problems.append(f"answers: {self.answers} given with {self.beams} beam{'s' * (self.beams > 1)}; give at least as many beams")
         if problems:
             raise InputError(*problems)
 

@@ -206,6 +206,12 @@ KEYS: tuple[Key, ...] = tuple(
         ),
         ("triton.models[].latency[].token_ms.*", "map", "For language models: the same of the time per token."),
         ("triton.models[].latency[].tokens_per_s", "number", "For language models: tokens per second of all answers together."),
+        (
+            "triton.models[].latency[].engine_tokens_per_s",
+            "number",
+            "For language models: the same of the engine alone, in a process of its own, with as many prompts at once.",
+        ),
+        ("triton.models[].latency[].engine_share", "number", "For language models: tokens per second of the server / those of the engine."),
         ("triton.models[].latency[].prompt_tokens", "integer", "For language models: tokens of a prompt."),
         ("triton.models[].latency[].answer_tokens", "integer", "For language models: tokens of an answer."),
         (

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, INPUT
+from compress.core.target import Target
 from compress.core.tasks import num_classes
 from compress.data.load import load_data
 from compress.machine import environment
@@ -33,6 +34,9 @@ from export.export import Export
 from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
+if TYPE_CHECKING:
+    from export.engines.spec import EngineSpec
+
 
 def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
     """Loads the data and returns the context of the first step; its `count_macs` checks the model without reading weights."""
@@ -50,7 +54,20 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
         team=team,
         fingerprint=environment.fingerprint(),
     )
-    return replace(context, count_macs=cache(partial(_check_model, recipe, context)), measure_latency=_timer(recipe, context))
+    return replace(
+        context,
+        count_macs=cache(partial(_check_model, recipe, context)),
+        measure_latency=_timer(recipe, context),
+        engine_job=partial(_engine_job, recipe.target),
+    )
+
+
+def _engine_job(target: Target, root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], proposals: bool) -> EngineSpec:
+    """Returns the spec of an engine of export.json, with what proposes tokens to it where that is asked for."""
+    from export.engines.spec import proposed_to, spec_of
+
+    spec = spec_of(root, build, engine, target)
+    return proposed_to(spec, root, engine) if proposals and engine.get("speculation") else spec
 
 
 def _timer(recipe: Recipe, context: Context) -> Timer:

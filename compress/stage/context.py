@@ -40,6 +40,20 @@ class MeasureLatency(Protocol):
         """
 
 
+class EngineJob(Protocol):
+    """Tells how an exported engine is opened."""
+
+    def __call__(self, root: Path, build: Mapping[str, Any], engine: Mapping[str, Any], proposals: bool) -> Any:
+        """Returns the `compress.measure.engine_process.Job` of an engine.
+
+        Args:
+            root: Folder of export.json.
+            build: Its `precision`, `folder` and `float_precision`, which is that of an engine without one.
+            engine: The entry of the engine in the build.
+            proposals: Whether tokens are proposed to it, where the export has measured that.
+        """
+
+
 @dataclass(frozen=True)
 class Context:
     """Everything that a stage may need besides its config and its parent artifact."""
@@ -65,6 +79,8 @@ class Context:
     """The goal `max_drop`; a stage that uses it lists it in `depends`."""
     measure_latency: MeasureLatency | None = None
     """Times checkpoints; None outside a run."""
+    engine_job: EngineJob | None = None
+    """Tells how an exported engine is opened in a process of its own; None outside a run."""
     losses: Losses | None = None
     """Distillation losses by name; None outside a run."""
     team: Team = ALONE

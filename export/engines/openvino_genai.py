@@ -12,6 +12,9 @@ GenAI's own default is a cache of 8-bit integers, which changes answers; the pre
 that computes in fp32 keeps it in fp32, fp16 or int8, one that computes in bf16 in bf16 or int8; others are refused by paged attention, and
 ignored by stateful attention without a word.
 
+A search with beams gives the answers of Transformers up to a length penalty just below 1. From 1 on GenAI may end it sooner where answers
+reach an end token within a few steps.
+
 In paged mode a draft model, or the text itself, may propose tokens (`compress.core.speculation`).
 
 Left out: devices other than the CPU.

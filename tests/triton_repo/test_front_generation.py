@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from tritonclient.grpc import service_pb2 as pb
 
+from triton_repo.front import limits
 from triton_repo.front.generation import read_generation, write_generation
+from triton_repo.front.http_side import failure
 from triton_repo.front.limits import Rejected
+from triton_repo.generation.served import asked, engine
 
 
 def described() -> Any:
@@ -67,6 +70,24 @@ def test_what_is_no_input_is_refused_by_name(document: Any, words: str) -> None:
     with pytest.raises(Rejected) as refused:
         read(document)
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("TOP_K given without TEMPERATURE; nothing is sampled", 400),
+        ("8 requests are being answered and 64 wait, the most allowed; try again later", 503),
+        ("the model failed: the engine failed: out of memory", 500),
+        ("TEXT: the model failed: is no text", 400),
+    ],
+)
+def test_the_words_of_an_error_tell_its_status(line: str, status: int) -> None:
+    found = failure(line)
+    assert (str(found), found.status) == (line, status)
+
+
+def test_the_front_knows_the_words_of_the_model() -> None:
+    assert (limits.MODEL_FAILED, limits.TRY_LATER) == (asked.MODEL_FAILED, engine.TRY_LATER)
 
 
 def test_an_answer_names_its_outputs() -> None:

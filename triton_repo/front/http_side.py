@@ -25,6 +25,7 @@ from triton_repo.front.limits import (
     MAX_CONNECTIONS,
     MAX_REQUEST_BYTES,
     MAX_STREAMS,
+    MODEL_FAILED,
     REQUEST_SECONDS,
     RESTARTING,
     STREAM_IDLE_SECONDS,
@@ -38,8 +39,6 @@ from triton_repo.front.tensors import check_model
 
 JSON_SIZE = "Inference-Header-Content-Length"
 METRICS_SECONDS = 10.0
-STATUS_OF_ERRORS = (("triton_grpc_error", "true"),)
-"""Asks Triton to end a stream with the status of an error, which it else only puts into words."""
 _STATUS = {
     grpc.StatusCode.INVALID_ARGUMENT: 400,
     grpc.StatusCode.NOT_FOUND: 404,
@@ -145,7 +144,7 @@ class Paths:
                         await _send(events, write_generation(first, described))
                     async for response in responses:
                         await _send(events, write_generation(response, described))
-                except (grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
+                except (Rejected, grpc.aio.AioRpcError, ValueError, TimeoutError) as error:
                     await _send(events, {"error": str(error.details()) if isinstance(error, grpc.aio.AioRpcError) else str(error)})
             return events
 
@@ -158,21 +157,35 @@ class Paths:
         return described, read_generation(described, version, body, stream=stream)
 
     async def _responses(self, asked: Any, most: int | None = None) -> AsyncGenerator[Any]:
-        """Yields the responses to a request, at most `most`; ends the request when it is closed."""
+        """Yields the responses to a request, at most `most`; ends the request when it is closed.
+
+        Raises:
+            Rejected: The model has refused the request, or failed.
+        """
         with self._streams.open():
-            call = self._stub.ModelStreamInfer(iter([asked]), timeout=STREAM_SECONDS, metadata=STATUS_OF_ERRORS)
+            call = self._stub.ModelStreamInfer(iter([asked]), timeout=STREAM_SECONDS)
             try:
-                count = 0
+                count, failed = 0, ""
                 while count != most:
                     async with asyncio.timeout(STREAM_IDLE_SECONDS):
                         message = await call.read()
+                    if message is grpc.aio.EOF and failed:
+                        raise failure(failed)
                     if message is grpc.aio.EOF:
                         return
+                    if message.error_message:  # Triton then ends the stream; one that is told to end it with a status may crash
+                        failed = message.error_message
+                        continue
                     count += 1
                     if message.infer_response.outputs:  # the last one may be empty
                         yield message.infer_response
             finally:
                 call.cancel()
+
+
+def failure(line: str) -> Rejected:
+    """Returns the error of a stream, which Triton puts into words alone, with its status."""
+    return Rejected(line, 503 if line.endswith(TRY_LATER) else 500 if line.startswith(MODEL_FAILED) else 400)
 
 
 def metrics_application(socket: str) -> web.Application:

@@ -29,6 +29,8 @@ MAX_STREAMS, MAX_STREAM_REQUESTS = 256, 256
 """Open streams, and requests that are being answered in one of them."""
 TRY_LATER = "try again later"
 """How the line of a model ends that has too much to do."""
+MODEL_FAILED = "the model failed: "
+"""How the line of a model begins that has failed, through no fault of the request."""
 RESTARTING = "the model server is not there; it is started again, try again in some seconds"
 """What clients are told while Triton is started again."""
 

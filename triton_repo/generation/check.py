@@ -1,63 +1,127 @@
-"""Serves a language model, compares its tokens with those of the engine, and times its answers."""
+"""Serves a language model, compares its tokens with those of the engine, and times its answers beside those of the engine alone.
+
+Server and engine take turns at the same prompts, so that both see the same machine:
+
+    share of the engine   tokens per second of the server / tokens per second of the engine in a process of its own, both with as many
+                          greedy answers of the same length at once
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core.decoding import Decoding
+from compress.measure.engine_process import EngineProcess
+from compress.measure.generation import WARM_UP_TOKENS
+from compress.measure.proposals import Turns
 from compress.measure.tokens import compare_tokens, ended, load_answers, token_shortfall
 from compress.stage.context import Context
 from triton_repo.client import ServedWrong
 from triton_repo.generation import client
+from triton_repo.generation.config import LanguageSettings
 from triton_repo.layout import Served
 
-CHECKED_PROMPTS = 64
 CHECKED_AT_ONCE = 8
 """Answers at once while tokens are compared: the batches change with every answer that ends."""
+ANSWERS, SECONDS = 200, 10.0
+"""A measurement ends with so many answers; none begins after so many seconds."""
 
 
-def measure(model: Served, repository: Path, context: Context, concurrency: Sequence[int]) -> dict[str, Any]:
+def measure(model: Served, settings: LanguageSettings, repository: Path, context: Context, concurrency: Sequence[int]) -> dict[str, Any]:
     """Serves one model alone, compares it with the engine that was evaluated, and times it.
 
     Args:
         model: The model.
+        settings: Those of its configuration.
         repository: The repository that it is in.
         context: That of the stage.
-        concurrency: Numbers of answers at once at which it is timed.
+        concurrency: Numbers of answers at once at which it is timed; left out, with a warning, where the model takes fewer requests.
 
     Returns:
-        `n` (compared tokens), `disagreements` (answers with another token), `tokens` (see `compare_tokens`), `latency` (see `client.load`).
+        `n` (compared tokens), `disagreements` (answers with another token), `tokens` (see `compare_tokens`), `latency` (see `client.load`;
+        also `engine_tokens_per_s`, tokens per second of the engine alone, and `engine_share`, those of the server divided by them).
 
     Raises:
         ServedWrong: The tokens differ.
         RequestError: A request failed.
         ServerError: The server did not start.
+        EngineError: The engine alone failed.
     """
     from triton_repo import environment
     from triton_repo.server import TritonServer
 
     prompts, expected = recorded(model)
+    room = settings.max_running + settings.max_waiting
+    if max(concurrency) > room:
+        context.progress.warn(
+            f"{model.name}: not timed at {max(concurrency)} answers at once, since it takes {room} requests; raise triton_repo.max_waiting"
+        )
+    counts, tokens = [count for count in concurrency if count <= room], expected.shape[1]
     with TritonServer(repository, environment.check(), context.scratch / f"triton-{model.name}.log", models=[model.name]) as server:
-        found = client.greedy(server.grpc_address, model.name, prompts, expected.shape[1], CHECKED_AT_ONCE, ends=ended(expected))
+        at_once = min(CHECKED_AT_ONCE, room)
+        found = client.greedy(server.grpc_address, model.name, prompts, tokens, at_once, ends=ended(expected))
         compared = compare(model.name, expected, found)
-        latency = [client.load(server.grpc_address, model.name, prompts, expected.shape[1], count) for count in concurrency]
+        with _alone(model, settings, context) as engine:
+            latency = [_timed(server.grpc_address, model.name, engine, prompts, tokens, count) for count in counts]
     context.progress.log(
         f"  {model.name} in Triton: {compared['identical']} of {compared['prompts']} answers of {compared['tokens']} tokens are those of "
-        f"the engine, first token after {latency[0]['first_token_ms']['p50']:.1f} ms, {latency[-1]['tokens_per_s']:.1f} tokens/s over "
-        f"{latency[-1]['concurrency']}"
+        f"the engine{_speed(latency)}"
     )
     return {"n": compared["decisions"], "disagreements": compared["disagreements"], "tokens": compared, "latency": latency}
 
 
 def recorded(model: Served) -> tuple[list[NDArray[np.int32]], NDArray[np.int32]]:
-    """Returns some prompts, int32 [P] each, and the tokens that the engine answered at the export, int32 [n, T]."""
+    """Returns the prompts of the export, int32 [P] each, and the tokens that the engine answered, int32 [n, T]."""
     prompts, tokens = load_answers(model.root / model.engine["generation"]["file"])
-    chosen = np.linspace(0, len(prompts) - 1, min(CHECKED_PROMPTS, len(prompts))).round().astype(np.int64)
-    return [prompts[index] for index in chosen], tokens[chosen]
+    return list(prompts), tokens
+
+
+@contextmanager
+def _alone(model: Served, settings: LanguageSettings, context: Context) -> Iterator[EngineProcess | None]:
+    """Opens the engine of a model in a process of its own, with the proposals that it is served with; None outside of a run."""
+    if context.engine_job is None:
+        yield None
+        return
+    build = {"precision": model.precision, "float_precision": model.precision, "folder": str(model.folder)}
+    with EngineProcess(context.engine_job(model.root, build, model.engine, bool(settings.proposals))) as engine:
+        yield engine
+
+
+def _timed(
+    address: str, name: str, engine: EngineProcess | None, prompts: Sequence[NDArray[np.int32]], tokens: int, count: int
+) -> dict[str, Any]:
+    """Returns the row of one number of answers at once."""
+    row = client.load(address, name, prompts, tokens, count, requests=ANSWERS, seconds=SECONDS)
+    rate = None if engine is None else engine_rate(engine, prompts, tokens, count)
+    return {**row, "engine_tokens_per_s": rate, "engine_share": round(row["tokens_per_s"] / rate, 4) if rate else None}
+
+
+def engine_rate(engine: EngineProcess, prompts: Sequence[NDArray[np.int32]], tokens: int, count: int) -> float:
+    """Returns the tokens per second of an engine that answers so many prompts at once: real prompts in turn, greedy, all of one length."""
+    feed, turns = itertools.cycle(prompts), Turns()
+    engine.generate(list(itertools.islice(feed, count)), Decoding(max_tokens=WARM_UP_TOKENS, ignore_end=True))
+    begun = time.perf_counter()
+    while not turns.answers or (len(turns.answers) < ANSWERS and time.perf_counter() < begun + SECONDS):
+        turns.take(engine.generate(list(itertools.islice(feed, count)), Decoding(max_tokens=tokens, ignore_end=True)))
+    return turns.rate
+
+
+def _speed(rows: Sequence[dict[str, Any]]) -> str:
+    """Returns the first and the last row in words; nothing where none was timed."""
+    if not rows:
+        return ""
+    last = rows[-1]
+    beside = "" if last["engine_share"] is None else f", {last['engine_share']:.2f} of those of the engine alone"
+    first = f", first token after {rows[0]['first_token_ms']['p50']:.1f} ms"
+    return f"{first}, {last['tokens_per_s']:.1f} tokens/s over {last['concurrency']}{beside}"
 
 
 def compare(name: str, expected: NDArray[np.int32], found: NDArray[np.int32]) -> dict[str, Any]:

@@ -156,7 +156,9 @@ def greedy(
             pieces = list(client.stream(ids=prompt.tolist(), max_tokens=tokens, ignore_eos=not ends))
         found = [token for piece in pieces for token in piece.tokens]
         if len(found) != tokens and not (ends and pieces[-1].finish_reason == "stop"):
-            raise RequestError(f"model {model}: {len(found)} tokens came, {tokens} were asked for ({pieces[-1].finish_reason})")
+            reason = pieces[-1].finish_reason
+            more = "; raise triton_repo.request_seconds" if reason == "timeout" else ""
+            raise RequestError(f"model {model}: {len(found)} tokens came, {tokens} were asked for ({reason}){more}")
         return found + [ENDED] * (tokens - len(found))
 
     with ThreadPoolExecutor(concurrency) as pool:

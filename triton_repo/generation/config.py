@@ -18,10 +18,9 @@ from typing import Any, Literal
 from tritonclient.grpc import model_config_pb2 as pb
 
 from triton_repo.config import check_name
+from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.generation.served.asked import FIELDS, INPUT_IDS, MESSAGES, STOP, STOP_TOKENS, TEXT
 
-MAX_WAITING = 64
-REQUEST_SECONDS = 600.0
 OUTPUTS: Mapping[str, tuple[str, int, str]] = {
     "TEXT": ("TYPE_STRING", 1, "the new piece"),
     "TOKENS": ("TYPE_INT64", -1, "its token ids"),

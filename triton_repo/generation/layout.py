@@ -25,6 +25,7 @@ from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
 from triton_repo.generation.config import OUTPUTS, PROMPTS, LanguageSettings, language_config
+from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.generation.served.asked import FIELDS
 from triton_repo.layout import VERSION, Served
 
@@ -38,7 +39,14 @@ STANDALONE = (encoder_decoder, decoding_rules)
 
 
 def write_language_repository(
-    out: Path, models: list[Served], *, batch_sizes: tuple[int, ...], max_batch_size: int | None = None, proposals: bool = False
+    out: Path,
+    models: list[Served],
+    *,
+    batch_sizes: tuple[int, ...],
+    max_batch_size: int | None = None,
+    proposals: bool = False,
+    max_waiting: int = MAX_WAITING,
+    request_seconds: float = REQUEST_SECONDS,
 ) -> list[LanguageSettings]:
     """Writes the repository.
 
@@ -48,6 +56,8 @@ def write_language_repository(
         batch_sizes: Batch sizes of the target.
         max_batch_size: Answers that run at once, where the model can do that. Default: the largest of `batch_sizes`, at least 8.
         proposals: Whether tokens are proposed to models for which the export measured that.
+        max_waiting: Requests that wait.
+        request_seconds: Most time for an answer, with the time that its request waits.
 
     Returns:
         The settings of each model.
@@ -69,6 +79,8 @@ def write_language_repository(
             max_running=(max_batch_size or max(MIN_BATCH, *batch_sizes)) if at_once else 1,
             special=_special(model) if encodes else {},
             proposals=_proposals(model) if proposals else {},
+            max_waiting=max_waiting,
+            request_seconds=request_seconds,
         )
         _write_model(out / model.name, model, settings)
         written.append(settings)
@@ -113,7 +125,8 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
 def readme(models: list[LanguageSettings]) -> str:
     """Returns the README of the repository."""
     lines = "\n".join(
-        f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.context} | {_proposing(model)} |"
+        f"| `{model.name}` | {model.mode} | {model.max_running} | {model.max_waiting} | {model.request_seconds:g} | {model.context} "
+        f"| {_proposing(model)} |"
         for model in models
     )
     rows = [(name, *about) for name, about in PROMPTS.items()] + [(field.name, field.datatype, 1, field.meaning) for field in FIELDS]
@@ -135,8 +148,8 @@ def _row(name: str, datatype: str, size: int, meaning: str) -> str:
 _README = """\
 # Language models for Triton Inference Server, CPU
 
-| model | mode | answers at once | waiting requests | context | proposes tokens |
-|---|---|---|---|---|---|
+| model | mode | answers at once | waiting requests | seconds for an answer | context | proposes tokens |
+|---|---|---|---|---|---|---|
 {lines}
 
 The models stream: each request gets one response for each piece of its answer. `paged`: the model answers several requests at once

@@ -30,7 +30,7 @@ def generation(report: Report) -> View | None:
 
 
 def _served(model: Report) -> View:
-    """Returns the answers of one model in Triton: how many are those of the engine, and how fast they come."""
+    """Returns the answers of one model in Triton: how many are those of the engine, and how fast both come."""
     tokens = model["tokens"]
     return {
         "model": model.get("model"),
@@ -41,6 +41,8 @@ def _served(model: Report) -> View:
                 "first": _times(row["first_token_ms"]),
                 "token": _times(row["token_ms"]),
                 "rate": f"{row['tokens_per_s']:.1f}",
+                "alone": "" if row.get("engine_tokens_per_s") is None else f"{row['engine_tokens_per_s']:.1f}",
+                "share": "" if row.get("engine_share") is None else f"{row['engine_share']:.2f}",
             }
             for row in model.get("latency") or ()
         ],

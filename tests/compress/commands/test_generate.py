@@ -49,6 +49,14 @@ def generate(folder: Path, *arguments: str, lines: str = "") -> tuple[int, str, 
 def in_torch(folder: Path, variant: str, prompt: str) -> str:
     """Returns the greedy answer of a checkpoint, without a cache."""
     [checkpoint] = folder.glob(f"stages/{variant}-*")
+    tokens = tokens_in_torch(folder, variant, prompt)
+    text: str = AutoTokenizer.from_pretrained(checkpoint).decode(tokens, skip_special_tokens=True)
+    return text
+
+
+def tokens_in_torch(folder: Path, variant: str, prompt: str) -> list[int]:
+    """Returns its token ids."""
+    [checkpoint] = folder.glob(f"stages/{variant}-*")
     model: Any = load(checkpoint) if variant == "quantize" else AutoModelForCausalLM.from_pretrained(checkpoint).eval()
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     ids = torch.tensor([tokenizer(prompt)["input_ids"]])
@@ -56,8 +64,8 @@ def in_torch(folder: Path, variant: str, prompt: str) -> str:
     with torch.no_grad():
         for _ in range(TOKENS):
             ids = torch.cat([ids, model(input_ids=ids).logits[:, -1:].argmax(dim=-1)], dim=1)
-    text: str = tokenizer.decode(ids[0, start:], skip_special_tokens=True)
-    return text
+    tokens: list[int] = ids[0, start:].tolist()
+    return tokens
 
 
 @pytest.mark.whole
@@ -152,6 +160,10 @@ def test_two_answers_stand_side_by_side(finished: Path, other: str) -> None:
         (("--prompt", "a", "--temperature", "-1"), "temperature: -1 given; 0 to 100 is allowed"),
         (("--prompt", "a", "--beams", "2", "--temperature", "1"), "beams do not sample"),
         (("--prompt", "a", "--stop", ""), "stop: an empty text given"),
+        (("--prompt", "a", "--stop-token", "-1"), "stop_tokens: -1 given; give ids of the vocabulary, from 0 on"),
+        (("--prompt", "a", "--stop-token", "300"), "--stop-token 300: no such token; 0 to 299 is allowed"),
+        (("--prompt", "a", "--answers", "2"), "answers: 2 given with 1 beam; give at least as many beams"),
+        (("--prompt", "a", "--length-penalty", "2"), "length_penalty: 2 given with 1 beam; only a search uses it: give 2 beams or more"),
         (("--prompt", "a", "--draft", "finetun"), "--draft finetun: no variant and no folder of a run; finetune"),
         (("--prompt", "a", "--draft", "/"), "/: not a finished run"),
         (("--prompt", "a", "--draft", "finetune", "--engine", "torch"), "tokens can be proposed in openvino_genai: give --engine"),
@@ -177,6 +189,52 @@ def test_a_seed_and_a_search_give_the_same_answer_again(finished: Path) -> None:
     searched = generate(finished, "--prompt", "The", "--beams", "3")
     assert searched[0] == 0
     assert searched[1] == generate(finished, "--prompt", "The", "--beams", "3", "--engine", "torch")[1]
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("engine", ["openvino_genai", "torch"])
+def test_a_search_shows_its_best_answers(finished: Path, engine: str) -> None:
+    """The higher the power of the length, the longer the answers."""
+    [checkpoint] = finished.glob("stages/quantize-*")
+    model: Any = load(checkpoint)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    ids = torch.tensor([tokenizer("The")["input_ids"]])
+    end = tokens_in_torch(finished, "quantize", "The")[2]
+    shown = []
+    for penalty in ("0", "3"):
+        settings = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": float(penalty), "eos_token_id": end, "pad_token_id": 0}
+        found = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, **settings)[:, ids.shape[1] :].tolist()
+        best = [row[: row.index(end) + 1] if end in row else row for row in found]
+        told = ("--beams", "4", "--answers", "3", "--length-penalty", penalty, "--stop-token", str(end), "--engine", engine)
+        status, out, err = generate(finished, "--prompt", "The", *told)
+        assert status == 0, err
+        shown.append(out)
+        if engine == "torch" or penalty == "0":  # above 1 OpenVINO GenAI may end a search sooner
+            assert out == "\n---\n".join(tokenizer.decode(row, skip_special_tokens=True) for row in best) + "\n"
+            assert f", {' and '.join(str(len(row)) for row in best)} out" in err
+    assert shown[0] != shown[1]
+
+
+@pytest.mark.whole
+def test_a_second_search_stands_beside_with_all_its_answers(finished: Path) -> None:
+    told = ("--prompt", "The", "--beams", "3", "--answers", "3")
+    status, out, err = generate(finished, *told, "--compare", "torch")
+    assert status == 0, err
+    lines = out.splitlines()
+    assert [line[:38].strip() for line in lines].count("---") == [line[42:].strip() for line in lines].count("---") == 2
+
+
+@pytest.mark.whole
+@pytest.mark.parametrize("engine", ["openvino_genai", "torch"])
+def test_a_stop_token_ends_an_answer(finished: Path, engine: str) -> None:
+    [checkpoint] = finished.glob("stages/quantize-*")
+    whole = tokens_in_torch(finished, "quantize", "The old")
+    end = whole[2]
+    status, out, err = generate(finished, "--prompt", "The old", "--engine", engine, "--stop-token", "0", "--stop-token", str(end))
+    assert status == 0, err
+    kept = whole[: whole.index(end) + 1]
+    assert out == AutoTokenizer.from_pretrained(checkpoint).decode(kept, skip_special_tokens=True) + "\n"
+    assert f"{len(kept)} out" in err
 
 
 @pytest.mark.whole

@@ -27,7 +27,11 @@ def report(*speeds: dict[str, Any]) -> dict[str, Any]:
     }
     times = {"p50": 1.0, "p90": 2.0, "p99": None}
     row = {"concurrency": 4, "first_token_ms": times, "token_ms": times, "tokens_per_s": 250.0}
-    models = [{"model": "quantize-int8", "tokens": {"identical": 7, "prompts": 8, "tokens": 64}, "latency": [row]}, {"model": "other"}]
+    beside = {**row, "concurrency": 8, "engine_tokens_per_s": 400.0, "engine_share": 0.625}
+    models = [
+        {"model": "quantize-int8", "tokens": {"identical": 7, "prompts": 8, "tokens": 64}, "latency": [row, beside]},
+        {"model": "other"},
+    ]
     variants = [{"id": "baseline"}, {"id": "quantize", "answers": [engine]}]
     return {"variants": variants, "bandwidth_bytes_per_s": 4e10, "triton": {"models": models}}
 
@@ -54,7 +58,11 @@ def test_agreement_and_speeds_stand_in_tables_and_charts() -> None:
     assert len(line.points) == 2
     [served] = found["served"]
     assert served["identical"] == "7 of 8 answers of 64 tokens are those of the engine"
-    assert served["rows"] == [{"concurrency": 4, "first": ["1.00", "2.00", ""], "token": ["1.00", "2.00", ""], "rate": "250.0"}]
+    shown = {"first": ["1.00", "2.00", ""], "token": ["1.00", "2.00", ""], "rate": "250.0"}
+    assert served["rows"] == [
+        {"concurrency": 4, **shown, "alone": "", "share": ""},  # a report from before the engine was timed beside
+        {"concurrency": 8, **shown, "alone": "400.0", "share": "0.62"},
+    ]
 
 
 def test_what_was_not_timed_stands_in_the_table_of_agreement_alone() -> None:

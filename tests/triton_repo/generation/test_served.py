@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,10 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.grpc import service_pb2 as pb
 
+from compress.core.decoding import Decoding
 from compress.core.engines import served_on
+from export.engines.openvino_genai import OpenVinoGenai
+from export.engines.spec import EngineSpec
 from tests.triton_repo.generation import tiny_language as tiny
 from triton_repo import environment, layout
 from triton_repo.client import RequestError
@@ -29,9 +33,11 @@ from triton_repo.service import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-PAGED, STATEFUL, DRAFTED = "llama-fp32", "mistral-fp32", "drafted"
+PAGED, STATEFUL, DRAFTED, CROWDED = "llama-fp32", "mistral-fp32", "drafted", "crowded"
 KINDS = {PAGED: "llama", STATEFUL: "mistral"}
 WAITING = 3
+CROWD = 200
+"""Requests that the crowded model takes."""
 RUNNING = 8
 CONTEXT = 30_000
 LONG = {"ids": [5, 6, 7], "max_tokens": 25_000, "ignore_eos": True}
@@ -48,6 +54,8 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     proposals = {"draft": "llama-fp32", "file": told["file"], "tokens": 4, "properties": told["properties"]}
     drafted = replace(models[0], name=DRAFTED, engine={**told, "speculation": proposals})
     write_language_repository(root / "repository", [drafted], batch_sizes=(1, RUNNING), proposals=True)
+    crowded = replace(models[0], name=CROWDED)
+    write_language_repository(root / "repository", [crowded], batch_sizes=(1, RUNNING), max_waiting=CROWD - RUNNING)
     for name in (*KINDS, DRAFTED):
         path = root / "repository" / name / "config.pbtxt"
         config = from_text(path.read_text())
@@ -145,6 +153,25 @@ def test_a_search_gives_its_best_answers(running: Service) -> None:
     assert all(len(piece.tokens) == 6 for piece in best)
 
 
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+def test_a_search_is_that_of_the_engine(running: Service, penalty: float) -> None:
+    """Of prompts after which some beams reach the end token, so that the length penalty chooses among short and long answers."""
+    folder = tiny.genai_folder("llama")
+    properties = {**tiny.PROPERTIES, "ATTENTION_BACKEND": tiny.MODES["paged"]}
+    place = str(folder / "openvino_model.xml"), str(folder)
+    engine = OpenVinoGenai(EngineSpec("openvino_genai", "paged", "fp32", "fp32", "cpu", 1, *place, properties=properties))
+    found = tiny.prompts((2, 3, 4, 5, 6, 7) * 20, seed=1)
+    asked = [found[number] for number in (50, 67, 72, 100)]
+    for answers in (1, 3, 4):
+        decoding = Decoding(max_tokens=40, beams=4, answers=answers, length_penalty=penalty)
+        expected = [[list(one) for one in answer.tokens] for answer in engine.generate(asked, decoding)]
+        assert all(len(one) == answers for one in expected)
+        settings = {"max_tokens": 40, "beams": 4, "answers": answers, "length_penalty": penalty, "stream": False}
+        served = [pieces(running, PAGED, ids=prompt, **settings) for prompt in asked]
+        assert [[piece.tokens for piece in one] for one in served] == expected
+        assert [[piece.index for piece in one] for one in served] == [list(range(answers))] * len(asked)
+
+
 @pytest.mark.parametrize("model", KINDS)
 def test_chat_and_text(running: Service, model: str) -> None:
     def ids(prompt: str) -> list[int]:
@@ -228,6 +255,10 @@ class Begun:
         self._first = [self._pool.submit(next, answer) for answer in self._answers]
         return self._first
 
+    def leave(self, number: int) -> None:
+        """Cancels one of them."""
+        self._clients[number]._client.stop_stream(cancel_requests=True)
+
     def __exit__(self, *_: object) -> None:
         for client in self._clients:
             client._client.stop_stream(cancel_requests=True)
@@ -248,6 +279,53 @@ def test_a_full_queue_refuses_and_whoever_leaves_makes_room(running: Service, mo
         assert status == 503
         assert "the most allowed; try again later" in json.loads(answer.read())["error"]
     until(lambda: at_once(running, model))
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_the_slot_of_a_cancelled_answer_is_free_within_a_second(running: Service, model: str) -> None:
+    """The queue is full until the slot is free and one that waits has taken it: nobody is refused who asks a second later."""
+    answers = Begun(running, model, RUNNING if model == PAGED else 1)
+    with answers as first, ExitStack() as stack:
+        until(lambda: all(one.done() for one in first))
+        waiting: list[Any] = []
+
+        def full() -> bool:
+            if refuses(running, model):
+                return True
+            waiting.extend(stack.enter_context(Begun(running, model, 1)))  # one more than fits is refused, since a look may take a place
+            return False
+
+        until(full)
+        assert not begun(waiting)
+        answers.leave(0)
+        left = refused = asked = time.monotonic()
+        while refuses(running, model):
+            refused, asked = asked, time.monotonic()
+            assert refused < left + 20, "it did not happen"
+            time.sleep(0.02)
+        assert refused < left + 1
+        until(lambda: begun(waiting) == 1)
+
+
+def begun(answers: list[Any]) -> int:
+    """How many of these answers have begun."""
+    return sum(one.done() and one.exception() is None for one in answers)
+
+
+def test_a_crowd_at_once_is_answered(running: Service) -> None:
+    """The decoder takes as many requests at once as its queue was raised for."""
+    prompts = tiny.prompts(tuple(range(1, 41)))
+    expected = [tiny.greedy("llama", prompt, 12) for prompt in prompts]
+    together = threading.Barrier(CROWD)
+
+    def one(number: int) -> list[int]:
+        with LanguageClient(running.grpc_address, CROWDED) as client:
+            together.wait(60)
+            return tokens(list(client.stream(ids=prompts[number % len(prompts)], max_tokens=12, ignore_eos=True)))
+
+    with ThreadPoolExecutor(CROWD) as pool:
+        found = list(pool.map(one, range(CROWD)))
+    assert found == [expected[number % len(prompts)] for number in range(CROWD)]
 
 
 def refuses(running: Service, model: str) -> bool:
@@ -309,10 +387,8 @@ def test_a_client_that_does_not_read_disturbs_nobody(running: Service) -> None:
     call = channel.stream_stream(
         "/inference.GRPCInferenceService/ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
     )
-    asked = pb.ModelInferRequest(model_name=PAGED, id="mine")
-    for one in inputs({"INPUT_IDS": [5, 6], "MAX_TOKENS": 250, "IGNORE_EOS": True}):
-        asked.inputs.append(one._get_tensor())
-        asked.raw_input_contents.append(one._get_content())
+    asked = request(PAGED, input_ids=[5, 6], max_tokens=250, ignore_eos=True)
+    asked.id = "mine"
     leave = threading.Event()
 
     def requests() -> Iterator[Any]:
@@ -365,25 +441,103 @@ def test_server_sent_events(running: Service, model: str) -> None:
     assert whole["TEXT"] == "".join(event["TEXT"] for event in found)
 
 
+WRONG_BODIES: list[tuple[Any, str]] = [
+    ({"TEXT": "a", "TOP_K": 3}, "TOP_K given without TEMPERATURE"),
+    ({"TEXT": "a", "TOPK": 3}, "'TOPK': the model has no such input"),
+    ({"TEXT": 3}, "BYTES are strings"),
+    ({"TEXT": ["a", "b"]}, "TEXT"),
+    ({"TEXT": {"a": 1}}, "BYTES are strings"),
+    ({"TEXT": "a", "MAX_TOKENS": 1.5}, "not of the datatype INT32"),
+    ({"TEXT": "a", "parameters": [1]}, "an object is expected"),
+    ({"TEXT": "a", "parameters": {"TEXT": "b"}}, "given twice"),
+    (b"[" * 5000, "nested too deep"),
+    (b"no json", "not JSON"),
+]
+
+
 @pytest.mark.parametrize("verb", ["generate", "generate_stream"])
-@pytest.mark.parametrize(
-    ("document", "line"),
-    [
-        ({"TEXT": "a", "TOP_K": 3}, "TOP_K given without TEMPERATURE"),
-        ({"TEXT": "a", "TOPK": 3}, "'TOPK': the model has no such input"),
-        ({"TEXT": 3}, "BYTES are strings"),
-        ({"TEXT": ["a", "b"]}, "TEXT"),
-        ({"TEXT": {"a": 1}}, "BYTES are strings"),
-        ({"TEXT": "a", "MAX_TOKENS": 1.5}, "not of the datatype INT32"),
-        ({"TEXT": "a", "parameters": [1]}, "an object is expected"),
-        ({"TEXT": "a", "parameters": {"TEXT": "b"}}, "given twice"),
-        (b"[" * 5000, "nested too deep"),
-        (b"no json", "not JSON"),
-    ],
-)
+@pytest.mark.parametrize(("document", "line"), WRONG_BODIES)
 def test_wrong_bodies(running: Service, verb: str, document: Any, line: str) -> None:
     status, _, answer = post(running, f"/v2/models/{PAGED}/{verb}", document)
     assert (status, line in json.loads(answer.read())["error"]) == (400, True)
+
+
+def request(model: str, **values: Any) -> Any:
+    """A request as gRPC has it."""
+    asked = pb.ModelInferRequest(model_name=model)
+    for one in inputs({name.upper(): value for name, value in values.items()}):
+        asked.inputs.append(one._get_tensor())
+        asked.raw_input_contents.append(one._get_content())
+    return asked
+
+
+def malformed(model: str) -> dict[str, bytes]:
+    """Requests that no client of ours would send over gRPC."""
+    made = {"no message": b"\xff" * 9}
+    changes: dict[str, Any] = {
+        "a name that no input has": lambda asked: setattr(asked.inputs[0], "name", "TOPK"),
+        "another datatype": lambda asked: setattr(asked.inputs[0], "datatype", "FP32"),
+        "a datatype that does not exist": lambda asked: setattr(asked.inputs[0], "datatype", "INT65"),
+        "fewer elements than the shape says": lambda asked: asked.inputs[0].shape.__setitem__(0, 3),
+        "a negative shape": lambda asked: asked.inputs[0].shape.__setitem__(0, -2),
+        "a huge shape": lambda asked: asked.inputs[0].shape.__setitem__(0, 2**60),
+        "no contents": lambda asked: asked.raw_input_contents.pop(),
+        "an input given twice": lambda asked: (asked.inputs.append(asked.inputs[0]), asked.raw_input_contents.append(b"\0" * 16)),
+        "an output that does not exist": lambda asked: asked.outputs.add(name="LOGITS"),
+    }
+    for name, change in changes.items():
+        asked = request(model, input_ids=[5, 6])
+        change(asked)
+        made[name] = asked.SerializeToString()
+    return made
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_malformed_requests_disturb_no_stream(running: Service, model: str) -> None:
+    leave, there, streamed = threading.Event(), threading.Event(), []  # type: ignore[var-annotated]
+
+    def stream() -> None:
+        with LanguageClient(running.grpc_address, model, seconds=60) as client, closing(client.stream(**LONG)) as found:
+            for piece in found:
+                streamed.extend(piece.tokens)
+                there.set()
+                if leave.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool, grpc.insecure_channel(running.grpc_address) as channel:
+        beside = pool.submit(stream)
+        try:
+            assert there.wait(60)
+            call = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", None, pb.ModelStreamInferResponse.FromString)
+            for name, message in malformed(model).items():
+                assert refused(call(iter([message]))), name
+            for verb in ("generate", "generate_stream"):
+                for document, line in WRONG_BODIES:
+                    status, _, answer = post(running, f"/v2/models/{model}/{verb}", document)
+                    assert (status, line in json.loads(answer.read())["error"]) == (400, True)
+            assert not beside.done()
+        finally:
+            leave.set()
+        beside.result()
+    alone = pieces(running, model, **{**LONG, "max_tokens": len(streamed)})
+    assert streamed == tokens(alone)
+
+
+def refused(responses: Any) -> bool:
+    """Whether the first response is an error, or the stream ends with one that is the fault of the request."""
+    try:
+        response = next(responses)
+    except grpc.RpcError as error:
+        return error.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    return bool(response.error_message)
+
+
+@pytest.mark.parametrize("verb", ["generate", "generate_stream"])
+def test_triton_ends_the_stream_of_a_refused_body_in_order(running: Service, verb: str) -> None:
+    """Asked to end it with a status, it logs an error of its own each time, and crashes once in some hundred times."""
+    for _ in range(20):
+        assert post(running, f"/v2/models/{PAGED}/{verb}", {"TEXT": "a", "TOP_K": 3})[0] == 400
+    assert "HandleCancellation called even when the context was not cancelled" not in running._log.read_text()
 
 
 def test_a_body_for_no_model(running: Service) -> None:

@@ -27,6 +27,8 @@ TEXT, MESSAGES, INPUT_IDS, CHAT = "TEXT", "MESSAGES", "INPUT_IDS", "CHAT"
 STOP, STOP_TOKENS = "STOP", "STOP_TOKENS"
 WRONG, BUSY, FAILED = "INVALID_ARG", "UNAVAILABLE", "INTERNAL"
 """Codes of errors, in Triton's words: the request is wrong, there is no room for it, the model failed."""
+MODEL_FAILED = "the model failed: "
+"""How the refusal begins that is the fault of the model; the front of the server looks for it, since a stream carries no code."""
 
 
 class Refused(ValueError):

@@ -17,7 +17,7 @@ sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .answer import Answer, in_a_line, tensors
-from .asked import FAILED, Refused, read
+from .asked import FAILED, MODEL_FAILED, Refused, read
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -72,7 +72,8 @@ class _Client:
 
     def refuse(self, line: str, code: str) -> None:
         """Sends an error, the last response."""
-        error = pb_utils.TritonError(" ".join(line.split())[:500], getattr(pb_utils.TritonError, code))
+        line = " ".join(f"{MODEL_FAILED if code == FAILED else ''}{line}".split())[:500]
+        error = pb_utils.TritonError(line, getattr(pb_utils.TritonError, code))
         self._send(pb_utils.InferenceResponse(error=error), last=True)
 
     def _send(self, response: Any, *, last: bool) -> None:

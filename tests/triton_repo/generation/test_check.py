@@ -1,0 +1,288 @@
+"""How the stage checks and times a language model: with a server and an engine made up here, and once with the real ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from compress.core.decoding import Answer, Decoding
+from compress.core.errors import InputError
+from compress.core.target import Target
+from compress.recipe import check as checked
+from compress.run.prepare import _engine_job
+from compress.stage.context import Context
+from tests.test_generation import recipe
+from tests.test_proposals import TARGET, stages
+from tests.triton_repo.generation import tiny_language as tiny
+from triton_repo import environment, layout, server
+from triton_repo.client import RequestError
+from triton_repo.config import from_text
+from triton_repo.generation import check, client
+from triton_repo.generation.config import LanguageSettings
+from triton_repo.triton_repo import TritonRepo
+
+PROMPTS, TOKENS = 70, 5
+
+
+class Told:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def log(self, message: str) -> None:
+        self.lines.append(message)
+
+    warn = log
+
+
+class Engine:
+    """Gives every token a second after the one before."""
+
+    def __init__(self, job: Any) -> None:
+        self.job, self.asked = job, []  # type: ignore[var-annotated]
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def generate(self, prompts: Sequence[np.ndarray], decoding: Decoding) -> list[Answer]:
+        self.asked.append(([prompt.tolist() for prompt in prompts], decoding))
+        count = decoding.max_tokens
+        return [Answer((tuple(range(count)),), tuple(float(1 + one) for one in range(count))) for _ in prompts]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> layout.Served:
+    """A model with 70 answers of 5 tokens on record."""
+    random = np.random.default_rng(0)
+    recorded = {"prompts": random.integers(3, 99, (PROMPTS, 9)), "tokens": random.integers(3, 99, (PROMPTS, TOKENS))}
+    save_file({name: values.astype(np.int32) for name, values in recorded.items()}, tmp_path / "answers.safetensors")
+    entry = {"engine": "openvino_genai", "mode": "paged", "generation": {"file": "answers.safetensors"}}
+    return layout.Served("llama-fp32", "llama", "fp32", tmp_path, entry, tmp_path)
+
+
+def settings(max_running: int = 8, max_waiting: int = 64) -> LanguageSettings:
+    return LanguageSettings("llama-fp32", "paged", "decoder", {}, 64, 100, max_running, max_waiting=max_waiting)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, model: layout.Served) -> list[Any]:
+    """Puts a server in place that answers as recorded, 20 tokens per second and stream; returns what it is asked."""
+    asked: list[Any] = []
+
+    def greedy(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, at_once: int, *, ends: bool) -> np.ndarray:
+        asked.append((len(prompts), tokens, at_once))
+        return check.recorded(model)[1]
+
+    def load(_: str, __: str, prompts: Sequence[np.ndarray], tokens: int, count: int, **limits: Any) -> dict[str, Any]:
+        asked.append((len(prompts), tokens, count))
+        return {"concurrency": count, "first_token_ms": {"p50": 1.0}, "tokens_per_s": 0.75 * count}
+
+    class Server:
+        grpc_address = "nowhere"
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        def __enter__(self) -> Server:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    monkeypatch.setattr(client, "greedy", greedy)
+    monkeypatch.setattr(client, "load", load)
+    monkeypatch.setattr(server, "TritonServer", Server)
+    monkeypatch.setattr(environment, "check", lambda: None)
+    monkeypatch.setattr(check, "EngineProcess", Engine)
+    return asked
+
+
+def context(folder: Path, **given: Any) -> Context:
+    return Context("text-generation", None, 16, Target(), 0, Told(), folder, **given)  # type: ignore[arg-type]
+
+
+def job(root: Path, build: Any, engine: Any, proposals: bool) -> Any:
+    return build["precision"], engine["mode"], proposals
+
+
+def test_every_prompt_is_compared_and_every_load_stands_beside_the_engine(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
+    given = context(tmp_path, engine_job=job)
+    found = check.measure(model, settings(), tmp_path, given, [1, 4, 8])
+    assert asked == [(PROMPTS, TOKENS, at_once) for at_once in (8, 1, 4, 8)]
+    assert found["tokens"]["identical"] == found["tokens"]["prompts"] == PROMPTS
+    assert [(row["concurrency"], row["engine_tokens_per_s"], row["engine_share"]) for row in found["latency"]] == [
+        (1, 1.0, 0.75),
+        (4, 4.0, 0.75),
+        (8, 8.0, 0.75),
+    ]
+    assert given.progress.lines == [  # type: ignore[attr-defined]
+        "  llama-fp32 in Triton: 70 of 70 answers of 5 tokens are those of the engine, first token after 1.0 ms, "
+        "6.0 tokens/s over 8, 0.75 of those of the engine alone"
+    ]
+
+
+def test_outside_a_run_no_engine_stands_beside(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
+    [row] = check.measure(model, settings(), tmp_path, context(tmp_path), [4])["latency"]
+    assert (row["tokens_per_s"], row["engine_tokens_per_s"], row["engine_share"]) == (3.0, None, None)
+
+
+def test_no_more_is_asked_at_once_than_the_model_takes(model: layout.Served, asked: list[Any], tmp_path: Path) -> None:
+    given = context(tmp_path)
+    found = check.measure(model, settings(max_running=1, max_waiting=2), tmp_path, given, [1, 3, 4, 8])
+    assert [at_once for _, _, at_once in asked] == [3, 1, 3]
+    assert [row["concurrency"] for row in found["latency"]] == [1, 3]
+    expected = "llama-fp32: not timed at 8 answers at once, since it takes 3 requests; raise triton_repo.max_waiting"
+    assert given.progress.lines[0] == expected  # type: ignore[attr-defined]
+    assert check.measure(model, settings(max_running=1, max_waiting=2), tmp_path, given, [4])["latency"] == []
+
+
+def test_the_engine_alone_answers_the_same_prompts_in_turn(model: layout.Served) -> None:
+    engine, prompts = Engine(None), check.recorded(model)[0]
+    assert check.engine_rate(engine, prompts, TOKENS, 8) == 8.0  # type: ignore[arg-type]
+    warm_up, *turns = engine.asked
+    assert (len(warm_up[0]), warm_up[1].max_tokens) == (8, 4)
+    assert len(turns) == 25  # 200 answers
+    assert all(decoding == Decoding(max_tokens=TOKENS, ignore_end=True) for _, decoding in turns)
+    first, second = turns[0][0], turns[1][0]
+    assert first == [prompt.tolist() for prompt in prompts[8:16]]
+    assert second == [prompt.tolist() for prompt in prompts[16:24]]
+
+
+def test_an_answer_that_a_time_limit_cut_off_says_what_to_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Late:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def __enter__(self) -> Late:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def stream(self, **_: object) -> list[client.Piece]:
+            return [client.Piece("a", [5]), client.Piece("", [], finish_reason="timeout")]
+
+    monkeypatch.setattr(client, "LanguageClient", Late)
+    line = r"model m: 1 tokens came, 4 were asked for \(timeout\); raise triton_repo.request_seconds"
+    with pytest.raises(RequestError, match=line):
+        client.greedy("nowhere", "m", [np.array([5], np.int32)], 4, 1)
+
+
+def served(**keys: Any) -> TritonRepo:
+    stage = recipe(target=TARGET, stages=[*stages(), {"triton_repo": keys}]).stages[-1]
+    assert isinstance(stage, TritonRepo)
+    return stage
+
+
+def test_the_queue_is_set_in_the_recipe_and_stands_in_the_configuration(tmp_path: Path) -> None:
+    exported = tiny.export(tmp_path / "export", count=2)
+    for name, stage in (("set", served(max_waiting=3, request_seconds=1.5, serve=False)), ("default", served(serve=False))):
+        (tmp_path / name).mkdir()
+        stage.run(exported, context(tmp_path), tmp_path / name)
+    given, default = (tmp_path / name / "model_repository" for name in ("set", "default"))
+    for repository, waiting, seconds in ((given, "3", "1.5"), (default, "64", "600")):
+        parameters = from_text((repository / "llama-fp32" / "config.pbtxt").read_text()).parameters
+        assert parameters["max_waiting"].string_value == waiting
+        assert parameters["request_seconds"].string_value == seconds
+        assert f"| 8 | {waiting} | {seconds} |" in (repository / "README.md").read_text()
+
+
+def test_a_recipe_without_the_queue_keeps_its_cache_key() -> None:
+    assert served().model_dump(mode="json") == {
+        "id": "triton_repo",
+        "serve": True,
+        "max_batch_size": None,
+        "instances": 1,
+        "max_queue_delay_us": 0,
+        "concurrency": [1, 4],
+    }
+    assert served(max_waiting=64, request_seconds=600).model_dump(mode="json") == served().model_dump(mode="json")
+    assert served(max_waiting=0).model_dump(mode="json")["max_waiting"] == 0
+    assert served(request_seconds=2).model_dump(mode="json")["request_seconds"] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("keys", "line"),
+    [
+        ({"max_waiting": -1}, "max_waiting: -1 given; "),
+        ({"max_waiting": 1.5}, "max_waiting: 1.5 given; "),
+        ({"request_seconds": 0}, "request_seconds: 0 given; "),
+        ({"instances": 2}, "stages.triton_repo.instances: 2 given; a language model has one process"),
+        ({"max_queue_delay_us": 9}, "stages.triton_repo.max_queue_delay_us: 9 given; a language model has one process"),
+    ],
+)
+def test_wrong_keys_are_one_line(keys: dict[str, Any], line: str) -> None:
+    with pytest.raises(InputError) as caught:
+        served(**keys)
+    [problem] = str(caught.value).splitlines()
+    assert line in problem
+
+
+@pytest.mark.parametrize(
+    ("task", "device", "more"),
+    [("text-classification", "cpu", {}), ("text-generation", "cuda", {"vllm": {}})],
+)
+@pytest.mark.parametrize(("key", "value"), [("max_waiting", 3), ("request_seconds", 7)])
+def test_a_queue_that_nothing_reads_is_refused(task: str, device: str, more: dict[str, Any], key: str, value: int) -> None:
+    asked = {
+        "name": "x",
+        "model": {"path": "owner/model", "task": task},
+        "data": {"path": "owner/data"},
+        "target": {"device": device, "engines": ["openvino" if device == "cpu" else "onnxruntime"]},
+        "stages": [{"quantize": {"scheme": "w4a16"}}, {"export": {}}, {"triton_repo": {key: value, **more}}],
+    }
+    with pytest.raises(InputError) as caught:
+        checked(asked)
+    line = f"stages.triton_repo.{key}: {value} given; it is for language models that are served on the cpu: leave it out"
+    assert line in str(caught.value).splitlines()
+
+
+def test_the_streams_are_part_of_the_cache_key_of_language_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "check", lambda: SimpleNamespace(versions={"openvino": "1"}))
+    assert TritonRepo().depends(context(tmp_path)) == {"openvino": "1", "streams": [1, 4, 8]}
+    assert TritonRepo(concurrency=(16, 2)).depends(context(tmp_path)) == {"openvino": "1", "streams": [2, 8, 16]}
+    other = Context("text-classification", None, 16, Target(), 0, Told(), tmp_path)  # type: ignore[arg-type]
+    assert TritonRepo().depends(other) == {"openvino": "1"}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_stage_asks_the_real_server_every_prompt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = tiny.export(tmp_path / "export", (("llama", "paged"), ("mistral", "stateful")), count=PROMPTS, tokens=TOKENS)
+    file = exported.path / "llama-fp32" / "answers.safetensors"
+    recorded = load_file(file)
+    recorded["tokens"][-2] = (recorded["tokens"][-2] + 1) % 100  # one wrong answer of so many is tolerated, and told
+    save_file(recorded, file)
+    target = Target(**TARGET)  # type: ignore[arg-type]
+    monkeypatch.setattr(check, "SECONDS", 0.5)
+    given = Context(
+        "text-generation",
+        None,
+        16,
+        target,
+        0,
+        Told(),
+        tmp_path,
+        engine_job=partial(_engine_job, target),  # type: ignore[arg-type]
+    )
+    (tmp_path / "out").mkdir()
+    TritonRepo().run(exported, given, tmp_path / "out")
+    paged, stateful = json.loads((tmp_path / "out" / "triton.json").read_text())["models"]
+    assert (paged["tokens"]["prompts"], paged["disagreements"]) == (PROMPTS, 1)
+    assert (stateful["tokens"]["prompts"], stateful["disagreements"]) == (PROMPTS, 0)
+    for model in (paged, stateful):
+        assert [row["concurrency"] for row in model["latency"]] == [1, 4, 8]
+        for row in model["latency"]:
+            assert row["engine_share"] == pytest.approx(row["tokens_per_s"] / row["engine_tokens_per_s"], abs=1e-3)
