@@ -15,6 +15,7 @@ from prune.recovery import Recover
 from prune.sparsify.lasso import Groups
 from prune.sparsify.patterns import NM, Blocks, Pattern, Unstructured
 
+Threshold = Literal["layer", "balanced", "model"]
 N_OF_M = re.compile(r"([1-9][0-9]{0,3}):([1-9][0-9]{0,3})")
 
 
@@ -80,9 +81,15 @@ class LassoSettings(Config):
     """lambda of some layers, by name patterns with `*`; the last matching pattern wins."""
     reweight: Annotated[float, Field(gt=0, le=1)] = 0.25
     """Share of the steps between two updates of the group weights from the current norms; 1: only at the start."""
-    threshold: Literal["layer", "balanced", "model"] = "layer"
+    threshold: Threshold | None = None
     """layer: zero the smallest groups of each layer; balanced: zero the same share of the rows (or columns) of every block; model: zero the
-    smallest groups of all layers together, so that layers may differ in sparsity."""
+    smallest groups of all layers together, so that layers may differ in sparsity. Absent: model, but layer with `metric: weights`, whose
+    norms differ from layer to layer."""
+
+    @property
+    def ranking(self) -> Threshold:
+        """The threshold, with its default resolved."""
+        return self.threshold or ("model" if self.metric == "curvature" else "layer")
 
 
 class SparsifySettings(ModelStage):

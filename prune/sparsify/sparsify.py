@@ -9,11 +9,10 @@ that are all zero.
     lasso                          train with a penalty, zero the smallest groups `prune.sparsify.lasso`
     recover                        fine-tune with the zeros held                  `prune.recovery`, `compress.training.kept_zeros`
 
-The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity,
-unless lasso ranks the groups of all layers. The checkpoint is marked so that
-every later training holds its zeros; rounding to symmetric integer grids keeps them anyway. Calibration rows come from the train split.
-Whole blocks cannot reach every sparsity: a layer that ends far from the target is an error before anything is trained. Not supported: a
-sparsity per layer; experts stored as one stacked tensor; models too large for memory.
+The patterns are in `prune.sparsify.patterns`. Every linear layer of the blocks gets the same sparsity, unless lasso ranks the groups of all
+layers. The checkpoint is marked so that every later training holds its zeros; rounding to symmetric integer grids keeps them anyway.
+Calibration rows come from the train split. Whole blocks cannot reach every sparsity: a layer that ends far from the target is an error
+before anything is trained. Not supported: a sparsity per layer; experts stored as one stacked tensor; models too large for memory.
 """
 
 from __future__ import annotations
@@ -180,7 +179,7 @@ class Sparsify(SparsifySettings):
             shapes=shapes,
             reweight=settings.reweight,
             target=self.target,
-            together=settings.threshold == "model",
+            together=settings.ranking == "model",
             rate=self._learning_rate,
             measure=measure,
         )
@@ -189,7 +188,7 @@ class Sparsify(SparsifySettings):
         history = self._train(model, self.learning, source, context, LEARNING, wrap_objective)
         weights = self._in_metric(model, layers, measure)
         after = quantiles(weights, shapes)
-        match settings.threshold:
+        match settings.ranking:
             case "layer":
                 masks = {name: layer_mask(weight_OI, shapes, self.target) for name, weight_OI in weights.items()}
             case "balanced":

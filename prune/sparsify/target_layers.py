@@ -73,9 +73,9 @@ def reachable_sparsity(settings: SparsifySettings, outputs: int, inputs: int) ->
     if settings.method == "sparsegpt":
         return reachable_by_strips(shape, blocks, target) / (outputs * inputs)
     groups = pieces(blocks, settings.lasso.groups) if settings.method == "lasso" else (blocks,)
-    if settings.method == "lasso" and settings.lasso.threshold == "balanced":
+    if settings.method == "lasso" and settings.lasso.ranking == "balanced":
         return balanced_share(shape, blocks, settings.lasso.groups, target)
-    if settings.method == "lasso" and settings.lasso.threshold == "model":  # over all layers, whose number of groups is large
+    if settings.method == "lasso" and settings.lasso.ranking == "model":  # over all layers, whose number of groups is large
         return target
     if len(groups) > 1:  # rows and columns overlap: single lines can be added until the target is met
         return target

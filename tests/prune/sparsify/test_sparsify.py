@@ -25,6 +25,7 @@ from compress.training.finetune import Finetune
 from compress.training.kept_zeros import NOTE
 from compress.training.train import Batch
 from prune.prune import Prune
+from prune.sparsify.settings import LassoSettings
 from prune.sparsify.sparsify import NO_SPEED, TWO_FOUR, Sparsify
 from prune.sparsify.target_layers import target_layers, warn_of_dense_weights
 from quantize.quantize import Quantize
@@ -71,8 +72,9 @@ def zeros(model: Any) -> dict[str, torch.Tensor]:
         ({"method": "sparsegpt", "pattern": BLOCK}, 0.5),
         ({"method": "movement", "sparsity": 0.8}, 0.8),
         ({"method": "movement", "pattern": BLOCK}, 0.5),
-        ({"method": "lasso", "pattern": BLOCK}, 0.5),
-        ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "both"}}, 0.5),
+        ({"method": "lasso", "pattern": BLOCK, "lasso": {"threshold": "layer"}}, 0.5),
+        ({"method": "lasso", "pattern": BLOCK, "lasso": {"metric": "weights"}}, 0.5),
+        ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "both", "threshold": "layer"}}, 0.5),
         ({"method": "lasso", "pattern": BLOCK, "lasso": {"groups": "columns", "threshold": "balanced"}}, 0.5),
     ],
     ids=str,
@@ -170,6 +172,18 @@ def test_the_losses_of_learning_are_kept(
         groups = figures["groups"]
         name = figures["layers"][2]["name"]
         assert groups["after"][name][1] < 0.1 * groups["before"][name][1]  # the small ones have become next to nothing
+
+
+def test_in_the_metric_of_the_loss_layers_differ_in_sparsity(
+    checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
+) -> None:
+    stage = Sparsify(**{**QUICK, "method": "lasso", "pattern": BLOCK, "sparsity": 0.6})
+    _, figures = made(stage, checkpoint("bert"), make_context(), tmp_path / "out")
+    shares = [row["sparsity"] for row in figures["layers"]]
+    assert figures["sparsity"] == pytest.approx(0.6, abs=0.01)
+    assert max(shares) - min(shares) > 0.1
+    kinds = {"metric": "weights"}, {"threshold": "balanced"}, {"metric": "weights", "threshold": "model"}, {}
+    assert [LassoSettings(**kind).ranking for kind in kinds] == ["layer", "balanced", "model", "model"]  # type: ignore[arg-type]
 
 
 class Killed(Exception):
