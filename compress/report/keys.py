@@ -121,6 +121,21 @@ KEYS: tuple[Key, ...] = tuple(
             "map",
             "Greedy answers compared with the float baseline (`baseline`) and the checkpoint itself (`torch`): `compress.measure.tokens`.",
         ),
+        (
+            "variants[].answers[].cache_cost.metrics.METRIC",
+            "number",
+            "Every metric of the same engine with a cache in `float_precision`; null where its cache is in that.",
+        ),
+        (
+            "variants[].answers[].cache_cost.change.*",
+            "map",
+            "What the primary metric lost by the cache, with its paired 95 % interval: the keys of `drops`.",
+        ),
+        (
+            "variants[].answers[].cache_cost.tokens.*",
+            "map",
+            "Greedy answers compared with those with such a cache: `compress.measure.tokens`.",
+        ),
         ("variants[].answers[].speeds[].prompt_tokens", "integer", "Tokens of each prompt of this load."),
         ("variants[].answers[].speeds[].streams", "integer", "Prompts that were asked at once."),
         ("variants[].answers[].speeds[].tokens", "integer", "Tokens of each answer."),
