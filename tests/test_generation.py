@@ -123,6 +123,7 @@ def test_the_report_tells_what_an_int8_cache_costs(tmp_path: Path, monkeypatch: 
     for module, name, value in (
         (latency, "MAX_SAMPLES", 3),
         (generation, "TURNS", 1),
+        (generation, "MIN_FOR_P99", 1),
         (generation, "STREAMS", (1,)),
         (proposals, "STREAMS", (1,)),
     ):

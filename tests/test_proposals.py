@@ -40,6 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         patch.setattr(proposals, "STREAMS", (1, 2))
         patch.setattr(generation, "STREAMS", (1,))
         patch.setattr(generation, "TURNS", 1)
+        patch.setattr(generation, "MIN_FOR_P99", 1)
         folder = tmp_path_factory.mktemp("runs") / "tiny"
         asked = stages(draft="draft", draft_tokens=3)
         return run(recipe(target=TARGET, stages=asked), folder, progress=ConsoleProgress("quiet"))
