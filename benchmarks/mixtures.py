@@ -4,8 +4,9 @@
 
 Trains each mixture on Shakespeare's plays from random weights, quantizes it once in static int8 with int8 tables and once to int4 by GPTQ,
 and answers the evaluation split with OpenVINO GenAI from the graph with a cache. The table shows perplexity with the 95 % paired bootstrap
-interval of its change (blocks are drawn), the share of the weights that are integers, and the share of the weight products that the engine
-itself reports in int8. Tables are int8 weights by which floats are multiplied: they count for the first share and not for the second.
+interval of its change (blocks are drawn), the share of the weights that the engine's files hold as integers, and the shares of the weight
+products that the engine itself reports in int8 and with int4 weights. Tables are int8 weights by which floats are multiplied: they count
+for the first share alone.
 """
 
 from __future__ import annotations
@@ -14,14 +15,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from compress.artifacts.run_folder import open_run
 from compress.core.progress import ConsoleProgress
-from compress.models.checkpoint import load_float
-from compress.models.experts import with_separate_experts
 from compress.pipeline import run
 from compress.recipe import check
-from compress.schemes.checkpoint import load_quantization
-from compress.schemes.tables import load_tables
 
 SIZES: dict[str, Any] = {
     "num_hidden_layers": 3,
@@ -56,7 +52,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/mixtures"), help="where to work")
     arguments = parser.parse_args()
     lines = [line for kind in arguments.kinds for line in _measured(kind, arguments)]
-    print("| mixture | engine | perplexity | change, 95 % interval | n | integer weights | int8 products |\n" + "| --- " * 7 + "|")
+    print(
+        "| mixture | engine | perplexity | change, 95 % interval | n | integer weights | int8 products | int4 products |\n"
+        + "| --- " * 8
+        + "|"
+    )
     print("\n".join(lines))
 
 
@@ -76,23 +76,13 @@ def _measured(kind: str, arguments: argparse.Namespace) -> list[str]:
         }
     )
     outcome = run(recipe, arguments.out / kind, progress=ConsoleProgress())
-    artifacts = open_run(outcome.folder).artifacts
     rows = []
     for variant in outcome.report["variants"]:
         found, drop = variant["accuracy"]["openvino_genai"], (variant.get("drops") or {}).get("openvino_genai")
         change = f"{drop['difference']:+.2%} ({drop['low']:+.2%} to {drop['high']:+.2%})" if drop else ""
-        share = _integer_share(artifacts[variant["id"]].path) if variant["id"] in QUANTIZED else 0.0
-        shares = f"{share:.4f} | {variant['int8_share'] or 0:.4f}"
+        shares = f"{variant['integer_weights']:.4f} | {variant['int8_share'] or 0:.4f} | {variant['int4_share'] or 0:.4f}"
         rows.append(f"| {kind} | {variant['id']} | {found['value']:.3f} | {change} | {found['n']:,} | {shares} |")
     return rows
-
-
-def _integer_share(folder: Path) -> float:
-    """Returns the share of the weights of a quantized checkpoint that are integers; vectors do not count."""
-    model = with_separate_experts(load_float(folder))
-    integer = {*load_quantization(folder)[0], *load_tables(folder)}
-    sizes = {name.removesuffix(".weight"): value.numel() for name, value in model.named_parameters() if value.dim() > 1}
-    return sum(size for name, size in sizes.items() if name in integer) / sum(sizes.values())
 
 
 if __name__ == "__main__":

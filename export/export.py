@@ -12,8 +12,9 @@ to beat. An int8 build gets a mode there whose float part is bf16 (`export.float
 Every engine runs in a process of its own, in the configuration that is timed and served. First it has to agree with torch on selection rows
 (`export.parity.parity`), or is left out; where no mode of an engine agrees, the stage fails. Only an engine that stays predicts the whole
 evaluation split, so what is built, left out or recommended does not depend on evaluation rows. bf16 is compared but not held
-to it: of an int8 build the same files are, with their float part in fp32. `export.json` lists all of it: engines in the order of
-`target.engines`, of an engine the recommended mode first.
+to it: of an int8 build the same files are, with their float part in fp32. A cache of keys and values in less
+than float is not held to it either: the engine is with a float cache, and what less costs is recorded (`export.generation.float_cache`).
+`export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
 
 Left out: engines that need another machine are recorded with `runnable: false` and the reason.
 """
@@ -49,7 +50,7 @@ COMPRESSED = "compressed-tensors"
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 4
+    VERSION: ClassVar[int] = 5
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 

@@ -14,6 +14,7 @@ from compress.core.engines import ENGINES, REFERENCE, EngineName
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.measure.engine_process import EngineProcess
+from compress.measure.tokens import load_answers
 from compress.schemes.table import is_static_int8, of_precision
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
@@ -22,6 +23,7 @@ from export.engines.registry import engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.generation.agreement import Agreement
+from export.generation.float_cache import FloatCache, rounds_cache, with_float_cache
 from export.graph.quantized import write_graphs
 from export.parity.rows import gate_rows
 
@@ -192,23 +194,42 @@ class Exporter:
             logits = load_predictions(there)[0] if there else self._in_torch(self.context.data.evaluation)
             return self._evaluated({**entry, "int8_share_reason": NO_GRAPH}, compared, logits)
         spec = spec_of(self.out, self._as_entry(), entry, self.context.target)
-        with EngineProcess(spec) as process:
-            answers = process.predict(self._gate[0].rows, spec.evaluation_batch)
+        batch, rounds = spec.evaluation_batch, rounds_cache(entry)
+        with EngineProcess(with_float_cache(spec) if rounds else spec) as process:
             counted = {**entry, **self._share(process, model)}
-            probed = ENGINES[entry["engine"]].probed and entry["float_precision"] == "fp32"
-            compared = self._compared(entry, answers, self._layers(process, model, entry["engine"]) if probed else [])
-            if self._decides_float_part(entry):
-                asked = self.build.variant, self.build.precision, entry["float_precision"]
-                self.answers[asked] = process.predict(trial_rows(self.context), spec.evaluation_batch)
-            reason = compared.pop("reason")
-            if reason is None and ENGINES[entry["engine"]].generates:
-                compared["tokens"], reason = self._answers(process, entry)
+            compared, reason = self._gated(process, entry, model, batch)
             if reason is not None:
                 return {**counted, "runnable": False, "reason": reason, "parity": compared}
-            if ENGINES[entry["engine"]].generates:
-                counted["generation"] = self._generation(process, entry)
-            logits = process.predict(self.context.data.evaluation.rows, spec.evaluation_batch)
-        return self._evaluated(counted, compared, logits)
+            if not rounds:
+                return self._measured(process, counted, compared, batch)
+            path = self.folder / f"{entry['engine']}-{entry['mode']}{self._half(entry)}-float-cache.safetensors"
+            floating = FloatCache.of(process, self.context.data.evaluation, batch, self.agreement, path)
+        with EngineProcess(spec) as process:
+            measured = self._measured(process, counted, compared, batch)
+        return floating.cost(measured, load_answers(self.out / measured["generation"]["file"])[1], self.out, self.context)
+
+    def _gated(self, process: EngineProcess, entry: dict[str, Any], model: Path, batch: int) -> tuple[dict[str, Any], str | None]:
+        """Compares an engine with torch on selection rows; returns the comparison, and why it does not pass, or None."""
+        answers = process.predict(self._gate[0].rows, batch)
+        probed = ENGINES[entry["engine"]].probed and entry["float_precision"] == "fp32"
+        compared = self._compared(entry, answers, self._layers(process, model, entry["engine"]) if probed else [])
+        if self._decides_float_part(entry):
+            asked = self.build.variant, self.build.precision, entry["float_precision"]
+            self.answers[asked] = process.predict(trial_rows(self.context), batch)
+        reason = compared.pop("reason")
+        if reason is None and ENGINES[entry["engine"]].generates:
+            compared["tokens"], reason = self._answers(process, entry)
+        return compared, reason
+
+    def _measured(self, process: EngineProcess, entry: dict[str, Any], compared: dict[str, Any], batch: int) -> dict[str, Any]:
+        """Evaluates an engine that has passed; returns its entry."""
+        if ENGINES[entry["engine"]].generates:
+            entry = {**entry, "generation": self._generation(process, entry)}
+        return self._evaluated(entry, compared, process.predict(self.context.data.evaluation.rows, batch))
+
+    def _half(self, entry: Mapping[str, Any]) -> str:
+        """Returns what the files of a bf16 mode of an int8 build are marked with."""
+        return "-bf16" if entry["float_precision"] != self.build.float_precision else ""
 
     def _answers(self, process: EngineProcess, entry: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
         """Compares the tokens of an engine with those of torch; returns the comparison, and why it does not pass, or None."""
@@ -223,7 +244,7 @@ class Exporter:
 
     def _generation(self, process: EngineProcess, entry: Mapping[str, Any]) -> dict[str, Any]:
         """Answers the evaluation prompts and compares with the baseline; returns `generation` of the engine's entry."""
-        path = self.folder / f"{entry['engine']}-{entry['mode']}-answers.safetensors"
+        path = self.folder / f"{entry['engine']}-{entry['mode']}{self._half(entry)}-answers.safetensors"
         found = self.agreement.evaluate(process, self.build.checkpoint, path)
         baseline = found["baseline"]
         self.context.progress.log(
@@ -273,7 +294,7 @@ class Exporter:
         from compress.measure.metrics import metrics, num_predictions
 
         labels, task = self.context.data.evaluation.labels, self.context.task
-        half = "-bf16" if entry["float_precision"] != self.build.float_precision else ""
+        half = self._half(entry)
         predictions = self.folder / f"{entry['engine']}-{entry['mode']}{half}.safetensors"
         save_predictions(predictions, logits, labels)
         figures, count = metrics(task, logits, labels), num_predictions(labels)

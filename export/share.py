@@ -1,7 +1,8 @@
-"""How much of a model runs in int8, counted from what the engine itself says.
+"""How much of a model runs in int8 and int4, counted from what the engine itself says.
 
     int8_share     = MACs of weight GEMMs that the engine runs in int8 / MACs of all weight GEMMs
     int8_share_all = the same with the two products of attention counted too
+    int4_share     = MACs of weight GEMMs that read int4 weights / MACs of all weight GEMMs
 
 MACs come from the ONNX graph (`export.graph.macs`), precisions from the engine's own graph (`Engine.precisions`). A share is None, with a
 reason, where the engine does not tell the precision of every GEMM: guessing would be claiming.
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from compress.schemes.table import weight_only
 from export.graph.macs import Gemm
 
 
@@ -23,7 +25,8 @@ def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any
         precisions: What the engine gave, by name of the node.
 
     Returns:
-        `int8_share`, `int8_share_all`, `int8_share_reason`, and `layers`: `name`, `kind`, `macs`, `precision` (None where unknown) each.
+        `int8_share`, `int8_share_all`, `int4_share`, `int8_share_reason` (of all three),
+        and `layers`: `name`, `kind`, `macs`, `precision` (None where unknown) each.
     """
     layers = [{"name": gemm.name, "kind": gemm.kind, "macs": gemm.macs, "precision": precisions.get(gemm.node)} for gemm in gemms]
     weights = [layer for layer in layers if layer["kind"] == "weight"]
@@ -32,11 +35,17 @@ def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any
     if unknown:
         shown = ", ".join(unknown[:3]) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")
         reason = f"the engine's graph does not tell the precision of {shown}"
-    return {"int8_share": _part(weights), "int8_share_all": _part(layers), "int8_share_reason": reason, "layers": layers}
+    return {
+        "int8_share": _part(weights, "int8"),
+        "int8_share_all": _part(layers, "int8"),
+        "int4_share": _part(weights, weight_only("int4")),
+        "int8_share_reason": reason,
+        "layers": layers,
+    }
 
 
-def _part(layers: Sequence[Mapping[str, Any]]) -> float | None:
+def _part(layers: Sequence[Mapping[str, Any]], precision: str) -> float | None:
     if not layers or any(layer["precision"] is None for layer in layers):
         return None
-    integer = sum(layer["macs"] for layer in layers if layer["precision"] == "int8")
+    integer = sum(layer["macs"] for layer in layers if layer["precision"] == precision)
     return float(integer / sum(layer["macs"] for layer in layers))

@@ -13,11 +13,12 @@ from compress.artifacts.run_folder import open_run
 from compress.commands.plan import describe, steps_of
 from compress.commands.verify import verify
 from compress.core.progress import ConsoleProgress
-from compress.measure import latency
+from compress.measure import generation, latency
 from compress.pipeline import Outcome, run
 from compress.recipe import Recipe, check
 from compress.run.prepare import prepare
 from tests.compress import tiny_gpt
+from tests.report_keys import undocumented
 
 pytestmark = pytest.mark.whole
 
@@ -60,6 +61,9 @@ def test_perplexity_is_measured_at_every_hop_on_all_tokens(finished: Outcome) ->
             assert set(variant["metrics"][hop]) == {"perplexity", "accuracy"}
     first, last = report["variants"]
     assert last["int8_share"] == pytest.approx(2 * 12 * 32 / (2 * 12 * 32 + 300))  # the head stays float
+    assert (first["integer_weights"], last["int4_share"]) == (0, 0)
+    blocks, tables = 2 * 12 * 32 * 32, (300 + tiny_gpt.LENGTH) * 32
+    assert last["integer_weights"] == pytest.approx(blocks / (blocks + tables))  # the head is tied
     drop = last["drops"]["onnxruntime"]
     change = last["accuracy"]["onnxruntime"]["value"] / first["accuracy"]["torch"]["value"] - 1
     assert drop["difference"] == pytest.approx(change)
@@ -116,3 +120,29 @@ def test_plan_equals_the_run(finished: Outcome) -> None:
     made = open_run(finished.folder).artifacts
     assert predicted == {name: pytest.approx(made[name].size_bytes, rel=0.1) for name in predicted}
     assert f"evaluation blocks of {tiny_gpt.LENGTH} tokens" in describe(recipe(), Path("absent"))
+
+
+def test_the_report_tells_what_an_int8_cache_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in (
+        (latency, "MAX_SAMPLES", 3),
+        (generation, "TURNS", 1),
+        (generation, "MIN_FOR_P99", 1),
+        (generation, "STREAMS", (1,)),
+    ):
+        monkeypatch.setattr(module, name, value)
+    target = {"engines": ["openvino_genai"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
+    asked = {"prompts": 6, "tokens": 7, "kv_cache": "int8"}
+    stages = [{"finetune": {"epochs": 0.5, "learning_rate": 0.01}}, {"export": {"generation": asked}}]
+    found = run(recipe(target=target, goals={}, stages=stages), tmp_path / "tiny", progress=QUIET)
+    engines = [engine for variant in found.report["variants"] for engine in variant["answers"]]
+    assert {engine["cache_precision"] for engine in engines} == {"int8"}
+    for engine in engines:
+        cost = engine["cache_cost"]
+        loss = engine["metrics"]["perplexity"] / cost["metrics"]["perplexity"] - 1
+        assert cost["change"]["difference"] == pytest.approx(loss, abs=1e-9)
+        assert loss != 0
+        assert cost["change"]["low"] <= loss <= cost["change"]["high"]
+        assert (cost["tokens"]["prompts"], cost["tokens"]["tokens"]) == (6, 7)
+    assert undocumented(found.report) == []
+    assert "Cost of the cache" in (found.folder / "report.html").read_text()
+    assert verify(found.folder, log=lambda line: None) == []

@@ -18,6 +18,7 @@ from compress.pipeline import Outcome, run
 from compress.stage.context import Context
 from export.generation.prompts import Generation
 from export.generation.proposals import with_proposals
+from export.parity.parity import ParityError
 from tests.compress import tiny_gpt
 from tests.test_generation import recipe
 
@@ -39,6 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
         patch.setattr(proposals, "STREAMS", (1, 2))
         patch.setattr(generation, "STREAMS", (1,))
         patch.setattr(generation, "TURNS", 1)
+        patch.setattr(generation, "MIN_FOR_P99", 1)
         folder = tmp_path_factory.mktemp("runs") / "tiny"
         asked = stages(draft="draft", draft_tokens=3)
         return run(recipe(target=TARGET, stages=asked), folder, progress=ConsoleProgress("quiet"))
@@ -122,6 +124,19 @@ def test_what_the_text_proposes_is_counted_too(finished: Outcome, tmp_path: Path
     answered = load_file(exported / entry["generation"]["file"])
     assert told["proposed"] <= 4 * answered["tokens"].size
     assert with_proposals([build], Generation(), context, exported) == [build]
+
+
+@pytest.mark.whole
+def test_other_answers_are_an_error_where_nothing_rounds(finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    [exported] = finished.folder.glob("stages/export-*")
+    build = json.loads((exported / "export.json").read_text())["builds"][0]
+    context = Context("text-generation", tiny_gpt.data(), tiny_gpt.LENGTH, Target(**TARGET), 0, ConsoleProgress("silent"), tmp_path)
+    monkeypatch.setattr("export.generation.proposals.token_shortfall", lambda compared, other: "other answers")
+    with pytest.raises(ParityError, match="with prompt look-up: other answers"):
+        with_proposals([build], Generation(prompt_lookup=4), context, exported)
+    rounded = {**build, "engines": [{**entry, "cache_precision": "int8"} for entry in build["engines"]]}
+    [found] = with_proposals([rounded], Generation(prompt_lookup=4), context, exported)
+    assert found["engines"][0]["speculation"]["tokens"] == 4
 
 
 @pytest.mark.whole

@@ -9,11 +9,13 @@ prompts of random tokens as there are streams, all asked at once:
     bandwidth share   (bytes of the weights + bytes of the cache at half of the answer) per median time per token / read bandwidth; of one
                       stream alone, which reads all weights once for each token
 
-Percentiles are over all tokens of all turns; p99 is None below 200 values. Compare only within one call.
+Percentiles are over all tokens of all turns, of which there are so many that the times between tokens are at least 200; p99 is None below
+200 values. Compare only within one call.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -32,6 +34,7 @@ TOKENS = 64
 """Tokens of an answer."""
 WARM_UP_TOKENS = 4
 TURNS = 3
+"""Fewest turns."""
 MIN_FOR_P99 = 200
 
 
@@ -43,6 +46,12 @@ class Workload:
     streams: int
     tokens: int
     """Tokens of each answer."""
+
+    @property
+    def turns(self) -> int:
+        """Turns, at least `TURNS`: enough for the p99 of the time between tokens, which answers of one token do not have."""
+        between = self.streams * (self.tokens - 1)
+        return max(TURNS, math.ceil(MIN_FOR_P99 / between)) if between else TURNS
 
 
 @dataclass(frozen=True)
@@ -92,11 +101,11 @@ def measure_generation(
     random = np.random.default_rng(0)
     with ExitStack() as stack:
         processes = [stack.enter_context(EngineProcess(job)) for job in jobs]
-        advance = stack.enter_context(progress.bar("generation", len(loads) * len(jobs) * TURNS))
+        advance = stack.enter_context(progress.bar("generation", len(jobs) * sum(load.turns for load in loads)))
         cells = {load: [Cell() for _ in jobs] for load in loads}
         for load, row in cells.items():
             prompts = [random.integers(0, vocabulary, load.prompt_tokens).astype(np.int32) for _ in range(load.streams)]
-            for turn in range(TURNS):
+            for turn in range(load.turns):
                 for process, cell in zip(processes, row, strict=True):
                     if turn == 0:
                         _answer(process, prompts, WARM_UP_TOKENS)

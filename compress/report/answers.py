@@ -12,7 +12,10 @@ from typing import Any
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
 from compress.core.engines import REFERENCE
+from compress.measure.answers import load_predictions
+from compress.measure.metrics import primary
 from compress.report.evaluations import builds
+from compress.report.intervals import paired
 
 GENERATION = "generation.json"
 
@@ -21,8 +24,9 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
     """Returns one entry for each engine of a variant that answers prompts, the recommended one of a build first.
 
     Each holds `engine`, `mode`, `precision`, `float_precision`, `cache_precision`, `metrics`, `quality` (BLEU and chrF; None without
-    references), `agreement` (with the baseline, and with the same checkpoint in torch), `speeds`, one for each load, and `speculation`:
-    what tokens that are proposed to it did, None where none are.
+    references), `agreement` (with the baseline, and with the same checkpoint in torch), `cache_cost`: what a cache in less than
+    `float_precision` changed, None where it is in that; `speeds`, one for each load, and `speculation`: what tokens that are proposed to
+    it did, None where none are.
     """
     measured = _measured(run).get("rows", [])
     proposals = _measured(run).get("proposals", [])
@@ -43,11 +47,22 @@ def answers(run: Run, variant: str) -> list[dict[str, Any]]:
                         "questions": generation.get("questions", False),
                         "quality": generation.get("quality"),
                         "agreement": {"baseline": generation["baseline"], REFERENCE: generation[REFERENCE]},
+                        "cache_cost": _cache_cost(run, entry),
                         "speeds": speeds,
                         "speculation": _speculation(entry.get("speculation"), _of(proposals, variant, what)),
                     }
                 )
     return found
+
+
+def _cache_cost(run: Run, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Compares an engine with the same engine with a float cache (`export.generation.float_cache`); None where its own is one."""
+    told, exported = entry["generation"].get("float_cache"), run.of_kind("engine")
+    if told is None or exported is None:
+        return None
+    (before, labels), (after, _) = (load_predictions(exported.path / one["predictions"]) for one in (told, entry))
+    change = paired(primary(run.recipe["model"]["task"]), before, after, labels)
+    return {"metrics": told["metrics"], "change": change, "tokens": told["tokens"]}
 
 
 def _of(rows: Sequence[Mapping[str, Any]], variant: str, what: Mapping[str, Any]) -> list[dict[str, Any]]:

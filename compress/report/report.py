@@ -125,6 +125,8 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "precision": build["precision"] if build else None,
         "int8_share": first["int8_share"] if first else None,
         "int8_share_all": first["int8_share_all"] if first else None,
+        "int4_share": first.get("int4_share") if first else None,
+        "integer_weights": first.get("integer_weights") if first else None,
         "int8_share_reason": first.get("int8_share_reason") if first else "no engine was built for this variant",
         "int8_layers": first.get("layers", []) if first else [],
         "metrics": {one.backend: one.metrics for one in mine},

@@ -46,6 +46,7 @@ from export.engines.traced_precisions import traced_precisions
 
 FOLDER = "genai"
 CACHE = {"fp32": "f32", "bf16": "bf16", "fp16": "f16", "int8": "u8"}
+CACHE_PRECISION = "KV_CACHE_PRECISION"
 BACKENDS = {"paged": "PA", "stateful": "SDPA"}
 BACKEND = "ATTENTION_BACKEND"
 """A property of GenAI, unknown to the engine below it."""
@@ -121,7 +122,7 @@ def open_engine(spec: EngineSpec) -> OpenVinoGenai:
 
 def properties(threads: int, float_precision: str, cache_precision: str) -> dict[str, str]:
     """Returns the settings that a model is compiled with, wherever it is timed, evaluated or served."""
-    return {**blocks.properties(threads, float_precision), "KV_CACHE_PRECISION": CACHE[cache_precision]}
+    return {**blocks.properties(threads, float_precision), CACHE_PRECISION: CACHE[cache_precision]}
 
 
 class OpenVinoGenai:

@@ -168,11 +168,14 @@ class BuildRequest:
 
     def entry(self, mode: str, files: Sequence[Path] = (), **values: Any) -> dict[str, Any]:
         """Returns the engine's entry for `engines` of export.json; `values` replace or add to what every engine has."""
+        from export.stored_weights import integer_weights
+
         present = [file for file in files if file.exists()]
         given = {
             "float_precision": self.float_precision,
             "file": str(present[0].relative_to(self.root)) if present else None,
             "size_bytes": sum(file.stat().st_size for file in present),
+            "integer_weights": integer_weights(present),
         }
         return engine_entry(self.engine, mode, **{**given, **values})
 
@@ -189,6 +192,8 @@ def engine_entry(engine: EngineName, mode: str, **values: Any) -> dict[str, Any]
         "size_bytes": None,
         "int8_share": None,
         "int8_share_all": None,
+        "int4_share": None,
+        "integer_weights": None,
         "int8_share_reason": None,
         "layers": [],
         "metrics": {},

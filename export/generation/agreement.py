@@ -62,10 +62,14 @@ class Agreement:
             )
         return compared, reason
 
+    def answered(self, process: EngineProcess) -> Tokens:
+        """Returns the greedy answers of an engine to the prompts from evaluation rows, or to questions, int32 [n, T]."""
+        return answer(process, self._evaluation_prompts)
+
     def evaluate(self, process: EngineProcess, checkpoint: Path, path: Path) -> dict[str, Any]:
         """Answers prompts from evaluation rows, writes them to `path`, and compares them with the baseline and the checkpoint in torch."""
         prompts = self._evaluation_prompts
-        found, baseline = answer(process, prompts), self._in_torch(self._context.baseline.path, held_out=True)
+        found, baseline = self.answered(process), self._in_torch(self._context.baseline.path, held_out=True)
         save_answers(path, prompts.rows, found)
         compared = {
             "prompt_tokens": int(np.median([len(row) for row in prompts.rows])),

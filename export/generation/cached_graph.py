@@ -10,6 +10,9 @@ Keys and values are state of the infer request ([b, heads, p, head size] for eac
 with caches that are filled by hand: updating an empty cache takes another branch than updating a filled one. All layers keep all tokens;
 a sliding window is a matter of the attention mask.
 
+The graph gives the logits of every position, which whole blocks are scored with. Where an answer is asked, the pipelines of OpenVINO GenAI
+cut what the head reads to the last position; they look for its product right before the output, or behind the soft cap of Gemma 2.
+
 Left out: encoder-decoders (`export.generation.encoder_decoder_graphs`), recurrent states (Mamba, RWKV), caches with sizes of their own
 (DeepSeek's compressed keys).
 """

@@ -36,7 +36,7 @@ class Generation(Config):
 
     kv_cache: Literal["float", "fp16", "int8"] = "float"
     """What keys and values are kept in. float: the precision that the engine computes in, fp32 or bf16; fp16: half the memory of fp32;
-    int8: a quarter. Less than float changes answers; the report shows by how much."""
+    int8: a quarter. Less than float changes answers: the engine is checked against torch with float, and the report shows the cost."""
     prompts: Annotated[int, Field(ge=1, le=100_000)] = 200
     """Number of prompts: the starts of evaluation blocks, the sources of evaluation pairs, or questions."""
     questions: Annotated[str, Field(min_length=1)] | None = None

@@ -2,7 +2,7 @@
 
 Every engine that takes proposals answers the prompts of the export once more. Its answers have to be those that it gave by itself,
 but for tokens whose logits are as good as equal, which sums over several tokens at once may turn (`compress.standalone.tolerance`; not held
-to it in bf16, which rounds far more). How fast it is then is measured with the other speeds (`compress.measure.proposals`).
+to it where bf16 or the cache rounds far more). How fast it is then is measured with the other speeds (`compress.measure.proposals`).
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _asked(build: Entry, entry: Entry, proposing: Entry, context: Context, root:
         answers = process.generate(prompts, Decoding(max_tokens=expected.shape[1], ignore_end=not ended(expected)))
     compared = compare_tokens(expected, filled([one.tokens[0] for one in answers], expected.shape[1]))
     reason = token_shortfall(compared, "the engine without proposals")
-    if reason is not None and entry["float_precision"] == "fp32":
+    if reason is not None and entry["float_precision"] == entry["cache_precision"] == "fp32":
         raise ParityError(f"{name} with {proposing['draft'] or 'prompt look-up'}: {reason}")
     counted = accepted(answers)
     context.progress.log(

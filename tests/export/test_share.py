@@ -88,3 +88,9 @@ def test_every_gemm_of_every_family_is_found(family: str, engine: str, mode: str
         found = share(gemms, opened.precisions([gemm.node for gemm in gemms], 2, length(family)))
         assert found["int8_share_reason"] is None
         assert {layer["name"] for layer in found["layers"] if layer["precision"] == "int8"} == wanted
+
+
+def test_products_with_int4_weights_have_a_share_of_their_own() -> None:
+    found = share(GEMMS, {"a/MatMul": "fp32", "b/Gemm": "w4a16", "c/qk": "fp32", "c/pv": "fp32"})
+    assert (found["int4_share"], found["int8_share"]) == (20 / 80, 0)
+    assert share(GEMMS, {})["int4_share"] is None

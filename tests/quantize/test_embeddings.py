@@ -20,6 +20,7 @@ from compress.schemes.checkpoint import load_quantization
 from compress.schemes.tables import KEY, load_tables, on_table_grid, row_scale, table_codes, table_modules
 from export.generation.codes import insert_tables
 from export.generation.genai_folder import quantized_graph
+from export.stored_weights import integer_weights
 from quantize.embeddings import quantize_tables
 from quantize.quantize import Quantize
 from tests.export.generation.test_agreement import context
@@ -95,6 +96,12 @@ def test_the_engine_reads_the_rows_as_integers_and_answers_as_torch(quantized: P
     else:
         assert heads == [["f32", "i8"]]
         assert [types[0] for kind, types in told if kind == "Gather" and "f32" in types[3:]] == ["i8"]  # the look-up, with its scales
+
+
+def test_the_file_holds_all_but_the_positions_as_integers(quantized: Path, tmp_path: Path) -> None:
+    openvino.save_model(quantized_graph(quantized), tmp_path / "model.xml", compress_to_fp16=False)
+    positions, integers = 16 * 32, 300 * 32 + 2 * 12 * 32 * 32
+    assert integer_weights([tmp_path / "model.xml"]) == pytest.approx(integers / (integers + positions))
 
 
 def test_scales_of_another_table_are_refused() -> None:

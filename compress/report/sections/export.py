@@ -32,6 +32,8 @@ def _layer_chart(variant: Report) -> View:
         "id": variant.get("id"),
         "share": phrases.share(variant.get("int8_share")),
         "share_all": phrases.share(variant.get("int8_share_all")),
+        "int4": phrases.share(variant["int4_share"]) if variant.get("int4_share") else None,
+        "stored": phrases.share(variant["integer_weights"]) if variant.get("integer_weights") is not None else None,
         "known": variant.get("int8_share") is not None,
         "reason": variant.get("int8_share_reason") or NO_REASON,
         "rows": rows,

@@ -22,6 +22,7 @@ def generation(report: Report) -> View | None:
     return {
         "agreement": [_agreement(variant, engine) for variant, engine in engines],
         "has_quality": any(engine.get("quality") for _, engine in engines),
+        "caches": [_cache(variant, engine, report["metric"]["name"]) for variant, engine in engines if engine.get("cache_cost")],
         "loads": [_load(engines, length) for length in lengths],
         "proposals": [_proposals(variant, engine) for variant, engine in engines if engine.get("speculation")],
         "bandwidth": _rate(report.get("bandwidth_bytes_per_s")),
@@ -94,6 +95,22 @@ def _agreement(variant: Report, engine: Report) -> View:
         "first": "none" if first is None else f"{first:g}",
         "own": phrases.share(own.get("equal_share")),
         "quality": _quality(engine["quality"]) if engine.get("quality") else None,
+    }
+
+
+def _cache(variant: Report, engine: Report, metric: str) -> View:
+    """Returns what a cache in less than float cost one engine: its metric and its tokens beside those with a float cache."""
+    cost = engine["cache_cost"]
+    change, tokens = cost["change"], cost["tokens"]
+    return {
+        "name": _name(variant, engine),
+        "what": f"cache {engine['cache_precision']} beside {engine['float_precision']}",
+        "before": phrases.figure(cost["metrics"].get(metric), metric),
+        "after": phrases.figure(engine["metrics"].get(metric), metric),
+        "change": phrases.change(change["difference"], metric),
+        "spread": phrases.change_interval(change["low"], change["high"], metric),
+        "equal": phrases.share(tokens["equal_share"]),
+        "identical": f"{tokens['identical']} of {tokens['prompts']}",
     }
 
 

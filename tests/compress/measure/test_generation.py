@@ -14,7 +14,7 @@ from compress.core.decoding import Answer, Decoding
 from compress.core.progress import ConsoleProgress
 from compress.machine.bandwidth import read_bandwidth
 from compress.measure import generation
-from compress.measure.generation import Reads, Workload, bandwidth_share, measure_generation, percentiles, workloads
+from compress.measure.generation import MIN_FOR_P99, TURNS, Reads, Workload, bandwidth_share, measure_generation, percentiles, workloads
 
 
 @dataclass
@@ -66,8 +66,8 @@ def rows(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_engines_take_turns_and_every_load_is_warmed_up(rows: list[dict[str, Any]]) -> None:
-    assert ORDER == 2 * ["a", "a", "b", "b", "a", "b", "a", "b"]
-    assert OPEN[0].asked == [(1, 32, 4), *[(1, 32, 64)] * 3, (4, 32, 4), *[(4, 32, 64)] * 3]
+    assert ["a", "a", "b", "b", *["a", "b"] * 3, "a", "a", "b", "b", *["a", "b"] * 2] == ORDER
+    assert OPEN[0].asked == [(1, 32, 4), *[(1, 32, 64)] * 4, (4, 32, 4), *[(4, 32, 64)] * 3]
 
 
 def test_times_and_rates_are_those_of_the_tokens(rows: list[dict[str, Any]]) -> None:
@@ -75,8 +75,8 @@ def test_times_and_rates_are_those_of_the_tokens(rows: list[dict[str, Any]]) -> 
     assert [(row["job"], row["streams"]) for row in rows] == [(0, 1), (0, 4), (1, 1), (1, 4)]
     assert alone["token_ms"]["p50"] == pytest.approx(2)
     assert alone["first_token_ms"] == {"p50": pytest.approx(10), "p90": pytest.approx(10), "p99": None}
-    assert alone["n"] == 3 * 63
-    assert alone["token_ms"]["p99"] is None
+    assert alone["n"] == 4 * 63
+    assert alone["token_ms"]["p99"] == pytest.approx(2)
     assert four["n"] == 3 * 4 * 63
     assert four["token_ms"]["p99"] == pytest.approx(2)
     assert alone["tokens_per_s"] == pytest.approx(64 / 0.136, rel=1e-4)
@@ -100,6 +100,15 @@ def test_loads_fit_into_what_the_model_reads() -> None:
             assert load.prompt_tokens >= 1
             assert load.tokens >= 1
             assert load.prompt_tokens + load.tokens <= longest
+
+
+def test_every_load_has_enough_times_between_tokens_for_p99() -> None:
+    for longest in (8, 16, 64, 128, None):
+        for load in workloads(longest):
+            times = load.streams * (load.tokens - 1)
+            assert load.turns * times >= MIN_FOR_P99
+            assert load.turns == TURNS or (load.turns - 1) * times < MIN_FOR_P99  # and no more than that
+    assert Workload(32, 1, 1).turns == TURNS
 
 
 def test_percentiles_need_samples() -> None:

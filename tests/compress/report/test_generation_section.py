@@ -22,6 +22,7 @@ def report(*speeds: dict[str, Any]) -> dict[str, Any]:
         "precision": "int8",
         "float_precision": "bf16",
         "cache_precision": "int8",
+        "metrics": {"perplexity": 30.9},
         "agreement": {"baseline": compared, "torch": {**compared, "equal_share": 1.0, "first_other": None}},
         "speeds": list(speeds),
     }
@@ -33,7 +34,7 @@ def report(*speeds: dict[str, Any]) -> dict[str, Any]:
         {"model": "other"},
     ]
     variants = [{"id": "baseline"}, {"id": "quantize", "answers": [engine]}]
-    return {"variants": variants, "bandwidth_bytes_per_s": 4e10, "triton": {"models": models}}
+    return {"variants": variants, "metric": {"name": "perplexity"}, "bandwidth_bytes_per_s": 4e10, "triton": {"models": models}}
 
 
 def test_a_run_without_answers_has_no_section() -> None:
@@ -69,6 +70,18 @@ def test_what_was_not_timed_stands_in_the_table_of_agreement_alone() -> None:
     found = generation(report())
     assert found is not None
     assert found["loads"] == []
+
+
+def test_what_a_cache_in_less_than_float_cost_stands_in_a_table_of_its_own() -> None:
+    given = report()
+    assert generation(given)["caches"] == []  # type: ignore[index]
+    change = {"difference": 0.03, "low": 0.01, "high": 0.05}
+    cost = {"metrics": {"perplexity": 30.0}, "change": change, "tokens": {"equal_share": 0.75, "identical": 1, "prompts": 4}}
+    given["variants"][1]["answers"][0]["cache_cost"] = cost
+    [row] = generation(given)["caches"]  # type: ignore[index]
+    assert (row["name"], row["what"]) == ("quantize int8, rest bf16", "cache int8 beside bf16")
+    assert (row["before"], row["after"], row["change"], row["spread"]) == ("30.00", "30.90", "+3.00\xa0%", "+1.00 to +5.00\xa0%")
+    assert (row["equal"], row["identical"]) == ("75.0\xa0%", "1 of 4")
 
 
 def test_what_proposed_tokens_did_stands_in_a_table_of_its_own() -> None:

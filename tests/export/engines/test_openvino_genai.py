@@ -11,13 +11,16 @@ import pytest
 import torch
 
 from compress.core.decoding import Decoding
+from compress.core.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
 from compress.models.experts import with_separate_experts
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, cache_precision, properties, refusal
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
+from export.generation.cached_graph import cached_graph
 from export.generation.genai_folder import MODEL, paged_obstacle
 from tests.export.generation.genai_checkpoints import checkpoint, genai_folder, prompts, tokenizer
+from tests.export.generation.test_cached_graph import Session
 from tests.export.generation.test_codes import ZERO_POINTS
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY
 
@@ -98,6 +101,37 @@ def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | 
     # code: that row parts from there on
     assert close.sum() >= len(ids) - (kind in MIXTURES or scheme == "w8a8"), np.abs(found - expected).max()
     np.testing.assert_array_equal(engine(kind, scheme).predict({"input_ids": ids}), found)  # nothing is left in the cache
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_perplexity_through_the_cache_is_that_of_whole_blocks(kind: str) -> None:
+    model: Any = load_float(checkpoint(kind))
+    ids = said_by(model, 8, 24)
+    rows, mask = list(ids.astype(np.int32)), np.ones_like(ids)
+    labels = labels_of(rows, ids.shape[1] - 1)
+
+    def of(logits: np.ndarray) -> float:
+        return perplexity(answers_of(rows, logits, labels.shape[1]), labels)
+
+    with torch.no_grad():
+        expected = of(model(input_ids=torch.from_numpy(ids), use_cache=False).logits.numpy())
+    assert expected < 0.9 * VOCABULARY  # the model knows its own words, or equality would prove little
+    session = Session(cached_graph(model))
+    one_by_one = [session.logits(ids[:, at : at + 1], mask[:, : at + 1]) for at in range(ids.shape[1])]
+    for found in (engine(kind).predict({"input_ids": ids}), np.concatenate(one_by_one, axis=1)):
+        assert of(found) == pytest.approx(expected, rel=1e-5)
+    assert of(OpenVinoGenai(spec(kind, cache_precision="int8")).predict({"input_ids": ids})) != pytest.approx(expected, rel=1e-5)
+
+
+def said_by(model: Any, count: int, length: int) -> np.ndarray:
+    """Returns blocks of words that a model finds likely, int64 [count, length]: drawn one by one at a temperature of 0.1."""
+    torch.manual_seed(0)
+    ids = torch.randint(3, VOCABULARY, (count, 1))
+    with torch.no_grad():
+        while ids.shape[1] < length:
+            last = model(input_ids=ids, use_cache=False).logits[:, -1]
+            ids = torch.cat([ids, torch.multinomial((last / 0.1).softmax(dim=-1), 1)], dim=1)
+    return ids.numpy()
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from compress.core.decoding import Decoding
+from compress.core.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
 from compress.models.encoder_decoder import encoder_decoder_settings
 from compress.standalone.encoder_decoder import DECODER
@@ -127,6 +128,22 @@ def test_greedy_answers_to_padded_sources_are_those_alone() -> None:
     answers = engine("t5").generate(asked, Decoding(max_tokens=12))
     for row, answer in zip(found, answers, strict=True):
         assert row[row != ENDED].tolist() == list(answer.tokens[0])
+
+
+@pytest.mark.parametrize("kind", ["t5", "bart"])
+def test_perplexity_through_the_cache_is_that_of_whole_targets(kind: str) -> None:
+    model: Any = load_float(checkpoint(kind))
+    asked = sources((9,) * 8)
+    likely = greedy(model, Prompts(tuple(asked), 20, references=tuple(asked)))
+    rows = [TokenPair(source, answer[answer != ENDED]) for source, answer in zip(asked, likely, strict=True)]
+    features = preprocessor().encode(rows)
+    labels = labels_of(rows, 20)
+    with torch.no_grad():
+        given = {name: torch.from_numpy(value) for name, value in features.items()}
+        whole = model(**given, use_cache=False).logits.numpy()
+    expected, found = (perplexity(answers_of(rows, logits, 20), labels) for logits in (whole, engine(kind).predict(features)))
+    assert expected < 0.9 * VOCABULARY  # the model knows its own words, or equality would prove little
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS])

@@ -14,12 +14,20 @@ from safetensors.numpy import load_file
 from compress.artifacts.artifact import Artifact
 from compress.core.decoding import Answer, Decoding
 from compress.core.errors import InputError
+from compress.core.next_token import labels_of
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
+from compress.data.splits import Data, Split
+from compress.measure.answers import load_predictions
 from compress.measure.engine_process import EngineProcess
+from compress.measure.predictions import predict
 from compress.models.checkpoint import load_float
 from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
+from export.builds import Build, computes_bf16
 from export.export import Export
+from export.exporter import Exporter
+from export.generation.agreement import Agreement
 from export.generation.prompts import Generation, Prompts, greedy
 from export.parity.parity import ParityError
 from tests.compress import tiny_gpt
@@ -38,10 +46,10 @@ def context(kind: str, tmp_path: Path, **changes: Any) -> Context:
     )
 
 
-def exported(kind: str, tmp_path: Path) -> dict[str, Any]:
-    given, out = context(kind, tmp_path), tmp_path / "out"
+def exported(kind: str, tmp_path: Path, settings: Generation = SETTINGS, **changes: Any) -> dict[str, Any]:
+    given, out = context(kind, tmp_path, **changes), tmp_path / "out"
     out.mkdir()
-    Export(generation=SETTINGS, float_precision="fp32").run(given.baseline, given, out)
+    Export(generation=settings, float_precision="fp32").run(given.baseline, given, out)
     found: dict[str, Any] = json.loads((out / "export.json").read_text())
     return found
 
@@ -68,6 +76,48 @@ def test_the_answers_of_an_engine_are_kept_and_compared(kind: str, modes: list[s
     assert {path.name for path in (tmp_path / "out" / build["folder"] / "genai").glob("*.xml")} == {
         f"openvino_{name}.xml" for name in ("model", "tokenizer", "detokenizer")
     }
+
+
+def random_blocks(count: int, seed: int) -> Split:
+    rows = list(np.random.default_rng(seed).integers(3, VOCABULARY, (count, 32)).astype(np.int32))
+    return Split(list(rows), labels_of(rows, 31))
+
+
+@pytest.mark.whole
+def test_an_int8_cache_is_evaluated_and_not_held_to_torch(tmp_path: Path) -> None:
+    """Of this model it changes more answers than the gate allows."""
+    baseline = Artifact(checkpoint("gpt2"), {"id": "baseline", "digest": "", "parents": []})
+    data = Data(random_blocks(4, 0), random_blocks(40, 1), random_blocks(40, 2), ())
+    settings = Generation(prompts=20, tokens=16, kv_cache="int8")
+    build = exported("gpt2", tmp_path, settings, data=data, max_length=32, checkpoints={"baseline": baseline})["builds"][0]
+    [entry] = build["engines"]
+    assert (entry["mode"], entry["runnable"], entry["cache_precision"]) == ("paged", True, "int8")
+    assert entry["properties"]["KV_CACHE_PRECISION"] == "u8"  # what is served
+    assert entry["parity"]["tokens"]["identical"] == 20
+    generation, cost = entry["generation"], entry["generation"]["float_cache"]
+    assert generation["torch"]["identical"] < 20
+    assert cost["tokens"]["equal_share"] == generation["torch"]["equal_share"]  # with a float cache the answers are those of torch
+    for metric in ("perplexity", "accuracy"):
+        assert cost["metrics"][metric] == pytest.approx(entry["metrics"][metric], rel=1e-3)
+    floating, own = (load_predictions(tmp_path / "out" / one["predictions"])[0] for one in (cost, entry))
+    expected = predict(load_float(checkpoint("gpt2")), Preprocessor.load(tmp_path / "out" / build["folder"]), data.evaluation.rows, 32)
+    near, far = (float(np.abs(one[..., 0] - expected[..., 0]).max()) for one in (floating, own))
+    assert near < 1e-4 < far
+
+
+@pytest.mark.whole
+def test_a_mode_whose_float_part_is_bf16_keeps_answers_of_its_own(tmp_path: Path) -> None:
+    """On a processor without bf16 there is one mode, and nothing to mix up."""
+    baseline = Artifact(checkpoint("gpt2"), {"id": "baseline", "digest": "", "parents": []})
+    data = Data(random_blocks(4, 0), random_blocks(8, 1), random_blocks(8, 2), ())
+    given, out = context("gpt2", tmp_path, data=data, max_length=32, checkpoints={"baseline": baseline}), tmp_path / "out"
+    out.mkdir()
+    agreement = Agreement(given, SETTINGS.model_copy(update={"kv_cache": "int8"}))
+    build = Build("quantize", checkpoint("gpt2", "w8a8"), "int8", "baseline")
+    engines = Exporter(build, given, out, "bf16", {}, agreement).run()["engines"]
+    kept = [path for entry in engines for path in (entry["generation"]["file"], entry["generation"]["float_cache"]["predictions"])]
+    assert len(kept) == len(set(kept)) == 2 * len(engines)
+    assert {entry["float_precision"] for entry in engines} == ({"bf16", "fp32"} if computes_bf16(given) else {"fp32"})
 
 
 @pytest.mark.whole

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from compress.core.errors import InputError
 from export.generation.cached_graph import cached_graph
 from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
+from tests.seldom import seldom
 
 NEW_TOKENS = 64
 PENALTY = 3.0
@@ -111,6 +112,17 @@ def test_the_cache_is_state_and_no_input() -> None:
     assert [value.any_name for value in graph.outputs] == ["logits"]
     assert len(graph.get_variables()) == 4  # keys and values of two layers
     assert {str(one.get_info().data_shape) for one in graph.get_variables()} == {"[?,2,?,16]"}
+
+
+@pytest.mark.parametrize("kind", seldom(CONFIGS, CONFIGS.keys() - {"gpt2", "llama", "gemma2"}))
+def test_the_product_of_the_head_is_where_pipelines_look_for_it(kind: str) -> None:
+    """They cut what it reads to the last position; the graph by itself gives the logits of all."""
+    node = cached_graph(decoder(kind)).output("logits").get_node().input_value(0).get_node()
+    names = [node.get_type_name()]
+    while names[-1] != "MatMul" and len(names) < 4:
+        node = node.input_value(0).get_node()
+        names.append(node.get_type_name())
+    assert names == (["Multiply", "Tanh", "Divide", "MatMul"] if kind == "gemma2" else ["MatMul"])
 
 
 def test_a_model_that_keeps_no_keys_is_refused() -> None:

@@ -14,25 +14,27 @@ from openvino import opset15 as ops
 from torch import nn
 
 from compress.models.conv1d import with_linears
+from compress.models.experts import with_separate_experts
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
 from compress.schemes.scales import Scales
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, int4_weight, rounded
-from tests.export.generation.tiny_decoders import VOCABULARY, decoder
+from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
+from tests.seldom import seldom
 
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ZERO_POINTS = "w4a16, zero points"
 SCHEMES = ("w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
 UNEVEN = float(np.float32(0.01012))
 """A scale s for which 128 s * (255 / (127 s + 128 s)) is not 128 in float32."""
-KINDS = ("gpt2", "llama", "bloom", "phi3", "gpt_neox")
+KINDS = seldom(CONFIGS, CONFIGS.keys() - {"gpt2", "llama", "bloom", "phi3", "gpt_neox"})
 
 
 def quantized(kind: str, scheme: str, group: int = 32) -> tuple[Any, nn.Module, dict[str, Scales]]:
     """Returns a decoder with weights on their grids, the same in integers, and the scales of its blocks' layers."""
     torch.manual_seed(1)
-    floating, integer = (with_linears(decoder(kind)) for _ in range(2))
+    floating, integer = (with_separate_experts(with_linears(decoder(kind))) for _ in range(2))
     head = floating.get_output_embeddings()
     layers: dict[str, Scales] = {}
     for name, module in list(floating.named_modules()):

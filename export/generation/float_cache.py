@@ -1,0 +1,75 @@
+"""What it costs to keep keys and values in less than an engine computes in.
+
+The gate of parity asks whether a graph is that of torch, so that an engine answers it with a cache in the precision that it computes in.
+The cache that was asked for may then change answers: the engine as it is served is evaluated, not held to torch, and compared with the
+first.
+
+    metrics    of the first, on the evaluation split; `predictions` is their file
+    tokens     the greedy answers of both (`compress.measure.tokens`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from compress.core.tasks import TASKS
+from compress.data.splits import Split
+from compress.measure.answers import load_predictions, save_predictions
+from compress.measure.engine_process import EngineProcess
+from compress.measure.metrics import metrics
+from compress.measure.tokens import compare_tokens
+from compress.stage.context import Context
+from export.engines.spec import EngineSpec
+from export.generation.agreement import Agreement
+from export.generation.prompts import Tokens
+
+
+def rounds_cache(entry: Mapping[str, Any]) -> bool:
+    """Whether an engine of export.json keeps keys and values in less than it computes in; False where it keeps none."""
+    return bool(entry.get("cache_precision", entry["float_precision"]) != entry["float_precision"])
+
+
+def with_float_cache(spec: EngineSpec) -> EngineSpec:
+    """Returns the spec of the same engine with keys and values in the precision that it computes in."""
+    from export.engines.openvino_genai import CACHE, CACHE_PRECISION
+
+    return replace(spec, properties={**spec.properties, CACHE_PRECISION: CACHE[spec.float_precision]})
+
+
+@dataclass(frozen=True)
+class FloatCache:
+    """What an engine with such a cache answered to the evaluation split."""
+
+    predictions: Path
+    tokens: Tokens
+    """Its greedy answers to the evaluation prompts, int32 [n, T]."""
+
+    @classmethod
+    def of(cls, process: EngineProcess, evaluation: Split, batch_size: int, agreement: Agreement, path: Path) -> FloatCache:
+        """Asks an open engine; its predictions are written to `path`."""
+        save_predictions(path, process.predict(evaluation.rows, batch_size), evaluation.labels)
+        return cls(path, agreement.answered(process))
+
+    def cost(self, entry: dict[str, Any], tokens: Tokens, root: Path, context: Context) -> dict[str, Any]:
+        """Compares the engine as it is served with this one.
+
+        Args:
+            entry: Its entry of export.json, evaluated.
+            tokens: Its greedy answers to the same prompts, int32 [n, T].
+            root: Folder of export.json.
+            context: That of the stage.
+
+        Returns:
+            The entry, with `metrics`, `predictions` and `tokens` as `float_cache` of its `generation`.
+        """
+        compared = compare_tokens(self.tokens, tokens)
+        figures, metric = metrics(context.task, *load_predictions(self.predictions)), TASKS[context.task].metric
+        context.progress.log(
+            f"      cache in {entry['cache_precision']}: {metric} {entry['metrics'][metric]:.4f}, in {entry['float_precision']} "
+            f"{figures[metric]:.4f}; {100 * compared['equal_share']:.1f} % of the tokens are the same"
+        )
+        there = {"metrics": figures, "predictions": self.predictions.relative_to(root).as_posix(), "tokens": compared}
+        return {**entry, "generation": {**entry["generation"], "float_cache": there}}

@@ -1,0 +1,56 @@
+"""Integer weights in the files of engines, against the layers that were quantized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.core.target import Target
+from compress.models.checkpoint import load_float
+from compress.models.experts import with_separate_experts
+from compress.models.preprocessor import preprocessor
+from compress.schemes.checkpoint import load_quantization
+from export.engines import onnxruntime, openvino
+from export.generation.genai_folder import MODEL
+from export.graph.quantized import write_graphs
+from export.stored_weights import integer_weights
+from tests.export.generation.genai_checkpoints import checkpoint, genai_folder
+from tests.export.generation.test_codes import ZERO_POINTS
+
+pytestmark = pytest.mark.whole
+
+SCHEMES = (None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
+
+
+def expected(kind: str, scheme: str | None) -> float:
+    """Returns the share of the parameters that are codes."""
+    model: Any = with_separate_experts(load_float(checkpoint(kind, scheme)))
+    layers = {} if scheme is None else load_quantization(checkpoint(kind, scheme))[0]
+    sizes = {name.removesuffix(".weight"): value.numel() for name, value in model.named_parameters() if value.squeeze().dim() > 1}
+    return sum(sizes[name] for name in layers) / sum(sizes.values())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("kind", ["llama", "mixtral"])
+def test_codes_in_the_graph_with_a_cache_are_counted(kind: str, scheme: str | None) -> None:
+    model = genai_folder(kind, scheme) / MODEL
+    assert integer_weights([model, model.with_suffix(".bin")]) == pytest.approx(expected(kind, scheme))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_codes_in_the_graphs_for_whole_blocks_are_counted(scheme: str | None, tmp_path: Path) -> None:
+    target = Target(engines=("openvino", "onnxruntime"), sequence_lengths=(8,), batch_sizes=(1,), threads=1)
+    given = checkpoint("llama", scheme)
+    model = write_graphs(given, preprocessor(given, "text-generation", 16, target), tmp_path / "model.onnx", target.engines)
+    files = [model, *openvino.convert(model, tmp_path)[:1]]
+    files += [onnxruntime.with_uint8_activations(model, tmp_path)] if scheme == "w8a8" else []
+    files += [tmp_path / "model_dynamic.onnx"] if scheme == "w8a8-dynamic" else []
+    for file in files:
+        assert integer_weights([file]) == pytest.approx(expected("llama", scheme)), file.name
+
+
+def test_files_that_are_no_graphs_have_no_share(tmp_path: Path) -> None:
+    assert integer_weights([]) is None
+    assert integer_weights([tmp_path / "model.plan"]) is None
