@@ -342,7 +342,7 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
         speculation: What proposes tokens.
 
     Raises:
-        InputError: Nothing can be proposed with these settings.
+        InputError: Nothing can be proposed with these settings, or a search is asked to penalize repetitions.
     """
     import openvino_genai
 
@@ -363,6 +363,11 @@ def generation_config(decoding: Decoding, of_model: Any, speculation: Speculatio
         if decoding.top_k:
             config.top_k = decoding.top_k
     if decoding.beams > 1:
+        if decoding.repetition_penalty != 1:
+            raise InputError(
+                f"repetition_penalty: {decoding.repetition_penalty:g} given with {decoding.beams} beams; OpenVINO GenAI searches without "
+                "it: leave one of them out, or answer in torch"
+            )
         config.num_beams, config.num_return_sequences = decoding.beams, decoding.answers
         config.length_penalty = decoding.length_penalty
     if speculation is not None:

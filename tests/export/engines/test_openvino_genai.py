@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from compress.core.decoding import Decoding
+from compress.core.errors import InputError
 from compress.core.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
 from compress.models.experts import with_separate_experts
@@ -181,6 +182,13 @@ def test_beams_are_those_of_transformers(mode: str) -> None:
     )
     assert [list(one) for one in answer.tokens] == expected
     assert len({tuple(one) for one in expected}) == 3
+
+
+@pytest.mark.parametrize("mode", ["paged", "stateful"])
+def test_a_search_that_penalizes_repetitions_is_refused_in_one_line(mode: str) -> None:
+    (prompt,) = prompts((9,))
+    with pytest.raises(InputError, match=r"repetition_penalty: 3 given with 4 beams; .*: leave one of them out, or answer in torch"):
+        engine("llama", None, mode).generate([prompt], Decoding(max_tokens=4, beams=4, repetition_penalty=3.0))
 
 
 @pytest.mark.parametrize("mode", ["paged", "stateful"])

@@ -76,6 +76,7 @@ def test_conversations_go_through_the_chat_template_alone() -> None:
         ({"TEXT": texts("a"), "STOP": texts(*["a"] * 17)}, "STOP: at most 16 texts"),
         ({"TEXT": texts("a"), "BEAMS": [2]}, "a search needs STREAM false"),
         ({"TEXT": texts("a"), "BEAMS": [2], "STREAM": [False], "ANSWERS": [3]}, "ANSWERS: 3 given with 2 beams"),
+        ({"TEXT": texts("a"), "BEAMS": [2], "STREAM": [False], "REPETITION_PENALTY": [2.0]}, "REPETITION_PENALTY: 2 given with 2 beams"),
         ({"MESSAGES": texts("{")}, "this is not JSON"),
         ({"MESSAGES": texts("[]")}, "with at least one message"),
         ({"MESSAGES": texts('[{"role": "u"}]')}, "message 0 is not like that"),

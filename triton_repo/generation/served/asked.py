@@ -196,6 +196,11 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
             raise Refused(f"BEAMS: {values['BEAMS']} given; tokens are proposed to this model, which does not search: leave it out")
         if not limits.beams:
             raise Refused(f"BEAMS: {values['BEAMS']} given; this model answers one request at a time and does not search: leave it out")
+        if values["REPETITION_PENALTY"] != 1 and not limits.apart:
+            raise Refused(
+                f"REPETITION_PENALTY: {values['REPETITION_PENALTY']:g} given with {values['BEAMS']} beams; this model searches without it: "
+                "leave one of them out"
+            )
         if values["STREAM"] or values["TEMPERATURE"] > 0 or STOP in inputs or STOP_TOKENS in inputs:
             raise Refused(
                 f"BEAMS: {values['BEAMS']} given; a search needs STREAM false, and takes neither TEMPERATURE, {STOP} nor {STOP_TOKENS}"
