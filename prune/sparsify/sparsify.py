@@ -83,8 +83,8 @@ class Sparsify(SparsifySettings):
             `layers` (for each its name, `weights`, `zeros`, `sparsity`, numbers of all-zero `outputs` and `inputs`, and for block patterns
             `blocks` and `zero_blocks`); `unread` (number of heads and neurons that are never read; null with a `reason` if unknown);
             `unreached` (layers that stay dense, since no calibration row reaches them); `learning` and `recovery` (losses, values on the
-            selection split and steps of each training that ran); for lasso `groups` (quantiles of the groups' root mean squares by layer,
-            before and after training).
+            selection split and steps of each training that ran); for lasso `groups` (its metric, and quantiles of the groups' root
+            mean squares in it by layer, before and after training).
 
         Raises:
             InputError: The model is not a stack of blocks, blocks cannot reach the target sparsity, an input of a layer is not finite, or
@@ -197,7 +197,7 @@ class Sparsify(SparsifySettings):
                 masks = model_masks(weights, shapes, self.target)
         for name, layer in layers.items():
             zero_gone(layer, masks[name])
-        groups = {"quantiles": list(QUANTILES), "before": before, "after": after}
+        groups = {"metric": settings.metric, "quantiles": list(QUANTILES), "before": before, "after": after}
         return {"unreached": [], "learning": _history_figures(history), "groups": groups}
 
     def _curvature(self, model: nn.Module, layers: Mapping[str, nn.Linear], source: Path, context: Context) -> dict[str, Curvature]:

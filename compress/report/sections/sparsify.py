@@ -39,6 +39,8 @@ def _settings(figures: Figures) -> list[tuple[str, str]]:
         ("zero weights", _share(figures.get("sparsity"))),
         ("target", _share(figures.get("asked"))),
     ]
+    if (figures.get("groups") or {}).get("metric"):
+        settings.append(("metric of the groups", str(figures["groups"]["metric"])))
     if unused.get("heads") is not None:
         settings.append(("without effect", f"{unused['heads']} heads, {unused['neurons']} neurons"))
     return settings

@@ -170,6 +170,7 @@ def test_the_losses_of_learning_are_kept(
     assert losses[-1]["cross_entropy"] < losses[0]["cross_entropy"]
     if method == "lasso":
         groups = figures["groups"]
+        assert groups["metric"] == "curvature"
         name = figures["layers"][2]["name"]
         assert groups["after"][name][1] < 0.1 * groups["before"][name][1]  # the small ones have become next to nothing
 

@@ -10,6 +10,7 @@ from compress.report.sections.sparsify import sparsity
 
 LAYER = {"name": "encoder.layer.0.output.dense", "weights": 200, "zeros": 50, "sparsity": 0.25, "outputs": 3, "inputs": 0}
 GROUPS = {
+    "metric": "curvature",
     "quantiles": [0.0, 0.5, 1.0],
     "before": {"encoder.layer.0.output.dense": [0.1, 0.2, 0.3]},
     "after": {"encoder.layer.0.output.dense": [0.001, 0.02, 0.3]},
@@ -35,6 +36,9 @@ def test_each_layer_says_how_many_zeros_it_has() -> None:
 def test_blocks_and_groups_are_told_where_there_are_some() -> None:
     (view,) = sparsity(variant(groups=GROUPS, layers=[{**LAYER, "blocks": 1250, "zero_blocks": 312}]))
     assert view["layers"][0]["blocks"] == "312 of 1,250"
+    assert ("metric of the groups", "curvature") in view["settings"]
+    (earlier,) = sparsity(variant(groups={name: value for name, value in GROUPS.items() if name != "metric"}))
+    assert "metric of the groups" not in dict(earlier["settings"])
     assert view["quantiles"] == ["0.0 %", "50.0 %", "100.0 %"]
     assert view["groups"] == [{"name": "encoder.layer.0.output.dense", "before": ["0.1", "0.2", "0.3"], "after": ["0.001", "0.02", "0.3"]}]
 
