@@ -19,6 +19,7 @@ from prune.latency.budget import TOLERANCE
 from prune.latency.timing import table_folder
 from prune.prune import Prune
 from tests.prune.small_runs import pruned
+from tests.seldom import seldom
 
 pytestmark = pytest.mark.whole
 
@@ -104,7 +105,7 @@ def test_a_share_of_the_milliseconds_is_taken_away(
     assert figures["latency"]["asked_ms"] is None
 
 
-@pytest.mark.parametrize("granularity", [["heads", "ffn"], ["layers", "heads", "ffn"]], ids=str)
+@pytest.mark.parametrize("granularity", seldom([["heads", "ffn"], ["layers", "heads", "ffn"]], [["heads", "ffn"]]), ids=str)
 def test_masks_are_learned_against_the_clock(
     granularity: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
@@ -188,7 +189,7 @@ def test_settings_that_contradict_each_other(settings: dict[str, Any], message: 
         Prune(**{**QUICK, **settings})
 
 
-@pytest.mark.parametrize("outside", [["layers"], []], ids=str)
+@pytest.mark.parametrize("outside", seldom([["layers"], []], [[]]), ids=str)
 def test_other_layers_in_another_round_are_scanned_when_they_are_asked_for(
     outside: list[str], checkpoint: Callable[..., Path], make_context: Callable[..., Context], tmp_path: Path
 ) -> None:
