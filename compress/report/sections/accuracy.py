@@ -107,10 +107,11 @@ def _mode(row: Report) -> str:
 
 
 def ledger(report: Report) -> View:
-    """Returns the primary metric of every variant in every backend: `rows` of cells, and the reason that all cells of a column share."""
+    """Returns the primary metric of every variant in every backend of the run: `rows` of cells, and the reason that all cells of a column
+    share."""
     metric, variants = report["metric"]["name"], report["variants"]
     found = [backend for variant in variants for backend in variant["accuracy"]]
-    backends = [*BACKENDS, *dict.fromkeys(backend for backend in found if backend not in BACKENDS)]
+    backends = [*(one for one in BACKENDS if one in found), *dict.fromkeys(one for one in found if one not in BACKENDS)]
     ends = [
         cell[key]
         for variant in variants

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compress.core.engines import ENGINES
 from compress.report import goals, phrases
 from compress.report.charts import scatter
 from compress.report.page import complete, render
@@ -246,7 +245,13 @@ def spike(value: Any, attack: str) -> Any:
 def test_a_column_that_nothing_reached_gives_its_reason_once() -> None:
     text = Page(render(make_report())).text
     assert text.count("no NVIDIA GPU on this machine") == 1
-    assert text.count("not part of this run") == len(ENGINES.keys() - {"torch", "openvino", "tensorrt"})
+
+
+def test_an_engine_that_the_run_did_not_ask_for_has_no_column() -> None:
+    report = make_report()
+    asked = {backend for variant in report["variants"] for backend in variant["accuracy"]}
+    assert accuracy.ledger(complete(report))["backends"] == [phrases.engine_name(name) for name in accuracy.BACKENDS if name in asked]
+    assert "onnxruntime" not in asked
 
 
 def test_a_configuration_without_its_own_accuracy_is_not_plotted() -> None:
