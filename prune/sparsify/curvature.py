@@ -4,10 +4,9 @@
     F_oi = 1/B sum over positions t of E[(dL/dy_to)^2] x_ti^2  ~  g_o^2 a_i^2
     g_o^2 = 1/B sum over t of E[(dL/dy_to)^2]             a_i^2 = mean over t of x_ti^2          B: calibration rows
 
-for y = x W^T. The factors are the diagonals of those of K-FAC (Martens and Grosse 2015,
-https://arxiv.org/abs/1503.05671, section 3); pruning by such a change of the loss is LeCun et al. 1989 (for Transformers: Kurtic et al.
-2022, https://arxiv.org/abs/2203.07259). The expectation is over answers that the model itself would give, so that it does not vanish where
-the model fits its labels:
+for y = x W^T. The factors are the diagonals of those of K-FAC (Martens and Grosse 2015, https://arxiv.org/abs/1503.05671, section 3). To
+prune by this change of the loss is LeCun et al. 1989; for Transformers Kurtic et al. 2022, https://arxiv.org/abs/2203.07259. The answers
+are drawn from the model itself, so that the gradient does not vanish where the model fits its labels:
 
     dL/dz = softmax(z / T) - onehot(c),  c ~ softmax(z / T)    classes, and each predicted token of a language model
     dL/dz ~ N(0, 1)                                            values
@@ -127,5 +126,5 @@ def metrics(weights: Mapping[str, Tensor], found: Mapping[str, Curvature]) -> di
 
 
 def in_metric(weight_OI: Tensor, curvature: Curvature) -> Tensor:
-    """Returns `g_o W_oi a_i`, float32 `[O, I]`: half the squares of its entries are what each weight adds to the loss when it is zeroed."""
+    """Returns `g_o W_oi a_i`, float32 `[O, I]`: with unscaled factors, half the square of an entry is what zeroing its weight costs."""
     return curvature.outputs_O[:, None] * weight_OI * curvature.inputs_I
