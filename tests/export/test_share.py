@@ -80,7 +80,7 @@ def test_an_engine_tells_which_layers_are_int8(engine: str, mode: str, int8_buil
 
 
 @pytest.mark.parametrize(("engine", "mode"), ENGINES)
-@pytest.mark.parametrize("family", seldom(tiny.FAMILIES, ("modernbert", "distilbert")))
+@pytest.mark.parametrize("family", seldom(tiny.CONFIGS, {*tiny.RELATIVES, "modernbert", "distilbert"}))
 def test_every_gemm_of_every_family_is_found(family: str, engine: str, mode: str, tmp_path: Path) -> None:
     floating, integer, linears = graphs(family)
     for graph, wanted in ((floating, frozenset()), (integer, linears)):
