@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag, ValidationError
 
@@ -17,6 +17,7 @@ from compress.core.config import Config
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError, nearest
 from compress.core.files import local, read_plain
+from compress.core.goals import Goals
 from compress.core.named import one_of
 from compress.core.problems import explain
 from compress.core.shown import reason, shown
@@ -44,40 +45,6 @@ MAX_BYTES = 1_000_000
 MOST_STAGES = 100
 MOST_BASES = 20
 """Recipes that extend each other."""
-
-
-class LatencyGoal(Config):
-    """An upper bound on one latency percentile of the first engine at one shape."""
-
-    percentile: Literal[50, 90, 99] = 50
-    """Percentile of the latency samples."""
-    batch: Annotated[int, Field(ge=1)] = 1
-    """Batch size, one of `target.batch_sizes`."""
-    sequence: Annotated[int, Field(ge=1)] | None = None
-    """Sequence length in tokens, one of the measured lengths. Omit for images."""
-    value: Annotated[float, Field(gt=0)]
-    """Upper bound in milliseconds."""
-
-
-class Goals(Config):
-    """Limits that the compressed model must meet; a goal that is not set is not judged."""
-
-    max_drop: Annotated[float, Field(ge=0, le=1)] | None = None
-    """Maximum drop of the primary metric, as a fraction: baseline in torch minus last variant in its last backend (Triton, else the first
-    engine, else torch). For perplexity, the maximum relative increase: variant / baseline - 1."""
-    min_speedup: Annotated[float, Field(gt=0)] | None = None
-    """Minimum speed-up at the worst target shape: first engine against the baseline in torch (fp32, eager)."""
-    max_latency_ms: tuple[LatencyGoal, ...] = ()
-    """Upper bounds on latency percentiles."""
-    max_size_mb: Annotated[float, Field(gt=0)] | None = None
-    """Maximum deployed size, the files that the first engine loads, in 10^6 bytes."""
-    min_throughput: Annotated[float, Field(gt=0)] | None = None
-    """Minimum throughput of the first engine in rows per second, at its best target shape."""
-    max_bleu_drop: Annotated[float, Field(ge=0, le=100)] | None = None
-    """For text-to-text: maximum drop of BLEU, in points of 0..100: greedy answers of the baseline in torch minus those of the last variant
-    in the engine that answers."""
-    int8_faster: bool = True
-    """Whether the int8 model must be faster than the fastest float precision in the same engine."""
 
 
 class Recipe(Config):
@@ -380,11 +347,12 @@ def _check_order(recipe: Recipe) -> list[str]:
     if TritonRepo in kinds and Export not in kinds:
         problems.append("stages: triton_repo given without export; put `- export: {}` before it")
     task = TASKS[recipe.model.task]
-    served = served_on("cpu", generates=task.answer == "tokens", encoder_decoder=task.encoder_decoder)
-    if TritonRepo in kinds and recipe.target.device == "cpu" and served not in recipe.target.engines:
+    servers = served_on("cpu", generates=task.answer == "tokens", encoder_decoder=task.encoder_decoder)
+    if TritonRepo in kinds and recipe.target.device == "cpu" and not set(servers) & set(recipe.target.engines):
         given = ", ".join(recipe.target.engines)
-        what = f"{recipe.model.task} with {served}"
-        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {what}; add it, or leave triton_repo out")
+        what = f"{recipe.model.task} with {one_of(servers)}"
+        add = "it" if len(servers) == 1 else "one"
+        problems.append(f"target.engines: {given} given; on the CPU triton_repo serves {what}; add {add}, or leave triton_repo out")
     untrained = recipe.model.head == "new" or recipe.model.path is None
     if untrained and kinds and kinds[0] is not Finetune:
         what = "head: new" if recipe.model.path else "init: random"

@@ -50,7 +50,7 @@ COMPRESSED = "compressed-tensors"
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 5
+    VERSION: ClassVar[int] = 6
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 

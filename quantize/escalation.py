@@ -31,7 +31,7 @@ DEFAULT_MAX_DROP = 0.01
 
 def budget_of(context: Context) -> float:
     """Returns the largest allowed loss: the goal `max_drop`, or 1 percentage point without that goal."""
-    return DEFAULT_MAX_DROP if context.max_drop is None else context.max_drop
+    return DEFAULT_MAX_DROP if context.goals.max_drop is None else context.goals.max_drop
 
 
 def ladder(stage: QuantizeSettings, max_drop: float) -> dict[str, QuantizeSettings]:

@@ -75,6 +75,36 @@ def test_report_follows_the_schema(finished: Outcome) -> None:
     assert {stage["id"] for stage in report["stages"]} == {step.id for step in plan_steps(check(RAW))}
 
 
+def test_what_is_served_is_the_fastest_of_all_that_was_timed(finished: Outcome) -> None:
+    served = finished.report["served"]
+    names = ("variant", "precision", "float_precision", "engine", "mode")
+    timed = {
+        (variant["id"], *(row[name] for name in names[1:])): row
+        for variant in finished.report["variants"]
+        for row in variant["latency"]
+        if row["engine"] == "openvino"
+    }
+    ranked = {tuple(one[name] for name in names): one for one in served["ranking"]}
+    assert ranked.keys() == timed.keys()
+    assert {key[:2] for key in ranked} >= {("finetune", "fp32"), ("quantize", "int8")}
+    for key, one in ranked.items():
+        assert (one["time_ms"], one["missed"]) == (pytest.approx(timed[key]["p50_ms"], abs=1e-3), [])
+    key = tuple(served[name] for name in names)
+    assert key == next(iter(ranked))
+    assert timed[key]["p50_ms"] <= 1.02 * min(row["p50_ms"] for row in timed.values())
+    assert served["accuracy"]["openvino"]["value"] == ranked[key]["metric"]
+    assert f"of {len(ranked)}" in served["reason"]
+    assert served["reason"] in (finished.folder / "report.html").read_text()
+
+
+def test_the_first_engine_is_served_where_that_is_asked_for(copy: Path) -> None:
+    again = run(check({**RAW, "target": {**RAW["target"], "serve": "first"}}), copy, progress=ConsoleProgress("quiet"))
+    assert all(stage["cached"] for stage in again.report["stages"])  # what is served is chosen after all that it depends on
+    served = again.report["served"]
+    assert (served["variant"], served["precision"], served["engine"], served["ranking"]) == ("quantize", "int8", "openvino", [])
+    assert served["reason"] == "target.serve: first"
+
+
 def test_page_and_golden_rows_are_written(finished: Outcome) -> None:
     page = (finished.folder / "report.html").read_text()
     assert "tiny" in page

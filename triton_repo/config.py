@@ -41,13 +41,15 @@ class ModelSettings:
     pairs: bool
     """Whether rows are pairs of texts."""
     num_labels: int
+    engine: str
+    """Name of the engine, a row of `compress.core.engines`."""
     max_batch_size: int
     """Maximum number of rows in one request and in merged requests."""
     batch_sizes: tuple[int, ...]
     """Batch sizes that the model compiles, ascending, 1 first."""
     mode: Literal["static", "dynamic"]
     properties: Mapping[str, str]
-    """OpenVINO compile properties, the same as those of the evaluated engine."""
+    """Settings of the engine, the same as those of the evaluated one."""
     warm_up: tuple[str, ...] = ()
     """Names of the warm-up samples; `warmup/<name>.<input>` holds the serialized row."""
     instances: int = 1
@@ -94,6 +96,7 @@ def check_name(name: str) -> None:
 def parameters(settings: ModelSettings) -> dict[str, str]:
     """Returns the `parameters` map; its values are strings, with lists and maps as JSON."""
     return {
+        "engine": settings.engine,
         "mode": settings.mode,
         "batch_sizes": json.dumps(list(settings.batch_sizes)),
         "properties": json.dumps(dict(settings.properties), sort_keys=True),

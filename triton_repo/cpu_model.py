@@ -1,35 +1,27 @@
-"""Triton Python model: tokenizes or decodes, runs OpenVINO, returns label, score and logits. Runs inside the server.
+"""Triton Python model: tokenizes or decodes, runs the engine, returns label, score and logits. Runs inside the server.
 
-Its folder also holds preprocess.py, preprocess.json, tokenizer.json, openvino.xml and openvino.bin. Each request is preprocessed on its
-own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then grouped by shape (each row in its
-smallest bucket) and run in the compiled batch sizes, largest first:
-
-    sizes 1, 8:   11 rows of one bucket -> 8 + 1 + 1 + 1
-
-Batches are not padded, because a padding row costs as much as a real one. In static mode the result of a row does not depend on the other
-rows of its batch: all compiled shapes give bit-identical rows.
+Its folder also holds preprocess.py, preprocess.json, tokenizer.json, and the engine: engine.py (`triton_repo.cpu_engines`) with its files.
+Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
+grouped by shape (each row in its smallest bucket) and given to the engine.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]  # no telemetry
 
 import numpy as np
-import openvino
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
+from engine import Engine  # type: ignore[import-not-found]
 from preprocess import BadRow, Preprocessor  # type: ignore[import-not-found]
 
 HERE = Path(__file__).resolve().parent
-DYNAMIC = ()
 
 
 @dataclass(frozen=True)
@@ -41,67 +33,20 @@ class Piece:
     features: dict[str, np.ndarray]
 
 
-class Model:
-    """The OpenVINO network, compiled for each shape."""
-
-    def __init__(self, path: Path, mode: str, batch_sizes: Sequence[int], properties: Mapping[str, str]) -> None:
-        core = openvino.Core()
-        self._core, self._network, self._properties = core, core.read_model(path), properties
-        self._static, self._sizes = mode == "static", sorted(batch_sizes, reverse=True)
-        self._requests: dict[tuple[int, ...], Any] = {}
-
-    def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Compiles for rows of these shapes, (L,) or (C, H, W), in every batch size."""
-        for shape in [(size, *shape) for shape in shapes for size in self._sizes] if self._static else [DYNAMIC]:
-            self._request(shape)
-
-    def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Returns the logits, float32 [n, C], of rows of the same shape."""
-        if not self._static:
-            return self._infer(DYNAMIC, features)
-        parts = []
-        for start, stop in self.spans(len(next(iter(features.values())))):
-            part = {name: array[start:stop] for name, array in features.items()}
-            parts.append(self._infer(next(iter(part.values())).shape, part))
-        return np.concatenate(parts)
-
-    def spans(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Splits rows 0 to n into compiled batch sizes, largest first."""
-        start = 0
-        while start < rows:
-            size = next(size for size in self._sizes if size <= rows - start)
-            yield start, start + size
-            start += size
-
-    def _infer(self, shape: tuple[int, ...], features: Mapping[str, np.ndarray]) -> np.ndarray:
-        request = self._request(shape)
-        request.infer(dict(features), share_inputs=True)
-        return np.array(request.get_output_tensor(0).data, dtype=np.float32)
-
-    def _request(self, shape: tuple[int, ...]) -> Any:
-        if shape not in self._requests:
-            network = self._network
-            if shape:
-                network = network.clone()
-                network.reshape({value.any_name: list(shape) for value in network.inputs})
-            self._requests[shape] = self._core.compile_model(network, "CPU", dict(self._properties)).create_infer_request()
-        return self._requests[shape]
-
-
 class TritonPythonModel:
     """The interface that the Python backend calls."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the preprocessor and compiles all shapes."""
+        """Loads the preprocessor and prepares the engine for all shapes."""
         config = json.loads(args["model_config"])
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         self.inputs = [value["name"] for value in config["input"]]
         self.preprocessor = Preprocessor.load(HERE)
         sizes, properties = json.loads(parameters["batch_sizes"]), json.loads(parameters["properties"])
-        self.model = Model(HERE / "openvino.xml", parameters["mode"], sizes, properties)
+        self.engine = Engine(HERE, parameters["mode"], sizes, properties)
         steps = self.preprocessor.steps
         self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if steps is None else [steps.shape]
-        self.model.prepare(self.shapes)
+        self.engine.prepare(self.shapes)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Returns one response for each request: its predictions or an error."""
@@ -138,7 +83,7 @@ class TritonPythonModel:
             return
         features = {name: np.concatenate([piece.features[name] for piece in group]) for name in group[0].features}
         try:
-            values = self.model.predict(features)
+            values = self.engine.predict(features)
         except (RuntimeError, MemoryError) as error:
             for piece in group:
                 answers[piece.request] = _refusal(error, pb_utils.TritonError.INTERNAL)

@@ -5,9 +5,10 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
-        1/  model.py  preprocess.py  preprocess.json  tokenizer.json  openvino.xml  openvino.bin
+        1/  model.py  preprocess.py  preprocess.json  tokenizer.json  engine.py
+            openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
-The mode and the compile properties of an engine come from export.json, so the server runs exactly what was evaluated.
+The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
 Not here: the repository for GPUs, see `triton_repo.plans`.
 """
@@ -17,7 +18,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,16 @@ from typing import Any
 from PIL import Image
 
 from compress.artifacts.artifact import Artifact
-from compress.core.engines import served_on
+from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
+from compress.core.named import one_of
+from compress.measure.fastest import Ranked
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import IMAGE, MIN_BATCH, TEXT, TEXT_PAIR, ModelSettings, model_config, serialized, to_text
 
 EXPORTED = "export.json"
-ENGINE = served_on("cpu")
-TEMPLATE = "cpu_model.py"
+TEMPLATE, ENGINES_FOLDER = "cpu_model.py", "cpu_engines"
 VERSION = "1"
 WARM_UP = "warmup"
 
@@ -53,9 +55,19 @@ class Served:
     """Folder of export.json."""
 
     @property
-    def xml(self) -> Path:
-        """Path of the OpenVINO model."""
+    def file(self) -> Path:
+        """Path of the file that the engine opens."""
         return self.root / str(self.engine["file"])
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What its entry in triton.json is marked with."""
+        return {
+            "model": self.name,
+            "variant": self.variant,
+            "precision": self.precision,
+            **{key: str(self.engine[key]) for key in ("engine", "mode", "float_precision")},
+        }
 
     @property
     def predictions(self) -> Path | None:
@@ -63,15 +75,23 @@ class Served:
         return self.root / self.engine["predictions"] if self.engine.get("predictions") else None
 
 
-def served_models(exported: Artifact, engine: str = ENGINE) -> list[Served]:
-    """Returns a model for each build where this engine runs, in its recommended mode and in the order of export.json.
+def served_models(exported: Artifact, engines: Sequence[str] | None = None, chosen: Ranked | None = None) -> list[Served]:
+    """Returns a model for each build that one of these engines runs, in the order of export.json.
+
+    Args:
+        exported: The artifact of `export`.
+        engines: The engines, in order of preference; default: those that are served on the CPU. Each build takes the first one that runs,
+            in its recommended mode.
+        chosen: What is served: its build takes this engine in this mode.
 
     Raises:
         InputError: There is no such build.
     """
-    found = list(_served(exported.path, engine))
+    engines = served_on("cpu") if engines is None else engines
+    found = list(_served(exported.path, engines, chosen))
     if not found:
-        raise InputError(f"target.engines: no {engine} engine was built, and the CPU model repository serves {engine}; add {engine}")
+        names = one_of(engines)
+        raise InputError(f"target.engines: no engine of {names} was built, and the CPU model repository serves {names}; add one")
     return found
 
 
@@ -84,6 +104,7 @@ def write_repository(
     max_batch_size: int | None = None,
     instances: int = 1,
     max_queue_delay_us: int = 0,
+    chosen: str | None = None,
 ) -> list[ModelSettings]:
     """Writes the repository.
 
@@ -95,6 +116,7 @@ def write_repository(
         max_batch_size: Maximum batch size. Default: the largest of `batch_sizes`, at least 8.
         instances: Processes for each model.
         max_queue_delay_us: Maximum time that a request waits for others to form a batch, in microseconds.
+        chosen: Name of the model that was chosen to be served, for the README.
 
     Returns:
         The settings of each model.
@@ -113,6 +135,7 @@ def write_repository(
             modality="image" if preprocessor.modality == "image" else "text",
             pairs=pairs,
             num_labels=len(preprocessor.labels),
+            engine=model.engine["engine"],
             max_batch_size=largest,
             batch_sizes=tuple(size for size in sizes if size <= largest),
             mode=model.engine["mode"],
@@ -123,7 +146,7 @@ def write_repository(
         )
         _write_model(out / model.name, model, preprocessor, settings, rows)
         written.append(settings)
-    (out / "README.md").write_text(readme(written), encoding="utf-8")
+    (out / "README.md").write_text(readme(written, chosen), encoding="utf-8")
     return written
 
 
@@ -147,20 +170,37 @@ def warm_up_rows(preprocessor: Preprocessor, pairs: bool) -> Iterator[tuple[str,
         yield str(bucket), _text_of_length(preprocessor, bucket, pairs).encode("utf-8")
 
 
-def readme(models: list[ModelSettings]) -> str:
-    """Returns the README of the repository."""
-    first = models[0]
-    lines = "\n".join(f"| `{model.name}` | {', '.join(model.inputs)} | {model.max_batch_size} | {model.mode} |" for model in models)
-    return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs))
+def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
+    """Returns the README of the repository.
+
+    Args:
+        models: Its models.
+        chosen: Name of the one that was chosen to be served; None: the last.
+    """
+    first = next((model for model in models if model.name == chosen), models[-1])
+    lines = "\n".join(
+        f"| `{model.name}`{' (serve this one)' * (model is first)} | {', '.join(model.inputs)} | {model.max_batch_size} | "
+        f"{ENGINES[model.engine].title}, {model.mode} |"
+        for model in models
+    )
+    packages = " ".join(sorted({ENGINES[model.engine].library for model in models}))
+    return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs), packages=packages)
 
 
-def _served(root: Path, name: str) -> Iterator[Served]:
+def _served(root: Path, engines: Sequence[str], chosen: Ranked | None) -> Iterator[Served]:
     document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
     for build in document["builds"]:
-        engines = [engine for engine in build["engines"] if engine["engine"] == name and engine["runnable"]]
-        for engine in engines[:1]:
+        entries = [entry for entry in build["engines"] if entry["engine"] in engines and entry["runnable"]]
+        entries.sort(key=lambda entry: (not _is_chosen(build, entry, chosen), engines.index(entry["engine"])))
+        for entry in entries[:1]:
             model = f"{build['variant']}-{build['precision']}"
-            yield Served(model, build["variant"], build["precision"], root / build["folder"], engine, root)
+            yield Served(model, build["variant"], build["precision"], root / build["folder"], entry, root)
+
+
+def _is_chosen(build: Mapping[str, Any], entry: Mapping[str, Any], chosen: Ranked | None) -> bool:
+    rest = entry.get("float_precision", build["float_precision"])
+    key = (build["variant"], build["precision"], rest, entry["engine"], entry["mode"])
+    return chosen is not None and chosen.candidate.key == key
 
 
 def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:
@@ -171,12 +211,24 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
     shutil.copyfile(preprocess.__file__, version / "preprocess.py")
     preprocessor.save(version)
-    shutil.copyfile(model.xml, version / "openvino.xml")
-    shutil.copyfile(model.xml.with_suffix(".bin"), version / "openvino.bin")
+    shutil.copyfile(Path(__file__).parent / ENGINES_FOLDER / f"{settings.engine}.py", version / "engine.py")
+    for source, name in _files(model.file):
+        shutil.copyfile(source, version / name)
     for name, row in rows.items():
         for column in settings.inputs:
             # the second text of a pair stays empty: the first one fills the bucket
             (warm_up / f"{name}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
+
+
+def _files(file: Path) -> Iterator[tuple[Path, str]]:
+    """Yields the files of an engine, and what they are called in the server."""
+    if file.suffix == ".xml":
+        yield from ((file.with_suffix(suffix), f"openvino{suffix}") for suffix in (".xml", ".bin"))
+        return
+    yield file, "model.onnx"
+    data = file.with_name(f"{file.name}.data")  # the graph names it
+    if data.exists():
+        yield data, data.name
 
 
 def _text_of_length(preprocessor: Preprocessor, bucket: int, pairs: bool) -> str:
@@ -199,17 +251,17 @@ def _example(name: str) -> str:
 _README = """\
 # Model repository for Triton Inference Server, CPU
 
-| model | inputs | max batch size | engine mode |
+| model | inputs | max batch size | engine |
 |---|---|---|---|
 {lines}
 
 Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
 [n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]).
 
-Each model is a Python model that tokenizes the text or decodes the image, runs OpenVINO and returns the label. The Python of the server
-needs `numpy` below 2, `openvino`, `tokenizers` and `pillow`. In a Triton container with the Python backend:
+Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the label. In a Triton container with
+the Python backend, whose Python needs `numpy` below 2:
 
-    pip install 'numpy<2' openvino tokenizers pillow
+    pip install 'numpy<2' {packages} tokenizers pillow
     tritonserver --model-repository=/models --disable-auto-complete-config
 
 Send a request:

@@ -5,7 +5,10 @@
 Language models stream: their answers to all prompts of the export are compared token by token, and timed beside those of the engine alone
 (`triton_repo.generation.check`).
 
-Only one model is served at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
+Each build is a model of the repository. `triton.json` says which of them was chosen to be served (`compress.measure.fastest`); it runs in
+the engine and mode that were chosen, the others in the first engine that runs them.
+
+Only one model runs at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
 engine within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the
 logits are bit-identical.) All figures are in triton.json, with the logits next to it.
 
@@ -24,10 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.engines import served_on
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Facts, Task
+from compress.measure.answers import load_predictions, save_predictions
+from compress.measure.fastest import Measured, Ranked, competes, fastest
+from compress.measure.metrics import metrics
 from compress.models.config import read_config
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
@@ -104,17 +110,18 @@ class TritonRepo(Stage):
                 yield f"{key}: {value:g} given; {reason}"
 
     def depends(self, context: Context) -> Any:
-        """Returns the versions of the server's packages, and at how many answers at once a language model is timed.
+        """Returns the versions of the server's packages, what is served, and at how many answers at once a language model is timed.
 
         Raises:
             InputError: The server environment is missing or does not work.
         """
         from triton_repo import environment
 
+        chosen = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
         if not self._starts(context):
-            return None
+            return {"chosen": chosen} if chosen else None
         streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
-        return {**environment.check().versions, **streams}
+        return {**environment.check().versions, **streams, **({"chosen": chosen} if chosen else {})}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `model_repository/`, `triton.json` and the logits of every model.
@@ -139,7 +146,7 @@ class TritonRepo(Stage):
             results = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if served_on("cuda") in context.target.engines:  # an additional repository, for machines with a GPU
+            if set(served_on("cuda")) & set(context.target.engines):  # an additional repository, for machines with a GPU
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
             if self.vllm is not None:
                 results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
@@ -152,7 +159,9 @@ class TritonRepo(Stage):
 
         if TASKS[context.task].answer == "tokens":
             return self._write_language(parent, context, out)
-        models = served_models(parent)
+        chosen = next(iter(self._ranking(context)), None)
+        models = served_models(parent, chosen=chosen)
+        name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
         write_repository(
             out / REPOSITORY,
             models,
@@ -161,8 +170,20 @@ class TritonRepo(Stage):
             max_batch_size=self.max_batch_size,
             instances=self.instances,
             max_queue_delay_us=self.max_queue_delay_us,
+            chosen=name,
         )
-        return self._results(models, lambda model: self._measure(model, context, out))
+        return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
+
+    def _ranking(self, context: Context) -> list[Ranked]:
+        """Returns the configurations that compete, the one to serve first; empty where the first one of the target is served."""
+        if not competes(context.task, context.target) or context.exported is None or context.latency is None:
+            return []
+        name, split = TASKS[context.task].metric, context.data.evaluation
+        predictions, _ = load_predictions(context.predictions[context.baseline.id])
+        line = lineage(list(context.checkpoints)[-1], context.checkpoints)
+        before = metrics(context.task, predictions, split.labels)[name]
+        measured = Measured(context.exported.path, context.latency.path, line, context.baseline.id, before)
+        return fastest(measured, context.goals, name)
 
     def _write_language(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """The same for language models, which stream their answers."""
@@ -196,15 +217,12 @@ class TritonRepo(Stage):
 
             results["versions"] = dict(environment.check().versions)
         for model in models:
-            entry = {"model": model.name, "variant": model.variant, "precision": model.precision, "engine": model.engine["engine"]}
-            entry["mode"] = model.engine["mode"]
-            results["models"].append(entry | (measured(model) if self.serve else _unmeasured("serve: false")))
+            results["models"].append(model.names | (measured(model) if self.serve else _unmeasured("serve: false")))
         return results
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
         """Writes the GPU repository of the last variant (int8 if it was quantized); returns its entry of triton.json and its layout."""
         from compress.measure.agreement import unit
-        from compress.measure.answers import load_predictions
         from compress.standalone.preprocess import Preprocessor
         from triton_repo.config import MIN_BATCH
         from triton_repo.layout import EXPORTED
@@ -229,7 +247,13 @@ class TritonRepo(Stage):
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
             unit=unit(context.task, context.data.evaluation.labels),
         )
-        entry = {"model": name, "variant": build["variant"], "precision": build["precision"], "engine": served_on("cuda"), "mode": "static"}
+        entry = {
+            "model": name,
+            "variant": build["variant"],
+            "precision": build["precision"],
+            "engine": served_on("cuda")[0],
+            "mode": "static",
+        }
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
 
     def _write_vllm(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any]:
@@ -264,8 +288,6 @@ class TritonRepo(Stage):
 
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, evaluates and times it, and returns its entry of triton.json."""
-        from compress.measure.answers import save_predictions
-        from compress.measure.metrics import metrics
         from triton_repo import client, environment
         from triton_repo.server import TritonServer
 
@@ -307,7 +329,6 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.agreement import compare_predictions, shortfall
-    from compress.measure.answers import load_predictions
     from compress.standalone.preprocess import Preprocessor
 
     names = Preprocessor.load(model.folder).labels
@@ -324,6 +345,11 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
+
+
+def serves(model: Served, chosen: Ranked) -> bool:
+    """Whether a model of the repository is the configuration that was chosen."""
+    return chosen.candidate.names.items() <= model.names.items()
 
 
 def server_of(repository: Path, log: Path) -> Service:

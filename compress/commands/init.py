@@ -82,7 +82,7 @@ target:
   - export: {{}}              # ONNX with Q/DQ, engines, parity checks
 {triton}"""
 TRITON = "  - triton_repo: {}         # Triton model repository, served and checked\n"
-SCORING = "[openvino, onnxruntime]   # goals are judged on the first one; add tensorrt for NVIDIA GPUs"
+SCORING = "[openvino, onnxruntime]   # the fastest that meets the goals is served; add tensorrt for NVIDIA GPUs"
 GENERATING = "[{engine}]   # answers prompts (compress generate); openvino and onnxruntime score text"
 DROPS = {True: "0.02        # perplexity may rise by 2 %", False: "0.01        # at most one point of the primary metric"}
 
@@ -105,7 +105,7 @@ def template(task: str, file: str) -> str:
     values["drop"] = DROPS[primary(task).relative]
     values["engines"] = SCORING
     if generates:
-        values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder))
+        values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder)[0])
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     body = IMAGE_MODEL if row.modality == "image" else generating if generates else TEXT_MODEL

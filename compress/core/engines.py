@@ -66,6 +66,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         stores=("int8",),
         probed=True,
         token_scales_in_graph=True,
+        serves="cpu",
     ),
     "openvino": EngineFacts(
         title="OpenVINO",
@@ -121,8 +122,8 @@ REFERENCE: Final = "torch"
 """The engine that all others are compared with."""
 
 
-def served_on(device: str, *, generates: bool = False, encoder_decoder: bool = False) -> str:
-    """Returns the engine that the Triton repository serves on a device.
+def served_on(device: str, *, generates: bool = False, encoder_decoder: bool = False) -> tuple[str, ...]:
+    """Returns the engines that the Triton repository serves on a device, the default one first.
 
     Args:
         device: cpu or cuda.
@@ -130,7 +131,8 @@ def served_on(device: str, *, generates: bool = False, encoder_decoder: bool = F
         encoder_decoder: For those whose model is an encoder-decoder.
     """
     wanted = (device, generates, encoder_decoder)
-    return next(name for name, row in ENGINES.items() if (row.serves, row.generates, row.encoder_decoder) == wanted)
+    found = [name for name, row in ENGINES.items() if (row.serves, row.generates, row.encoder_decoder) == wanted]
+    return tuple(sorted(found, key=lambda name: name != DEFAULT_ENGINES[0]))
 
 
 def device_of(engine: str, device: str) -> str:

@@ -18,7 +18,11 @@ class Target(Config):
     device: Literal["cpu", "cuda"] = "cpu"
     """Device that the engines run on; training, evaluation and quantization always use a GPU if there is one."""
     engines: Annotated[tuple[EngineName, ...], Field(min_length=1)] = DEFAULT_ENGINES
-    """Engines to build, in order of preference. Goals are checked on the first one, which is also the one served."""
+    """Engines to build, in order of preference: that of the report, and of what is served where `serve` is first."""
+    serve: Literal["fastest", "first"] = "fastest"
+    """What is served and held against the goals. fastest: of the last variant and the float model that it was made of, in every engine,
+    mode and float precision, the one that misses the fewest goals, and of these the fastest. first: the last variant in the first engine.
+    On GPUs, and for language models that answer, it is the first one in any case."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
     """Batch sizes to measure latency at."""
     sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)

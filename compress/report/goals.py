@@ -3,13 +3,16 @@
 Every goal is judged on the point estimate. A goal whose figure was not measured is neither met nor missed: its value is None and its
 reason says what is missing. All figures come from one report, so a ratio never mixes two runs.
 
-    max_drop      baseline in torch - last variant in its last backend (Triton, else the first engine, else torch);
-                  for perplexity the relative increase, last variant / baseline - 1
+Goals are judged on what is served (`compress.report.served`): one variant in one engine, mode and float precision.
+
+    max_drop      baseline in torch - the served model in its last backend (Triton, else its engine, else torch);
+                  for perplexity the relative increase, served / baseline - 1
     max_bleu_drop BLEU of the baseline in torch - BLEU of the last variant in the engine that answers, both greedy
-    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(last variant, first engine)
-    int8_faster   p50(fastest float of the same engine) / p50(int8) at the largest shape; met above 1. The float variant is the one
-                  that was quantized, so both have the same layer shapes. Not judged for w4a16 and fp8, nor on a GPU where the float
-                  model ran in fp32 alone: GPUs multiply 16-bit floats several times faster, so int8 has to beat those
+    min_speedup   min over shapes of p50(baseline, torch fp32 eager) / p50(served)
+    int8_faster   p50(float) / p50(int8) at the largest shape, each in its fastest engine; met above 1. It is judged whichever of them is
+                  served. The float model is the one that was quantized, so both have the same layer shapes. Not judged for w4a16 and
+                  fp8, nor on a GPU where the float model ran in fp32 alone: GPUs multiply 16-bit floats several times faster, so int8
+                  has to beat those
 """
 
 from __future__ import annotations
@@ -80,14 +83,25 @@ def last_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
     return variants[-1] or {}
 
 
+def served_variant(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the variant that is served; the last one in reports that do not say."""
+    name = (report.get("served") or {}).get("variant")
+    return next(
+        (variant for variant in report.get("variants") or () if name is not None and variant.get("id") == name), last_variant(report)
+    )
+
+
 def baseline(report: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the variant that all others are compared with; empty if there is none."""
     name = report.get("baseline")
     return next((variant for variant in report.get("variants") or () if name is not None and variant.get("id") == name), {})
 
 
-def first_engine(report: Mapping[str, Any]) -> str | None:
-    """Returns the engine that goals are judged on: the first of the target, else the first measured one other than torch."""
+def served_engine(report: Mapping[str, Any]) -> str | None:
+    """Returns the engine that goals are judged on; in reports that do not say what is served the first of the target, else the first
+    measured one other than torch."""
+    if report.get("served"):
+        return str(report["served"]["engine"])
     listed = (report.get("target") or {}).get("engines") or ()
     measured = [str(row["engine"]) for row in last_variant(report).get("latency") or () if row.get("engine")]
     return next(iter([*listed, *(engine for engine in measured if engine != REFERENCE), *measured]), None)
@@ -112,11 +126,17 @@ def _counts_int8(precision: str) -> bool:
 
 
 def last_backend(report: Mapping[str, Any]) -> str | None:
-    """Returns the last backend that evaluated the last variant: triton, else the first engine, else another, else torch."""
-    cells = last_variant(report).get("accuracy") or {}
+    """Returns the last backend that evaluated the served model: triton, else its engine, else another, else torch."""
+    cells = served_accuracy(report)
     measured = [backend for backend, cell in cells.items() if (cell or {}).get("value") is not None]
     engines = [backend for backend in measured if backend not in ("triton", REFERENCE)]
-    return next((backend for backend in ["triton", first_engine(report), *engines, REFERENCE] if backend in measured), None)
+    return next((backend for backend in ["triton", served_engine(report), *engines, REFERENCE] if backend in measured), None)
+
+
+def served_accuracy(report: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the primary metric of the served model by backend; in its engines it is that of exactly what is served."""
+    cells, own = served_variant(report).get("accuracy") or {}, (report.get("served") or {}).get("accuracy")
+    return cells if own is None else {**{name: cell for name, cell in cells.items() if name == REFERENCE}, **own}
 
 
 def drop(report: Mapping[str, Any]) -> Figure:
@@ -126,9 +146,9 @@ def drop(report: Mapping[str, Any]) -> Figure:
     if before.get("value") is None:
         return Figure(reason=f"the baseline was not evaluated in torch{_because(before.get('reason'))}")
     if backend is None:
-        return Figure(reason="the last variant was not evaluated in any backend")
-    last = last_variant(report)
-    after, paired = last["accuracy"][backend], (last.get("drops") or {}).get(backend) or {}
+        return Figure(reason="the served model was not evaluated in any backend")
+    drops = {**(served_variant(report).get("drops") or {}), **((report.get("served") or {}).get("drops") or {})}
+    after, paired = served_accuracy(report)[backend], drops.get(backend) or {}
     if before.get("n") != after.get("n"):
         counts = ["an unknown number of" if cell.get("n") is None else cell["n"] for cell in (before, after)]
         return Figure(reason=f"the baseline was evaluated on {counts[0]} rows, {backend} on {counts[1]}")
@@ -146,8 +166,8 @@ def is_relative(metric: str | None) -> bool:
 
 
 def speedup(report: Mapping[str, Any]) -> Figure:
-    """Returns the speed-up at the worst shape: the first engine against the baseline in torch, fp32, eager, on the same device."""
-    engine = first_engine(report)
+    """Returns the speed-up of the served model at the worst shape, against the baseline in torch, fp32, eager, on the same device."""
+    engine = served_engine(report)
     fast = served_cells(report)
     if not fast:
         return Figure(reason=_unmeasured(report, engine))
@@ -163,14 +183,14 @@ def speedup(report: Mapping[str, Any]) -> Figure:
 
 
 def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
-    """Returns one latency percentile of the last variant on the first engine.
+    """Returns one latency percentile of the served model.
 
     Args:
         report: The report.
         goal: `percentile` (50, 90 or 99), `batch`, `sequence` (None for images).
     """
     shape, key = (goal["batch"], goal.get("sequence")), f"p{goal['percentile']}_ms"
-    cells, engine = served_cells(report), first_engine(report)
+    cells, engine = served_cells(report), served_engine(report)
     where = f"{engine}, p{goal['percentile']}, {shape_name(shape)}"
     if not cells:
         return Figure(at=where, reason=_unmeasured(report, engine))
@@ -183,18 +203,24 @@ def latency(report: Mapping[str, Any], goal: Mapping[str, Any]) -> Figure:
 
 
 def size_mb(report: Mapping[str, Any]) -> Figure:
-    """Returns the deployed size, the files that the first engine loads, in 10^6 bytes."""
-    size, engine = last_variant(report).get("size_bytes"), first_engine(report)
+    """Returns the deployed size, the files that the engine of the served model loads, in 10^6 bytes."""
+    size, engine = served_size(report), served_engine(report)
     return Figure(size / 1e6, at=engine) if size is not None else Figure(reason=f"no files were built for {engine or 'any engine'}")
 
 
+def served_size(report: Mapping[str, Any]) -> int | None:
+    """Returns the bytes that the engine of the served model loads; None where none was built."""
+    found: int | None = (report.get("served") or served_variant(report)).get("size_bytes")
+    return found
+
+
 def throughput(report: Mapping[str, Any]) -> Figure:
-    """Returns the rows per second of the first engine at its best shape."""
+    """Returns the rows per second of the served model at its best shape."""
     rates = {shape: row["throughput_per_s"] for shape, row in served_cells(report).items() if row.get("throughput_per_s") is not None}
     if not rates:
-        return Figure(reason=_unmeasured(report, first_engine(report)))
+        return Figure(reason=_unmeasured(report, served_engine(report)))
     best = max(rates, key=lambda shape: rates[shape])
-    return Figure(rates[best], at=f"{first_engine(report)}, {shape_name(best)}")
+    return Figure(rates[best], at=f"{served_engine(report)}, {shape_name(best)}")
 
 
 def bleu_drop(report: Mapping[str, Any]) -> Figure:
@@ -208,28 +234,34 @@ def bleu_drop(report: Mapping[str, Any]) -> Figure:
 
 
 def int8_gain(report: Mapping[str, Any]) -> Figure:
-    """Returns how many times faster int8 is than the fastest float precision of the same engine, at the largest batch and sequence."""
-    last, engine, cells = last_variant(report), first_engine(report), served_cells(report)
-    cells = {shape: row for shape, row in cells.items() if row.get("precision") not in (*FLOATS, None)}
-    if not cells:
-        return Figure(reason=_unmeasured(report, engine))
-    shape = max(cells, key=_work)
+    """Returns how many times faster the fastest int8 engine is than the fastest float one, at the largest batch and sequence."""
+    last = last_variant(report)
+    engines = {str(row.get("engine")) for row in last.get("latency") or ()} - {REFERENCE}
+    int8 = [row for engine in engines for row in _measured(last, engine) if row.get("precision") not in (*FLOATS, None)]
+    if not int8:
+        return Figure(reason=_unmeasured(report, served_engine(report)))
+    shape = max(map(_shape, int8), key=_work)
     behind = [variant for variant in report["variants"] if not is_quantized(variant) and variant["id"] in last.get("stages", ())]
     floating: Mapping[str, Any] = behind[-1] if behind else {}
-    same = [row for row in _measured(floating, engine) if _shape(row) == shape]
+    same = [row for engine in engines for row in _measured(floating, engine) if _shape(row) == shape]
     if not same:
         return Figure(reason=f"the float model was not timed at {shape_name(shape)}")
-    if cells[shape].get("device") == "cuda" and all(row.get("precision") not in HALVES for row in same):
-        return Figure(at=f"{engine}, {shape_name(shape)}", reason=NO_HALF_RIVAL)
-    fastest = min(same, key=lambda row: float(row["p50_ms"]))
-    value = fastest["p50_ms"] / cells[shape]["p50_ms"]
-    where = f"{engine}, {shape_name(shape)}, against {fastest['precision']}"
+    best, rival = (min(rows, key=lambda row: float(row["p50_ms"])) for rows in ([row for row in int8 if _shape(row) == shape], same))
+    if best.get("device") == "cuda" and all(row.get("precision") not in HALVES for row in same):
+        return Figure(at=f"{best['engine']}, {shape_name(shape)}", reason=NO_HALF_RIVAL)
+    value = rival["p50_ms"] / best["p50_ms"]
+    where = f"{best['engine']}, {shape_name(shape)}, against {rival['precision']}"
+    where += "" if rival["engine"] == best["engine"] else f" in {rival['engine']}"
     return Figure(value, at=where, reason=None if value > 1 else _blame(last, (report.get("environment") or {}).get("cpu_features")))
 
 
 def served_cells(report: Mapping[str, Any]) -> dict[Shape, Row]:
-    """Returns the latency rows of the served model by shape: last variant, first engine, quantized precision if it has one."""
-    rows = _measured(last_variant(report), first_engine(report))
+    """Returns the latency rows of the served model by shape; in reports that do not say what is served, of the last variant in the first
+    engine, quantized if it has such rows."""
+    rows, told = _measured(served_variant(report), served_engine(report)), report.get("served")
+    if told:
+        keys = ("precision", "float_precision", "mode")
+        return _first_by_shape([row for row in rows if all(row.get(key) == told[key] for key in keys)])
     precision = next((row.get("precision") for row in rows if row.get("precision") not in FLOATS), None)
     precision = precision or (rows[0].get("precision") if rows else None)
     return _first_by_shape([row for row in rows if row.get("precision") == precision])

@@ -18,6 +18,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 from compress.report import goals, phrases
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy
+from compress.report.sections.choice import choice
 from compress.report.sections.export import layers, parity
 from compress.report.sections.generation import generation
 from compress.report.sections.prune import pruning
@@ -56,6 +57,7 @@ def render(report: Report) -> str:
         others=accuracy.other_metrics(whole),
         shapes=accuracy.latency(whole),
         served=accuracy.served(whole),
+        choice=choice(whole),
         sizes=_sizes(whole),
         pruning=pruning(whole),
         sparsity=sparsity(whole),
@@ -127,8 +129,8 @@ def _state(judged: Sequence[Report]) -> str:
 def _figures(report: Report) -> list[View]:
     last, metric = goals.last_variant(report), _metric(report)
     faster, cost = goals.speedup(report), goals.drop(report)
-    backend = goals.last_backend(report)
-    cell = (last.get("accuracy") or {}).get(backend) or {}
+    backend, size = goals.last_backend(report), goals.served_size(report)
+    cell = goals.served_accuracy(report).get(backend or "") or {}
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     lost = phrases.change_interval(cost.low, cost.high, metric)
     before, share = goals.baseline(report).get("size_bytes"), last.get("int8_share")
@@ -151,8 +153,8 @@ def _figures(report: Report) -> list[View]:
         ),
         _tile(
             "Deployed size",
-            last.get("size_bytes"),
-            phrases.size(last.get("size_bytes")),
+            size,
+            phrases.size(size),
             f"baseline {phrases.size(before)}",
             "no engine was built",
         ),

@@ -185,24 +185,24 @@ def verdict(report: Mapping[str, Any]) -> list[tuple[str, bool]]:
     Returns:
         The parts of the sentence, each with whether it is printed bold.
     """
-    last, metric = goals.last_variant(report), (report.get("metric") or {}).get("name")
-    if not last:
+    served, metric = goals.served_variant(report), (report.get("metric") or {}).get("name")
+    if not served:
         return [("Nothing was measured: the run holds no variant.", False)]
     faster, smaller, cost = goals.speedup(report).value, size_ratio(report), goals.drop(report)
-    what = f"The {'quantized ' if goals.is_quantized(last) else ''}model of stage {last.get('id')}"
-    if goals.is_int8(last):
-        what = f"The int8 model of stage {last.get('id')}"
-    if last is goals.baseline(report):
+    what = f"The {'quantized ' if goals.is_quantized(served) else ''}model of stage {served.get('id')}"
+    if goals.is_int8(served):
+        what = f"The int8 model of stage {served.get('id')}"
+    if served is goals.baseline(report):
         what = "The baseline"
-    speed, smaller_words = _speed_words(faster, engine_name(goals.first_engine(report))), _size_words(smaller)
+    speed, smaller_words = _speed_words(faster, engine_name(goals.served_engine(report))), _size_words(smaller)
     gained = [*speed, *([(", ", False)] if speed and smaller_words else []), *smaller_words]
     start = f"{what} is " if gained else f"{what} was not timed"
     return [(start, False), *gained, *_cost_words(cost, metric), (".", False)]
 
 
 def size_ratio(report: Mapping[str, Any]) -> float | None:
-    """Returns how many times smaller the last variant is when deployed than the baseline; None if either size is unknown."""
-    before, after = goals.baseline(report).get("size_bytes"), goals.last_variant(report).get("size_bytes")
+    """Returns how many times smaller the served model is when deployed than the baseline; None if either size is unknown."""
+    before, after = goals.baseline(report).get("size_bytes"), goals.served_size(report)
     return before / after if before and after else None
 
 
@@ -234,6 +234,13 @@ def _cost_words(cost: goals.Figure, metric: str | None) -> list[tuple[str, bool]
         return [(f", and {verb} {metric} by ", False), (f"{100 * abs(cost.value):.2f}{SPACE}%", True), (measured, False)]
     verb, amount = "gains" if cost.value < 0 else "loses", _points(round(abs(cost.value), 4), metric)
     return [(f", and {verb} ", False), (amount, True), (f" of {metric}{measured}", False)]
+
+
+def configuration(names: Mapping[str, Any]) -> str:
+    """Returns one configuration in words: "quantize, int8 (float layers bf16) on OpenVINO, static"."""
+    rest = names["float_precision"]
+    floats = "" if rest == names["precision"] else f" (float layers {rest})"
+    return f"{names['variant']}, {names['precision']}{floats} on {engine_name(names['engine'])}, {names['mode']}"
 
 
 def goals_sentence(judged: list[Mapping[str, Any]]) -> str:

@@ -26,6 +26,7 @@ from compress.measure.metrics import primary
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
 from compress.report.evaluations import Evaluation
+from compress.report.served import served
 
 SCHEMA = 1
 FILE, PAGE = "report.json", "report.html"
@@ -105,6 +106,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "recipe": yaml.safe_dump(dict(run.recipe), sort_keys=False, allow_unicode=True, width=120),
         "commands": _commands(run),
     }
+    report["served"] = served(run, evaluated[0])
     report["goals"] = goals.judge(run.recipe["goals"], report)
     return report
 

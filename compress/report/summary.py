@@ -25,14 +25,15 @@ def summary(report: Mapping[str, Any], folder: Path) -> list[str]:
         folder: The run folder.
 
     Returns:
-        One line each for the primary metric, speed and size, one for the goals if there are any, one for every goal that was missed or
-        not judged, and the path of the HTML page.
+        One line each for the primary metric, speed and size, and what is served, one for the goals if there are any, one for every goal
+        that was missed or not judged, and the path of the HTML page.
     """
     metric = (report.get("metric") or {}).get("name")
     lines = [
         _line(metric or "accuracy", _accuracy(report, metric)),
         _line("speed", _speed(report)),
         _line("size", _size(report)),
+        *([_line("served", f"{phrases.configuration(report['served'])}: {report['served']['reason']}")] if report.get("served") else []),
     ]
     judged = list(report.get("goals") or ())
     if judged:
@@ -55,7 +56,7 @@ def _accuracy(report: Mapping[str, Any], metric: str | None) -> str:
     backend, cost = goals.last_backend(report), goals.drop(report)
     if backend is None or cost.value is None:
         return f"not measured: {cost.reason}"
-    after = goals.last_variant(report)["accuracy"][backend]
+    after = goals.served_accuracy(report)[backend]
     spread = phrases.change_interval(cost.low, cost.high, metric)
     return (
         f"{phrases.figure(before['value'], metric)} in torch -> {phrases.figure(after['value'], metric)} in {phrases.engine_name(backend)}"
@@ -72,7 +73,7 @@ def _speed(report: Mapping[str, Any]) -> str:
 
 
 def _size(report: Mapping[str, Any]) -> str:
-    before, after = goals.baseline(report).get("size_bytes"), goals.last_variant(report).get("size_bytes")
+    before, after = goals.baseline(report).get("size_bytes"), goals.served_size(report)
     if after is None:
         return f"not measured: {goals.size_mb(report).reason}"
     smaller = phrases.size_ratio(report)

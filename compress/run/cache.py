@@ -31,7 +31,7 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
         "threads": context.target.num_threads,
     }
     if step.PRODUCES != "checkpoint":
-        contents |= {"target": context.target.model_dump(mode="json"), **context.fingerprint}
+        contents |= {"target": context.target.model_dump(mode="json", exclude={"serve"}), **context.fingerprint}  # read by what asks for it
     if step.PRODUCES not in ("checkpoint", "evaluation"):  # these read every variant
         contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
     return artifact.digest(contents)

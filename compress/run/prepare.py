@@ -48,7 +48,7 @@ def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team 
         target=recipe.target,
         seed=recipe.seed,
         progress=progress,
-        max_drop=recipe.goals.max_drop,
+        goals=recipe.goals,
         scratch=folder / "stages" / ".scratch",
         losses=Injected(),
         team=team,

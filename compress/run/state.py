@@ -25,6 +25,10 @@ class RunState:
     """Every variant by stage id, in order; the first is the baseline."""
     predictions: Mapping[str, Path] = field(default_factory=dict)
     """Predictions in torch on the evaluation split by variant: files of `compress.measure.answers.save_predictions`."""
+    exported: Artifact | None = None
+    """The exported engines."""
+    latency: Artifact | None = None
+    """Their measured latencies."""
     counted: Mapping[str, int] = field(default_factory=dict)
     """Multiply-accumulates of each evaluated variant for one row."""
 
@@ -38,7 +42,7 @@ class RunState:
 
     def context_for(self, step: Stage, context: Context) -> Context:
         """Returns the context of a step: the context of the run with the variants so far and the teachers of the step."""
-        context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions)
+        context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions, exported=self.exported, latency=self.latency)
         return replace(context, teachers=teachers_of(step, self.parent, context))
 
     def after(self, step: Stage, made: Artifact, *, variant: bool) -> RunState:
@@ -58,5 +62,8 @@ class RunState:
                 counted={**self.counted, self.parent.id: macs},
                 predictions={**self.predictions, self.parent.id: predictions},
             )
+        if made.kind == "latency":
+            return replace(self, latency=made)
         checkpoints = {**self.checkpoints, str(step.id): made} if variant else self.checkpoints
-        return replace(self, checkpoints=checkpoints, parent=self.parent if made.kind == "latency" else made)
+        exported = made if made.kind == "engine" else self.exported
+        return replace(self, checkpoints=checkpoints, exported=exported, parent=made)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from compress.artifacts.artifact import Artifact
+from compress.core.goals import Goals
 from compress.core.progress import Progress
 from compress.core.target import Target
 from compress.core.tasks import Task
@@ -75,8 +76,12 @@ class Context:
     """The checkpoints that the `teacher` key of the stage names, in its order; empty for stages without that key."""
     count_macs: Callable[[], int] = lambda: 0
     """Checks the model of the recipe and returns its multiply-accumulates for one row; not called if every step is cached."""
-    max_drop: float | None = None
-    """The goal `max_drop`; a stage that uses it lists it in `depends`."""
+    goals: Goals = field(default_factory=Goals)
+    """The goals of the recipe; a stage that uses them lists them in `depends`."""
+    exported: Artifact | None = None
+    """The exported engines; None before that stage."""
+    latency: Artifact | None = None
+    """Their measured latencies; None before that step."""
     measure_latency: MeasureLatency | None = None
     """Times checkpoints; None outside a run."""
     engine_job: EngineJob | None = None

@@ -61,7 +61,22 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         file = request.model.with_name(DYNAMIC_GRAPH)
     elif scheme is not None and scheme.activations == "static":
         file = with_uint8_activations(request.model, request.folder)
-    yield request.entry("dynamic", [file, file.with_name(f"{file.name}.data")])
+    yield request.entry("dynamic", [file, file.with_name(f"{file.name}.data")], properties=properties(request.target.num_threads))
+
+
+def properties(threads: int) -> dict[str, str]:
+    """Returns the settings of a session, which the server repeats: its attributes, and entries of its configuration, whose names have dots.
+
+    Args:
+        threads: CPU threads of the engine.
+    """
+    return {
+        "intra_op_num_threads": str(threads),
+        "inter_op_num_threads": "1",
+        "session.intra_op.allow_spinning": "0",
+        # int4 weights are multiplied with float activations, as in torch; by default they would become int8
+        "session.qdq_matmulnbits_accuracy_level": "1",
+    }
 
 
 def open_engine(spec: EngineSpec) -> OnnxRuntime:
@@ -152,10 +167,11 @@ def _options(threads: int) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    # int4 weights are multiplied with float activations, as in torch; by default they would become int8
-    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")
+    for name, value in properties(threads).items():
+        if "." in name:
+            options.add_session_config_entry(name, value)
+        else:
+            setattr(options, name, int(value))
     options.log_severity_level = 3  # it warns that a saved optimized graph fits this machine only: that is what it is for
     return options
 

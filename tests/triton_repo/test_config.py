@@ -6,7 +6,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from compress.core.errors import InputError
 from triton_repo.config import ModelSettings, from_text, model_config, serialized, to_text
 
-TEXT = ModelSettings("quantize-int8", "text", False, 3, 8, (1, 8), "static", {"B": "1", "A": "2"}, ("32", "128"), 2, 50)
+TEXT = ModelSettings("quantize-int8", "text", False, 3, "openvino", 8, (1, 8), "static", {"B": "1", "A": "2"}, ("32", "128"), 2, 50)
 
 
 def test_text_model():
@@ -24,20 +24,20 @@ def test_text_model():
 
 
 def test_dynamic_batching_is_there_without_a_delay():
-    config = from_text(to_text(model_config(ModelSettings("m", "text", False, 2, 8, (1,), "static", {}))))
+    config = from_text(to_text(model_config(ModelSettings("m", "text", False, 2, "openvino", 8, (1,), "static", {}))))
     assert config.HasField("dynamic_batching")
 
 
 def test_parameters_tell_how_to_compile():
     parameters = model_config(TEXT).parameters
-    assert parameters["mode"].string_value == "static"
+    assert (parameters["engine"].string_value, parameters["mode"].string_value) == ("openvino", "static")
     assert json.loads(parameters["batch_sizes"].string_value) == [1, 8]
     assert json.loads(parameters["properties"].string_value) == {"A": "2", "B": "1"}
 
 
 @pytest.mark.parametrize(("modality", "pairs", "names"), [("text", True, ["TEXT", "TEXT_PAIR"]), ("image", False, ["IMAGE"])])
 def test_inputs_and_warm_up_of_other_rows(modality, pairs, names):
-    config = model_config(ModelSettings("m", modality, pairs, 2, 8, (1,), "static", {}, ("8",)))
+    config = model_config(ModelSettings("m", modality, pairs, 2, "onnxruntime", 8, (1,), "static", {}, ("8",)))
     assert [value.name for value in config.input] == names
     assert [warm_up.name for warm_up in config.model_warmup] == ["8"]
     files = {name: value.input_data_file for name, value in config.model_warmup[0].inputs.items()}
@@ -52,7 +52,7 @@ def test_text_of_a_configuration_reads_back():
 @pytest.mark.parametrize("name", ["", "a/b", "..", "-x", "a b", "x" * 129, "\u00e9"])
 def test_names_that_are_no_folders(name):
     with pytest.raises(InputError, match="model name"):
-        model_config(ModelSettings(name, "text", False, 2, 8, (1,), "static", {}))
+        model_config(ModelSettings(name, "text", False, 2, "openvino", 8, (1,), "static", {}))
 
 
 def test_serialized_strings():

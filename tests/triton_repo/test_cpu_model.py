@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
 from triton_repo.config import from_text
+from triton_repo.cpu_engines.openvino import Engine
 
 
 class Tensor:
@@ -49,20 +50,22 @@ def stand_in() -> types.ModuleType:
 def serve(tmp_path, monkeypatch):
     """Writes a repository, and loads the model out of it as the server would."""
 
-    def load(preprocessor, rows, mode="static", pairs=False, batch_sizes=(1, 4)):
-        exported = tiny.export(tmp_path / "export", preprocessor, rows, mode=mode)
+    def load(preprocessor, rows, mode="static", pairs=False, batch_sizes=(1, 4), engine="openvino"):
+        exported = tiny.export(tmp_path / "export", preprocessor, rows, mode=mode, engine=engine)
         models = layout.served_models(exported)
         layout.write_repository(tmp_path / "repository", models, pairs=pairs, batch_sizes=batch_sizes)
         folder = tmp_path / "repository" / "baseline-fp32"
         monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        monkeypatch.delitem(sys.modules, "preprocess", raising=False)
+        for name in ("preprocess", "engine"):
+            monkeypatch.delitem(sys.modules, name, raising=False)
         monkeypatch.setattr(sys, "path", list(sys.path))
         spec = importlib.util.spec_from_file_location("served_model", folder / "1" / "model.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, "served_model", module)
         spec.loader.exec_module(module)
         assert Path(sys.modules["preprocess"].__file__) == folder / "1" / "preprocess.py"
-        monkeypatch.delitem(sys.modules, "preprocess")
+        for name in ("preprocess", "engine"):
+            monkeypatch.delitem(sys.modules, name)
         model = module.TritonPythonModel()
         config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
         model.initialize({"model_config": json.dumps(config)})
@@ -89,10 +92,10 @@ def check(response, logits, preprocessor):
     assert response.tensors["LOGITS"].dtype == response.tensors["SCORE"].dtype == np.float32
 
 
-@pytest.mark.parametrize("mode", ["static", "dynamic"])
-def test_every_request_gets_the_answers_of_its_rows(serve, mode):
+@pytest.mark.parametrize(("mode", "engine"), [("static", "openvino"), ("dynamic", "openvino"), ("dynamic", "onnxruntime")])
+def test_every_request_gets_the_answers_of_its_rows(serve, mode, engine):
     prepared = tiny.text_preprocessor()
-    model, logits = serve(prepared, tiny.TEXTS, mode), tiny.expected(prepared, tiny.TEXTS)
+    model, logits = serve(prepared, tiny.TEXTS, mode, engine=engine), tiny.expected(prepared, tiny.TEXTS)
     responses = model.execute([request(*tiny.TEXTS[:3]), request(tiny.TEXTS[3]), request(*tiny.TEXTS[4:])])
     for response, part in zip(responses, (logits[:3], logits[3:4], logits[4:]), strict=True):
         check(response, part, prepared)
@@ -139,14 +142,14 @@ def test_a_broken_image_is_an_error_of_its_own_request(serve):
 def test_a_failure_of_the_network_reaches_only_the_requests_of_that_shape(serve, monkeypatch):
     prepared = tiny.text_preprocessor()
     model = serve(prepared, tiny.TEXTS)
-    predict = model.model.predict
+    predict = model.engine.predict
 
     def failing(features):
         if features["input_ids"].shape[1] == tiny.BUCKETS[1]:
             raise RuntimeError("no\nmemory")
         return predict(features)
 
-    monkeypatch.setattr(model.model, "predict", failing)
+    monkeypatch.setattr(model.engine, "predict", failing)
     responses = model.execute([request("dull"), request("a " * 14, "dull"), request("fine")])
     assert (str(responses[1].error), responses[1].error.code) == ("no memory", TritonError.INTERNAL)
     for response, row in ((responses[0], "dull"), (responses[2], "fine")):
@@ -167,27 +170,18 @@ def test_answers_do_not_depend_on_company(serve):
 
 def test_everything_is_compiled_before_the_first_request(serve):
     model = serve(tiny.text_preprocessor(), tiny.TEXTS)
-    assert sorted(model.model._requests) == [(1, 8), (1, 16), (4, 8), (4, 16)]
+    assert sorted(model.engine._requests) == [(1, 8), (1, 16), (4, 8), (4, 16)]
     model.execute([request(*tiny.TEXTS * 3)])
-    assert len(model.model._requests) == 4
+    assert len(model.engine._requests) == 4
 
 
 @given(rows=st.integers(1, 70), sizes=st.sets(st.integers(2, 32), max_size=4))
 @settings(max_examples=50, deadline=None)
 def test_rows_are_cut_into_compiled_sizes(rows, sizes):
-    source = Path(layout.__file__).with_name("cpu_model.py")
     sizes = sizes | {1}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
-        patch.setitem(sys.modules, "preprocess", sys.modules["compress.standalone.preprocess"])
-        patch.setattr(sys, "path", list(sys.path))
-        spec = importlib.util.spec_from_file_location("cut_model", source)
-        module = importlib.util.module_from_spec(spec)
-        patch.setitem(sys.modules, "cut_model", module)
-        spec.loader.exec_module(module)
-    model = module.Model.__new__(module.Model)
-    model._sizes = sorted(sizes, reverse=True)
-    spans = list(model.spans(rows))
+    engine = Engine.__new__(Engine)
+    engine._sizes = sorted(sizes, reverse=True)
+    spans = list(engine.spans(rows))
     assert [row for start, stop in spans for row in range(start, stop)] == list(range(rows))
     lengths = [stop - start for start, stop in spans]
     assert set(lengths) <= sizes

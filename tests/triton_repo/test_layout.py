@@ -5,11 +5,14 @@ import pytest
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
+from compress.measure.fastest import Candidate, Ranked
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import layout
 from triton_repo.config import from_text
+
+NAMES = ("variant", "precision", "float_precision", "engine", "mode")
 
 
 def write(root: Path, preprocessor: Preprocessor, rows, **settings):
@@ -24,11 +27,37 @@ def test_every_model_stands_on_its_own(tmp_path):
     assert sorted(path.name for path in repository.iterdir()) == ["README.md", "baseline-fp32", "quantize-int8"]
     for name in ("baseline-fp32", "quantize-int8"):
         version = repository / name / "1"
-        names = ["model.py", "openvino.bin", "openvino.xml", "preprocess.json", "preprocess.py", "tokenizer.json"]
+        names = ["engine.py", "model.py", "openvino.bin", "openvino.xml", "preprocess.json", "preprocess.py", "tokenizer.json"]
         assert sorted(path.name for path in version.iterdir()) == names
         assert (version / "preprocess.py").read_bytes() == Path(preprocess.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name
         assert not any(path.is_symlink() for path in (repository / name).rglob("*"))
+
+
+def test_a_model_of_onnx_runtime_brings_its_weights(tmp_path):
+    exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS, mode="dynamic", engine="onnxruntime")
+    [settings] = layout.write_repository(tmp_path / "repository", layout.served_models(exported), pairs=False, batch_sizes=(1,))
+    version = tmp_path / "repository" / "baseline-fp32" / "1"
+    assert {"engine.py", "model.onnx", "model_uint8.onnx.data"} <= {path.name for path in version.iterdir()}
+    assert (settings.engine, settings.mode, settings.properties) == ("onnxruntime", "dynamic", tiny.SESSION)
+
+
+def test_what_was_chosen_takes_its_engine_and_mode_and_the_others_the_default(tmp_path):
+    def entry(engine, mode, rest="fp32"):
+        return {"engine": engine, "mode": mode, "runnable": True, "float_precision": rest, "file": f"{engine}-{mode}-{rest}"}
+
+    entries = [entry("onnxruntime", "dynamic"), entry("openvino", "static"), entry("openvino", "static", "bf16")]
+    builds = [
+        {"variant": name, "precision": precision, "float_precision": "fp32", "folder": name, "engines": entries}
+        for name, precision in (("baseline", "fp32"), ("quantize", "int8"))
+    ]
+    (tmp_path / "export.json").write_text(json.dumps({"builds": builds}))
+    for key in (("quantize", "int8", "bf16", "openvino", "static"), ("baseline", "fp32", "fp32", "onnxruntime", "dynamic")):
+        chosen = Ranked(Candidate(key, 0.9, 1, {}), (), 1.0)
+        found = {model.variant: model for model in layout.served_models(Artifact(tmp_path, {}), chosen=chosen)}
+        assert tuple(found[key[0]].names[name] for name in NAMES) == key
+        other = found[({"baseline", "quantize"} - {key[0]}).pop()]
+        assert (other.engine["engine"], other.engine["float_precision"]) == ("openvino", "fp32")
 
 
 def test_batch_sizes(tmp_path):
@@ -82,7 +111,7 @@ def test_the_recommended_mode_is_served(tmp_path):
 
 def test_nothing_to_serve(tmp_path):
     (tmp_path / "export.json").write_text(json.dumps({"builds": [{"variant": "a", "precision": "fp32", "folder": "a", "engines": []}]}))
-    with pytest.raises(InputError, match="add openvino"):
+    with pytest.raises(InputError, match="no engine of openvino or onnxruntime was built"):
         layout.served_models(Artifact(tmp_path, {}))
 
 
@@ -90,4 +119,4 @@ def test_readme_shows_how_to_ask(tmp_path):
     write(tmp_path, tiny.text_preprocessor(), tiny.TEXTS, pairs=True)
     text = (tmp_path / "repository" / "README.md").read_text()
     assert '"TEXT": "a fine film", "TEXT_PAIR": "a good movie"' in text
-    assert "| `quantize-int8` | TEXT, TEXT_PAIR | 8 | static |" in text
+    assert "| `quantize-int8` (serve this one) | TEXT, TEXT_PAIR | 8 | OpenVINO, static |" in text

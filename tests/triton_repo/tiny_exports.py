@@ -5,7 +5,9 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
+import onnx
 import openvino
+from onnx import TensorProto, helper, numpy_helper
 from openvino import opset13 as ops
 from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -19,6 +21,7 @@ LABELS = ("bad", "good", "n\u00e4h")
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "fine", "film", "dull", "and", "very", "long"]
 TEXTS = ["a fine film", "dull", "a very long and dull film and a very fine one", "", "fine and very fine", "unheard of", "dull " * 40]
 PAIRS = [("a fine film", "dull"), ("dull", ""), ("a very long film", "and a dull film")]
+SESSION = {"intra_op_num_threads": "1", "session.intra_op.allow_spinning": "0"}
 PROPERTIES = {"INFERENCE_NUM_THREADS": "1", "INFERENCE_PRECISION_HINT": "f32"}
 IMAGE = {
     "do_resize": True,
@@ -70,30 +73,57 @@ def network(preprocessor: Preprocessor) -> openvino.Model:
     return openvino.Model([ops.result(logits)], inputs, "tiny")
 
 
+def graph(preprocessor: Preprocessor, path: Path) -> None:
+    """Writes the network for text as ONNX, with its table in a file of its own."""
+    table = np.random.default_rng(0).standard_normal((len(WORDS), len(preprocessor.labels))).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["vectors"], name="gather"),
+        helper.make_node("Cast", ["attention_mask"], ["floats"], to=TensorProto.FLOAT, name="cast"),
+        helper.make_node("Unsqueeze", ["floats", "last"], ["mask"], name="unsqueeze"),
+        helper.make_node("Mul", ["vectors", "mask"], ["kept"], name="mul"),
+        helper.make_node("ReduceSum", ["kept", "middle"], ["logits"], keepdims=0, name="sum"),
+    ]
+    constants = {"table": table, "last": np.array([2]), "middle": np.array([1])}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["n", "l"]) for name in preprocessor.input_names]
+    outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["n", len(preprocessor.labels)])]
+    stored = [numpy_helper.from_array(value, name) for name, value in constants.items()]
+    model = helper.make_model(
+        helper.make_graph(nodes, "tiny", inputs, outputs, stored), opset_imports=[helper.make_opsetid("", 18)], ir_version=10
+    )
+    onnx.save(model, path, save_as_external_data=True, location=f"{path.name}.data", size_threshold=100)
+
+
 def expected(preprocessor: Preprocessor, rows) -> np.ndarray:
     """The logits of each row by itself, in its smallest bucket."""
     compiled = openvino.Core().compile_model(network(preprocessor), "CPU", PROPERTIES)
     return np.concatenate([np.array(compiled(preprocessor.encode([row]))[0]) for row in rows])
 
 
-def export(root: Path, preprocessor: Preprocessor, rows, variants=(("baseline", "fp32"),), mode: str = "static") -> Artifact:
-    """An export artifact with one OpenVINO engine for each variant."""
+def export(
+    root: Path, preprocessor: Preprocessor, rows, variants=(("baseline", "fp32"),), mode: str = "static", engine: str = "openvino"
+) -> Artifact:
+    """An export artifact with one engine that runs for each variant, and an entry of another that does not, before it."""
     builds = []
     for variant, precision in variants:
         folder = root / f"{variant}-{precision}"
         folder.mkdir(parents=True)
         preprocessor.save(folder)
-        openvino.save_model(network(preprocessor), folder / "openvino.xml", compress_to_fp16=False)
+        file = {"openvino": "openvino.xml", "onnxruntime": "model_uint8.onnx"}[engine]
+        if engine == "openvino":
+            openvino.save_model(network(preprocessor), folder / file, compress_to_fp16=False)
+        else:
+            graph(preprocessor, folder / file)
         save_predictions(folder / "openvino.safetensors", expected(preprocessor, rows), np.zeros(len(rows), np.int64))
-        engine = {
-            "engine": "openvino",
+        served = {
+            "engine": engine,
             "mode": mode,
-            "file": f"{folder.name}/openvino.xml",
+            "file": f"{folder.name}/{file}",
             "runnable": True,
-            "properties": PROPERTIES,
+            "properties": PROPERTIES if engine == "openvino" else SESSION,
             "predictions": f"{folder.name}/openvino.safetensors",
         }
-        other = {"engine": "onnxruntime", "mode": "dynamic", "file": "model.onnx", "runnable": True}
-        builds.append({"variant": variant, "precision": precision, "folder": folder.name, "onnx": "model.onnx", "engines": [other, engine]})
+        other = {"engine": "torch", "mode": "eager", "file": None, "runnable": True}
+        precisions = {"precision": precision, "float_precision": "fp32"}
+        builds.append({"variant": variant, **precisions, "folder": folder.name, "onnx": "model.onnx", "engines": [other, served]})
     (root / "export.json").write_text(json.dumps({"schema": 1, "builds": builds}))
     return Artifact(root, {"digest": "0"})

@@ -67,7 +67,7 @@ def write_language_repository(
     """
     written = []
     for model in models:
-        config, encodes = read_config(model.xml.parent, "checkpoint"), ENGINES[model.engine["engine"]].encoder_decoder
+        config, encodes = read_config(model.file.parent, "checkpoint"), ENGINES[model.engine["engine"]].encoder_decoder
         at_once = encodes or model.engine["mode"] == "paged"
         settings = LanguageSettings(
             name=model.name,
@@ -98,7 +98,7 @@ def _proposals(model: Served) -> dict[str, Any]:
 
 def _special(model: Served) -> dict[str, Any]:
     """Returns the ids of `served.grouped.Special`."""
-    settings = json.loads((model.xml.parent / "generation_config.json").read_text(encoding="utf-8"))
+    settings = json.loads((model.file.parent / "generation_config.json").read_text(encoding="utf-8"))
     prepared = Preprocessor.load(model.folder)
     return {
         "start": prepared.decoder_start_token_id,
@@ -117,7 +117,7 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
         shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
     for module in STANDALONE if encodes else ():
         shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
-    shutil.copytree(model.xml.parent, version / (SEQ2SEQ if encodes else GENAI))
+    shutil.copytree(model.file.parent, version / (SEQ2SEQ if encodes else GENAI))
     if settings.proposals.get("draft"):
         shutil.copytree((model.root / model.engine["speculation"]["file"]).parent, version / DRAFT)
 

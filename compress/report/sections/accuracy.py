@@ -77,14 +77,13 @@ def _accuracy_of(row: Report, variant: Report) -> Report:
 
 
 def _point(report: Report, variant: Report, row: Report, cell: Report) -> scatter.Point:
-    metric, served = report["metric"]["name"], row.get("engine") == goals.first_engine(report) and variant is goals.last_variant(report)
+    metric, served = report["metric"]["name"], any(row is one for one in goals.served_cells(report).values())
     name = f"{variant.get('id')} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     title = f"{name}: {phrases.figure(cell['value'], metric)}" + (f" (95 % {spread})" if spread else "")
     title += f", p50 {phrases.milliseconds(row['p50_ms'])} ms, {_mode(row)}"
     reference = variant is goals.baseline(report) and (row.get("engine"), row.get("precision")) == (REFERENCE, "fp32")
-    quantized = row.get("precision") not in FLOATS or not goals.is_quantized(variant)
-    role = "served" if served and quantized else "reference" if reference else "other"
+    role = "served" if served else "reference" if reference else "other"
     label = f"{_short(str(variant.get('id')))} {engine_name(row.get('engine'))} {row.get('precision') or 'unknown precision'}"
     return scatter.Point(row["p50_ms"], cell["value"], cell.get("low"), cell.get("high"), label, title, str(row.get("engine")), role)
 
@@ -228,7 +227,7 @@ def _latency_row(report: Report, variant: Report, row: Report, shape: goals.Shap
         "n": row.get("n"),
         "faster": phrases.ratio(faster) if faster else None,
         "is_reference": slow is row,
-        "is_served": served is row and variant is goals.last_variant(report),
+        "is_served": served is row,
         "strip": _strip(row, scale),
     }
 

@@ -218,3 +218,52 @@ def test_int8_faster_is_not_asked_of_what_is_no_int8(precision: str) -> None:
     report = make_report()
     report["variants"][-1]["latency"] = [row("openvino", precision, 500.0, 8, 128)]
     assert [goal["goal"] for goal in goals.judge({}, report)] == []
+
+
+def served(**names: Any) -> dict[str, Any]:
+    """A report that says what is served."""
+    report = make_report()
+    for variant in report["variants"]:
+        for cell in variant["latency"]:
+            cell["float_precision"] = cell["precision"] if cell["precision"] != "int8" else "fp32"
+    told = {"variant": "baseline", "precision": "bf16", "float_precision": "bf16", "engine": "openvino", "mode": "static"} | names
+    told |= {
+        "size_bytes": 45_000_000,
+        "accuracy": {"openvino": {"value": 0.899, "n": 1000}},
+        "drops": {"openvino": {"low": 0.0, "high": 0.002}},
+    }
+    return report | {"served": told}
+
+
+def test_goals_are_judged_on_what_is_served() -> None:
+    report = served()
+    goal = judged({"max_drop": 0.01}, report, "max_drop")
+    assert (goal["value"], goal["at"], goal["low"]) == (pytest.approx(0.001), "openvino", 0.0)
+    assert judged({"max_size_mb": 50}, report, "max_size_mb")["value"] == 45
+    asked = {"percentile": 50, "batch": 8, "sequence": 128, "value": 50.0}
+    assert judged({"max_latency_ms": [asked]}, report, "max_latency_ms")["value"] == 40.0
+    assert judged({"min_throughput": 1}, report, "min_throughput")["value"] == 200.0
+
+
+def test_behind_the_server_the_drop_of_what_is_served_is_that_of_the_server() -> None:
+    report = served()
+    report["served"]["accuracy"]["triton"] = {"value": 0.88, "n": 1000}
+    assert judged({"max_drop": 0.01}, report, "max_drop")["at"] == "triton"
+    del report["served"]["accuracy"]["triton"]  # the Triton of the last variant is not that of what is served
+    assert judged({"max_drop": 0.01}, report, "max_drop")["at"] == "openvino"
+
+
+def test_a_mode_that_is_served_has_its_own_figures() -> None:
+    names = {"variant": "quantize", "precision": "int8", "float_precision": "fp32", "engine": "openvino", "mode": "dynamic"}
+    asked = {"percentile": 50, "batch": 1, "sequence": 32, "value": 1.0}
+    assert judged({"max_latency_ms": [asked]}, served(**names), "max_latency_ms")["value"] == 0.1
+
+
+def test_int8_is_judged_in_its_fastest_engine_whatever_is_served() -> None:
+    report = served()
+    report["variants"][1]["latency"].append(row("onnxruntime", "int8", 20.0, 8, 128))
+    goal = judged({}, report, "int8_faster")
+    assert (goal["value"], goal["at"]) == (40.0 / 20.0, "onnxruntime, batch 8 x 128 tokens, against bf16 in openvino")
+    report["variants"][0]["latency"].append(row("onnxruntime", "fp32", 15.0, 8, 128))
+    goal = judged({}, report, "int8_faster")
+    assert (goal["value"], goal["met"]) == (15.0 / 20.0, False)

@@ -1,0 +1,199 @@
+"""What is served: the configuration that misses the fewest goals, and of these the fastest.
+
+A configuration is a model in an engine: (variant, precision, float precision, engine, mode). Those of the last variant compete with those
+of the float model that it was made of, so that int8 is served where it wins and float where it does not.
+
+    time     geometric mean over the target shapes of the median latency; with goals.max_latency_ms over their shapes, of their percentiles;
+             with goals.min_throughput and no limit on latency the time for a row at the best shape
+    served   the fewest goals missed, then the least time; what is within `CLOSE` of the least is equally fast, and the smallest files win
+
+The time is relative, so no shape outweighs another. All figures are those of one latency step, in which the engines took turns
+(`compress.measure.latency`). The metric is that of the evaluation split; a configuration is chosen by it only where it decides whether
+`goals.max_drop` is met.
+
+Not here: other numbers of threads than that of the target, and engines that answer prompts, of which the recommended one is served.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts.artifact import read_json
+from compress.core.engines import REFERENCE, served_on
+from compress.core.goals import Goals
+from compress.core.target import Target
+from compress.core.tasks import TASKS, Task
+from compress.measure.metrics import METRICS
+
+EXPORTED, LATENCY = "export.json", "latency.json"
+CLOSE = 0.02
+"""Times that differ by less are taken for equal: medians of one run repeat to about this much."""
+EXACT = 1e-9
+Row = Mapping[str, Any]
+Shape = tuple[int, int | None]
+Key = tuple[str, str, str, str, str]
+"""(variant, precision, float precision, engine, mode)."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration that could be served, with its measured figures."""
+
+    key: Key
+    metric: float
+    """The primary metric on the evaluation split."""
+    size_bytes: int
+    """What the engine loads."""
+    rows: Mapping[Shape, Row]
+    """Its latency row at each target shape."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The key as a map."""
+        return dict(zip(("variant", "precision", "float_precision", "engine", "mode"), self.key, strict=True))
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A candidate with what it is judged by."""
+
+    candidate: Candidate
+    missed: tuple[str, ...]
+    """The goals that it misses."""
+    time_ms: float
+    """See above."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What candidates are held against."""
+
+    metric: str
+    before: float
+    """The primary metric of the baseline in torch."""
+    reference: Mapping[Shape, Row]
+    """Latency rows of the baseline in torch, fp32, eager."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The artifacts of a run that the choice is made of."""
+
+    exported: Path
+    """Folder of export.json."""
+    latency: Path
+    """Folder of latency.json."""
+    line: Sequence[str]
+    """Ids of the variants that led to the last one, itself last (`compress.artifacts.artifact.lineage`)."""
+    baseline: str
+    before: float
+    """The primary metric of the baseline in torch."""
+
+
+def competes(task: Task, target: Target) -> bool:
+    """Whether configurations of a task compete on a target: on the CPU, where `target.serve` says so, and answers are not tokens."""
+    return target.device == "cpu" and target.serve == "fastest" and TASKS[task].answer != "tokens"
+
+
+def fastest(measured: Measured, goals: Goals, metric: str) -> list[Ranked]:
+    """Returns the configurations that compete, the one to serve first; empty where none was built and timed.
+
+    Args:
+        measured: The artifacts.
+        goals: Those of the recipe.
+        metric: Name of the primary metric.
+    """
+    builds, latency = read_json(measured.exported / EXPORTED)["builds"], read_json(measured.latency / LATENCY)
+    found = candidates(builds, latency, competing(builds, measured.line), metric)
+    return ranking(found, goals, Scale(metric, measured.before, reference_rows(latency, measured.baseline)))
+
+
+def candidates(builds: Iterable[Mapping[str, Any]], latency: Iterable[Row], variants: Sequence[str], metric: str) -> list[Candidate]:
+    """Returns what could be served on the CPU, in the order of export.json.
+
+    Args:
+        builds: `builds` of export.json.
+        latency: The rows of latency.json.
+        variants: Ids of the variants that compete.
+        metric: Name of the primary metric.
+    """
+    timed: dict[Key, dict[Shape, Row]] = {}
+    for row in latency:
+        key = (row["variant"], row["precision"], row["float_precision"], row["engine"], row["mode"])
+        timed.setdefault(key, {})[row["batch"], row["sequence"]] = row
+    found = []
+    for build in builds:
+        for entry in build["engines"]:
+            rest = entry.get("float_precision", build["float_precision"])
+            key = (build["variant"], build["precision"], rest, entry["engine"], entry["mode"])
+            if build["variant"] in variants and entry["runnable"] and entry["engine"] in served_on("cpu") and key in timed:
+                found.append(Candidate(key, entry["metrics"][metric], entry["size_bytes"], timed[key]))
+    return found
+
+
+def competing(builds: Iterable[Mapping[str, Any]], line: Sequence[str]) -> list[str]:
+    """Returns the variants that compete: the last one, and the float one that it was made of.
+
+    Args:
+        builds: `builds` of export.json.
+        line: Ids of the variants that led to the last one, itself last.
+    """
+    floating = {build["variant"] for build in builds if build["precision"] == "fp32"}
+    made_of = next((name for name in reversed(line) if name in floating), line[-1])
+    return list(dict.fromkeys((line[-1], made_of)))
+
+
+def reference_rows(latency: Iterable[Row], baseline: str) -> dict[Shape, Row]:
+    """Returns the rows that speed-ups refer to, by shape: the baseline in torch, fp32, eager."""
+    wanted = (baseline, REFERENCE, "fp32", "eager")
+    rows = (row for row in latency if (row["variant"], row["engine"], row["precision"], row["mode"]) == wanted)
+    return {(row["batch"], row["sequence"]): row for row in rows}
+
+
+def ranking(found: Iterable[Candidate], goals: Goals, scale: Scale) -> list[Ranked]:
+    """Returns the candidates, the one to serve first.
+
+    Args:
+        found: The candidates.
+        goals: Those of the recipe.
+        scale: The baseline.
+    """
+    ranked = [Ranked(one, missed(one, goals, scale), time_ms(one, goals)) for one in found]
+    ranked.sort(key=lambda one: (len(one.missed), one.time_ms))
+    close = [one for one in ranked if len(one.missed) == len(ranked[0].missed) and one.time_ms <= (1 + CLOSE) * ranked[0].time_ms]
+    first = min(close, key=lambda one: one.candidate.size_bytes, default=None)
+    return ranked if first is None else [first, *(one for one in ranked if one is not first)]
+
+
+def missed(candidate: Candidate, goals: Goals, scale: Scale) -> tuple[str, ...]:
+    """Returns the goals that a candidate misses, by their keys; `int8_faster` is no property of one candidate."""
+    rows = candidate.rows
+    slowest = min((slow["p50_ms"] / rows[shape]["p50_ms"] for shape, slow in scale.reference.items() if shape in rows), default=math.inf)
+    judged: dict[str, Callable[[float], bool]] = {
+        "max_drop": lambda limit: METRICS[scale.metric].drop(scale.before, candidate.metric) > limit + EXACT,
+        "min_speedup": lambda limit: slowest < limit - EXACT,
+        "max_size_mb": lambda limit: candidate.size_bytes / 1e6 > limit + EXACT,
+        "min_throughput": lambda limit: max(row["throughput_per_s"] for row in rows.values()) < limit - EXACT,
+    }
+    found = [name for name, misses in judged.items() if (limit := getattr(goals, name)) is not None and misses(limit)]
+    slow = any(_percentile(rows, goal) > goal.value + EXACT for goal in goals.max_latency_ms)
+    return (*found, *(["max_latency_ms"] if slow else []))
+
+
+def time_ms(candidate: Candidate, goals: Goals) -> float:
+    """Returns the time that candidates are ordered by; see above."""
+    rows = candidate.rows.values()
+    if not goals.max_latency_ms and goals.min_throughput is not None:
+        return 1e3 / max(float(row["throughput_per_s"]) for row in rows)
+    times = [_percentile(candidate.rows, goal) for goal in goals.max_latency_ms] or [float(row["p50_ms"]) for row in rows]
+    return math.exp(sum(map(math.log, times)) / len(times))
+
+
+def _percentile(rows: Mapping[Shape, Row], goal: Any) -> float:
+    """Returns the latency that a goal limits; infinite where it was not measured."""
+    value = rows.get((goal.batch, goal.sequence), {}).get(f"p{goal.percentile}_ms")
+    return math.inf if value is None else float(value)

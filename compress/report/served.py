@@ -1,0 +1,121 @@
+"""What is served, and why: the block `served` of report.json, on which goals are judged.
+
+Where configurations compete, `compress.measure.fastest` has chosen, and `ranking` holds all of them. Otherwise it is the last variant in
+the first engine of the target, in its recommended mode. In both cases the metric is that of exactly this configuration, in its engine and
+behind Triton where a server ran it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from compress.artifacts.artifact import lineage
+from compress.artifacts.run_folder import Run
+from compress.core.engines import ENGINES
+from compress.core.goals import Goals
+from compress.core.step_names import EVALUATION
+from compress.core.target import Target
+from compress.core.tasks import TASKS, Task
+from compress.measure.answers import load_predictions
+from compress.measure.fastest import Measured, Ranked, competes, fastest
+from compress.measure.metrics import primary
+from compress.report import evaluations, intervals
+from compress.report.evaluations import Evaluation
+
+NAMES = ("variant", "precision", "float_precision", "engine", "mode")
+
+
+def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
+    """Returns the block; None where no engine was built.
+
+    Args:
+        run: A finished run.
+        reference: The baseline in torch.
+    """
+    ranked = ranking(run)
+    chosen = ranked[0].candidate.names if ranked else _first(run)
+    if chosen is None:
+        return None
+    build, entry = _find(run, chosen)
+    cells, drops = _accuracy(run, build, entry, reference)
+    return {
+        **chosen,
+        "size_bytes": entry["size_bytes"],
+        "accuracy": cells,
+        "drops": drops,
+        "reason": _reason(ranked, run.recipe),
+        "ranking": [_row(one) for one in ranked],
+    }
+
+
+def ranking(run: Run) -> list[Ranked]:
+    """Returns the configurations that compete, the one that is served first; empty where they do not."""
+    task: Task = run.recipe["model"]["task"]
+    exported, latency = run.of_kind("engine"), run.of_kind("latency")
+    target = run.recipe["target"]
+    if exported is None or latency is None or "serve" not in target or not competes(task, Target.model_validate(target)):  # or an older run
+        return []
+    line = lineage(list(run.variants)[-1], run.variants)
+    baseline, metric = next(iter(run.variants)), TASKS[task].metric
+    before = run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"][metric]
+    goals = Goals.model_validate(run.recipe["goals"])
+    return fastest(Measured(exported.path, latency.path, line, baseline, before), goals, metric)
+
+
+def _first(run: Run) -> dict[str, str] | None:
+    """Returns the last variant in the first engine of the target, in its recommended mode; None where it was not built."""
+    build = evaluations.main_builds(run).get(list(run.variants)[-1])
+    entry = next((entry for entry in build["engines"] if ENGINES[entry["engine"]].builds), None) if build else None
+    if build is None or entry is None:
+        return None
+    rest = entry.get("float_precision", build["float_precision"])
+    return dict(zip(NAMES, (build["variant"], build["precision"], rest, entry["engine"], entry["mode"]), strict=True))
+
+
+def _find(run: Run, names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns a build and one of its engines."""
+    for build in evaluations.builds(run):
+        for entry in build["engines"]:
+            rest = entry.get("float_precision", build["float_precision"])
+            found = (build["variant"], build["precision"], rest, entry["engine"], entry["mode"])
+            if found == tuple(names[key] for key in NAMES):
+                return build, entry
+    raise LookupError(f"export.json has no {names}")
+
+
+def _accuracy(run: Run, build: Mapping[str, Any], entry: Mapping[str, Any], reference: Evaluation) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Returns the primary metric of a configuration by backend, and what it lost against the baseline in torch."""
+    metric = primary(run.recipe["model"]["task"])
+    exported, repository = run.of_kind("engine"), run.of_kind("model_repository")
+    files = {}
+    if exported is not None and entry.get("predictions"):
+        files[entry["engine"]] = exported.path / entry["predictions"]
+    for model in evaluations.served(run):
+        same = all(model.get(key) == build[key] for key in ("variant", "precision")) and model.get("mode") == entry["mode"]
+        if same and model["engine"] == entry["engine"] and model.get("predictions") and repository is not None:
+            files["triton"] = repository.path / model["predictions"]
+    cells, drops = {}, {}
+    for backend, file in files.items():
+        logits, labels = load_predictions(file)
+        cells[backend] = intervals.single(metric, logits, labels)
+        drops[backend] = intervals.paired(metric, reference.logits, logits, labels)
+    return cells, drops
+
+
+def _row(ranked: Ranked) -> dict[str, Any]:
+    one = ranked.candidate
+    figures = {"metric": one.metric, "size_bytes": one.size_bytes, "time_ms": round(ranked.time_ms, 4), "missed": list(ranked.missed)}
+    return {**one.names, **figures}
+
+
+def _reason(ranked: Sequence[Ranked], recipe: Mapping[str, Any]) -> str:
+    """Returns in one line why this is served."""
+    if not ranked:
+        asked = recipe["target"].get("serve") == "first"
+        return "target.serve: first" if asked else "the last variant in the first engine of the target"
+    first = ranked[0]
+    if first.missed:
+        return f"no configuration meets every goal; this one misses {', '.join(first.missed)}, and none that is faster misses fewer"
+    count = sum(not one.missed for one in ranked)
+    return f"the fastest of the {count} configurations that meet the goals, of {len(ranked)}"

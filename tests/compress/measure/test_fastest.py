@@ -1,0 +1,168 @@
+"""The choice of what is served, against a written-out search and by its properties."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compress.core.goals import Goals
+from compress.measure.fastest import CLOSE, Candidate, Measured, Scale, candidates, competing, fastest, missed, ranking, time_ms
+
+SHAPES = ((1, 32), (8, 128))
+
+
+def row(p50: float, batch: int = 1, sequence: int | None = 32, **more: Any) -> dict[str, Any]:
+    return {"batch": batch, "sequence": sequence, "p50_ms": p50, "p99_ms": None, "throughput_per_s": 1000 * batch / p50, **more}
+
+
+def candidate(times: tuple[float, ...], metric: float = 0.9, size: int = 10_000_000, name: str = "a") -> Candidate:
+    rows = {shape: row(p50, *shape) for shape, p50 in zip(SHAPES, times, strict=True)}
+    return Candidate((name, "int8", "fp32", "openvino", "static"), metric, size, rows)
+
+
+def scale(*times: float) -> Scale:
+    return Scale("accuracy", 0.9, {shape: row(p50, *shape) for shape, p50 in zip(SHAPES, times, strict=False)})
+
+
+def test_the_time_is_the_geometric_mean_over_the_shapes() -> None:
+    assert time_ms(candidate((2.0, 8.0)), Goals()) == pytest.approx(4.0)
+    assert time_ms(candidate((4.0, 4.0)), Goals()) == pytest.approx(4.0)
+
+
+def test_a_limit_on_latency_is_what_the_time_is_of() -> None:
+    goals = Goals.model_validate({"max_latency_ms": [{"batch": 8, "sequence": 128, "value": 9}]})
+    assert time_ms(candidate((100.0, 8.0)), goals) == pytest.approx(8.0)
+    assert missed(candidate((100.0, 8.0)), goals, scale()) == ()
+    assert missed(candidate((1.0, 9.5)), goals, scale()) == ("max_latency_ms",)
+
+
+def test_a_percentile_that_was_not_measured_is_not_met() -> None:
+    goals = Goals.model_validate({"max_latency_ms": [{"percentile": 99, "sequence": 32, "value": 9}]})
+    assert missed(candidate((1.0, 1.0)), goals, scale()) == ("max_latency_ms",)
+    assert time_ms(candidate((1.0, 1.0)), goals) == math.inf
+
+
+def test_a_goal_of_throughput_orders_by_throughput() -> None:
+    goals = Goals(min_throughput=1)
+    slow_alone, fast_in_batches = candidate((1.0, 100.0)), candidate((2.0, 4.0))
+    assert time_ms(slow_alone, goals) == pytest.approx(1.0)  # 1,000 rows a second
+    assert time_ms(fast_in_batches, goals) == pytest.approx(0.5)  # 8 rows in 4 ms
+
+
+@pytest.mark.parametrize(
+    ("goals", "judged"),
+    [
+        ({"max_drop": 0.01}, candidate((1, 1), metric=0.889)),
+        ({"min_speedup": 3.1}, candidate((1, 4))),  # 10 / 1, 12 / 4
+        ({"max_size_mb": 9.9}, candidate((1, 1))),
+        ({"min_throughput": 1001}, candidate((1, 8))),
+    ],
+)
+def test_each_goal_can_be_missed(goals: dict[str, float], judged: Candidate) -> None:
+    [name] = goals
+    assert missed(judged, Goals.model_validate(goals), scale(10, 12)) == (name,)
+    met = {"max_drop": 0.012, "min_speedup": 3.0, "max_size_mb": 10.0, "min_throughput": 1000}[name]
+    assert missed(judged, Goals.model_validate({name: met}), scale(10, 12)) == ()
+
+
+def test_float_is_served_where_int8_loses_and_accuracy_comes_before_speed() -> None:
+    int8, floating = candidate((2.3, 2.3), name="int8"), candidate((1.9, 1.9), name="float")
+    assert ranking([int8, floating], Goals(), scale())[0].candidate is floating
+    wrong = candidate((1.0, 1.0), metric=0.8, name="wrong")
+    assert ranking([wrong, int8, floating], Goals(max_drop=0.01), scale())[0].candidate is floating
+    assert ranking([wrong, int8, floating], Goals(), scale())[0].candidate is wrong
+
+
+def test_equally_fast_ones_are_chosen_by_size() -> None:
+    large, small = candidate((1.0, 1.0), size=30), candidate((1.0 + CLOSE / 2, 1.0), size=10)
+    assert ranking([large, small], Goals(), scale())[0].candidate is small
+    small = candidate((1.0 + 3 * CLOSE, 1.0 + 3 * CLOSE), size=10)
+    assert ranking([large, small], Goals(), scale())[0].candidate is large
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.1, 50), st.floats(0.1, 50), st.floats(0.7, 1.0), st.integers(1, 100)), min_size=1, max_size=8),
+    st.sampled_from([{}, {"max_drop": 0.02}, {"max_drop": 0.02, "min_speedup": 2.0}, {"max_size_mb": 0.00005, "min_throughput": 300}]),
+)
+def test_no_other_candidate_misses_fewer_goals_or_is_clearly_faster(
+    drawn: list[tuple[float, float, float, int]], given_goals: dict[str, float]
+) -> None:
+    goals, against = Goals.model_validate(given_goals), scale(20, 40)
+    found = [candidate((one, eight), metric, size) for one, eight, metric, size in drawn]
+    ranked = ranking(found, goals, against)
+    assert sorted(map(id, found)) == sorted(id(one.candidate) for one in ranked)
+    first = ranked[0]
+    least = min(len(missed(one, goals, against)) for one in found)
+    assert len(first.missed) == least
+    rivals = [one for one in found if len(missed(one, goals, against)) == least]
+    best = min(time_ms(one, goals) for one in rivals)
+    assert first.time_ms <= (1 + CLOSE) * best
+    smaller = [one for one in rivals if one.size_bytes < first.candidate.size_bytes]
+    assert all(time_ms(one, goals) > (1 + CLOSE) * best for one in smaller)
+
+
+def build(variant: str, precision: str, *engines: dict[str, Any]) -> dict[str, Any]:
+    return {"variant": variant, "precision": precision, "float_precision": "bf16" if precision == "bf16" else "fp32", "engines": engines}
+
+
+def entry(engine: str, mode: str, metric: float = 0.9, **more: Any) -> dict[str, Any]:
+    return {
+        "engine": engine,
+        "mode": mode,
+        "runnable": True,
+        "metrics": {"accuracy": metric},
+        "size_bytes": 5,
+        "float_precision": "fp32",
+    } | more
+
+
+def timed(variant: str, precision: str, engine: str, mode: str, p50: float, rest: str = "fp32") -> dict[str, Any]:
+    names = {"variant": variant, "precision": precision, "float_precision": rest, "engine": engine, "mode": mode}
+    return names | row(p50)
+
+
+def test_the_last_variant_competes_with_the_float_one_that_it_was_made_of() -> None:
+    builds = [build("baseline", "fp32"), build("distil", "fp32"), build("distil", "bf16"), build("quantize", "int8")]
+    assert competing(builds, ["baseline", "distil", "quantize"]) == ["quantize", "distil"]
+    assert competing(builds[:1] + builds[-1:], ["baseline", "distil", "quantize"]) == ["quantize", "baseline"]
+    assert competing(builds[:2], ["baseline", "distil"]) == ["distil"]
+
+
+def test_only_what_runs_was_timed_and_can_be_served_competes() -> None:
+    builds = [
+        build("a", "int8", entry("openvino", "static"), entry("openvino", "dynamic", runnable=False), entry("tensorrt", "static")),
+        build("a", "int8", entry("onnxruntime", "dynamic")),
+        build("b", "fp32", entry("openvino", "static")),
+    ]
+    latency = [
+        timed("a", "int8", "openvino", "static", 1.0),
+        timed("a", "int8", "openvino", "dynamic", 1.0),
+        timed("a", "int8", "tensorrt", "static", 1.0),
+        timed("b", "fp32", "openvino", "static", 1.0),
+    ]
+    found = candidates(builds, latency, ["a"], "accuracy")
+    assert [one.key for one in found] == [("a", "int8", "fp32", "openvino", "static")]
+
+
+def test_a_float_part_in_bf16_is_a_configuration_of_its_own(tmp_path: Path) -> None:
+    builds = [
+        build("baseline", "fp32", entry("openvino", "static", 0.95)),
+        build("quantize", "int8", entry("openvino", "static", 0.94), entry("openvino", "static", 0.93, float_precision="bf16")),
+    ]
+    latency = [
+        timed("baseline", "fp32", "torch", "eager", 20.0),
+        timed("baseline", "fp32", "openvino", "static", 5.0),
+        timed("quantize", "int8", "openvino", "static", 2.0),
+        timed("quantize", "int8", "openvino", "static", 1.0, "bf16"),
+    ]
+    (tmp_path / "export.json").write_text(json.dumps({"builds": builds}))
+    (tmp_path / "latency.json").write_text(json.dumps(latency))
+    measured = Measured(tmp_path, tmp_path, ["baseline", "quantize"], "baseline", 0.95)
+    assert [one.candidate.key[2] for one in fastest(measured, Goals(), "accuracy")] == ["bf16", "fp32", "fp32"]
+    first = fastest(measured, Goals(max_drop=0.015), "accuracy")[0]
+    assert (first.candidate.names["float_precision"], first.candidate.metric) == ("fp32", 0.94)
+    assert fastest(measured, Goals(min_speedup=15), "accuracy")[0].missed == ()
