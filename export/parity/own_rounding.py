@@ -6,18 +6,46 @@ round, and each in its own way. What can be asked is that the engine is no furth
     d(engine, float) <= d(torch, float)
 
 where float is the model with its grid weights and float activations, and d the share of other predictions, and the median difference.
+
+Such an engine also rounds what a head with int8 rows reads, which torch multiplies in float. So that both round the same tensors, torch is
+asked with this rounding, too (`rounding_head`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from compress.core.tasks import Task
 from compress.measure.agreement import compare_predictions
+from compress.schemes.int8 import token_scale
 
 Array = NDArray[Any]
+
+
+@contextmanager
+def rounding_head(model: nn.Module) -> Iterator[None]:
+    """Rounds the inputs of a language model's head to int8 while it is open, with a scale for each token.
+
+    Args:
+        model: A model with output embeddings.
+    """
+    known: Any = model
+
+    def rounded(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        hidden_bLD, *rest = inputs
+        scale_bL1 = token_scale(hidden_bLD)
+        return ((hidden_bLD / scale_bL1).round() * scale_bL1, *rest)
+
+    handle = known.get_output_embeddings().register_forward_pre_hook(rounded)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array, labels: Array) -> str | None:

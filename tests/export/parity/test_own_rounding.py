@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from export.parity.own_rounding import further_than_torch
+from export.parity.own_rounding import further_than_torch, rounding_head
 
 TASK = "text-classification"
 
@@ -16,10 +18,10 @@ def logits(noise: float, seed: int) -> np.ndarray:
 
 def test_an_engine_may_be_as_far_from_float_as_torch_is() -> None:
     labels = np.zeros(2000, np.int64)
-    floating, torch = logits(0, 1), logits(0.3, 2)
-    assert further_than_torch(TASK, floating, torch, torch, labels) is None
-    assert further_than_torch(TASK, floating, torch, logits(0.1, 3), labels) is None
-    reason = further_than_torch(TASK, floating, torch, logits(0.6, 4), labels)
+    floating, own = logits(0, 1), logits(0.3, 2)
+    assert further_than_torch(TASK, floating, own, own, labels) is None
+    assert further_than_torch(TASK, floating, own, logits(0.1, 3), labels) is None
+    reason = further_than_torch(TASK, floating, own, logits(0.6, 4), labels)
     assert reason is not None
     assert "predictions differ from those with float activations, of torch" in reason
 
@@ -29,3 +31,26 @@ def test_an_engine_that_equals_float_passes_even_where_torch_is_exact() -> None:
     floating = logits(0, 1)
     assert further_than_torch(TASK, floating, floating, logits(1e-6, 2), labels) is None
     assert further_than_torch(TASK, floating, floating, logits(0.5, 2), labels) is not None
+
+
+def test_the_head_reads_rounded_tokens_while_it_is_open() -> None:
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=2, n_embd=16, vocab_size=31, n_positions=8)).eval()
+    ids_bL = torch.randint(0, 31, (2, 5))
+    with torch.no_grad():
+        before = model(ids_bL).logits
+        hidden_bLD = model.transformer(ids_bL).last_hidden_state
+        with rounding_head(model):
+            inside = model(ids_bL).logits
+        after = model(ids_bL).logits
+    expected = torch.empty_like(inside)
+    for row in range(2):
+        for token in range(5):
+            values = hidden_bLD[row, token]
+            scale = float(values.abs().max()) / 127
+            codes = torch.tensor([round(float(value) / scale) for value in values])  # to even, as int8 is rounded
+            assert int(codes.abs().max()) == 127
+            expected[row, token] = model.lm_head.weight @ (codes * scale)
+    torch.testing.assert_close(inside, expected, atol=1e-5, rtol=1e-5)
+    assert (inside - before).abs().max() > 1e-4
+    assert torch.equal(before, after)
