@@ -117,6 +117,7 @@ def export(
         served = {
             "engine": engine,
             "mode": mode,
+            "float_precision": "fp32",
             "file": f"{folder.name}/{file}",
             "runnable": True,
             "properties": PROPERTIES if engine == "openvino" else SESSION,
