@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +9,7 @@ import pytest
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.target import Target
+from compress.measure.answers import save_predictions
 from compress.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
@@ -40,6 +42,39 @@ def test_writing_needs_no_server(tmp_path, no_server):
     [model] = json.loads((tmp_path / "out" / "triton.json").read_text())["models"]
     assert (model["reason"], model["predictions"], model["latency"]) == ("serve: false", None, [])
     assert (tmp_path / "out" / "model_repository" / "baseline-fp32" / "config.pbtxt").exists()
+
+
+def test_what_is_served_is_part_of_the_cache_key(tmp_path, no_server):
+    exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS, (("baseline", "fp32"), ("quantize", "int8")))
+    document = json.loads((tmp_path / "export" / "export.json").read_text())
+    for build in document["builds"]:
+        build["engines"][1] |= {"metrics": {"accuracy": 0.9}, "size_bytes": 10}
+    (tmp_path / "export" / "export.json").write_text(json.dumps(document))
+    digests = {"baseline": "a", "quantize": "b"}
+    checkpoints = {
+        name: Artifact(tmp_path, {"id": name, "digest": digests[name], "parents": ["a"] * (name != "baseline")}) for name in digests
+    }
+    save_predictions(
+        tmp_path / "torch.safetensors", tiny.expected(tiny.text_preprocessor(), tiny.TEXTS), np.zeros(len(tiny.TEXTS), np.int64)
+    )
+
+    def chosen(int8_ms: float, **target) -> tuple:
+        times = {("baseline", "fp32"): 2.0, ("quantize", "int8"): int8_ms}
+        names = {"float_precision": "fp32", "engine": "openvino", "mode": "static", "batch": 1, "sequence": 32, "throughput_per_s": 1}
+        rows = [{"variant": name, "precision": kind, "p50_ms": time, **names} for (name, kind), time in times.items()]
+        (tmp_path / "latency.json").write_text(json.dumps(rows))
+        measured = {"exported": exported, "latency": Artifact(tmp_path, {}), "checkpoints": checkpoints}
+        given = replace(context(tiny.TEXTS, tmp_path, **target), predictions={"baseline": tmp_path / "torch.safetensors"}, **measured)
+        out = tmp_path / f"out-{int8_ms}-{len(target)}"
+        out.mkdir()
+        TritonRepo(serve=False).run(exported, given, out)
+        return TritonRepo(serve=False).depends(given), json.loads((out / "triton.json").read_text())["chosen"]
+
+    fast, slow, first = chosen(1.0), chosen(3.0), chosen(3.0, serve="first")
+    assert (fast[1], slow[1], first[1]) == ("quantize-int8", "baseline-fp32", None)
+    assert fast[0]["chosen"][0]["variant"] == "quantize"
+    assert slow[0]["chosen"][0]["variant"] == "baseline"
+    assert first[0] is None
 
 
 def test_without_the_server_the_cache_key_already_says_so(tmp_path, no_server):
