@@ -179,7 +179,7 @@ class Exporter:
         if not load_tables(checkpoint) or predicts_streamed(checkpoint, self.context.task):
             return expected
         model = load(checkpoint)
-        with rounding_head(model):
+        with rounding_head(model, checkpoint):
             return predict(model, self.preprocessor, split.rows, BATCH_SIZE)
 
     def _rounds_tokens(self, engine: EngineName) -> bool:

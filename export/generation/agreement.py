@@ -25,6 +25,7 @@ from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
 from export.generation.prompts import Generation, Prompts, Tokens, greedy
 from export.generation.questions import read_questions
+from export.parity.own_rounding import fewer_than_chance, rounding_head
 from export.parity.rows import gate_rows
 
 GATE_PROMPTS = 32
@@ -53,13 +54,11 @@ class Agreement:
         compared = compare_tokens(expected, found)
         reason = token_shortfall(compared, REFERENCE)
         if reason is not None and rounds_tokens:
-            floating = greedy(load_float(checkpoint), self._gate_prompts)
-            own, engine = compare_tokens(floating, expected), compare_tokens(floating, found)
-            if engine["identical"] >= own["identical"]:
-                return {**compared, "passed": True}, None
-            reason = (
-                f"{engine['identical']} of {engine['prompts']} answers are those with float activations, {own['identical']} those of torch"
-            )
+            floating, model = greedy(load_float(checkpoint), self._gate_prompts), load(checkpoint)
+            with rounding_head(model, checkpoint):
+                own = greedy(model, self._gate_prompts)
+            reason = fewer_than_chance(floating, own, found)
+            compared["passed"] = reason is None
         return compared, reason
 
     def answered(self, process: EngineProcess) -> Tokens:
