@@ -161,12 +161,12 @@ def bench(
     settings = {"rows": rows, "seconds": seconds, "timeout_s": timeout, "outstanding": outstanding, "seed": seed}
 
     def work() -> int:
-        from compress.core.progress import ConsoleProgress
-        from compress.pipeline import measure_again
-
         others = (model, protocol, rate, concurrency, data, column, out, *settings.values())
         if folder is None or any(value is not None for value in others):
             raise InputError("bench: give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent")
+        from compress.core.progress import ConsoleProgress
+        from compress.pipeline import measure_again
+
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
         return _conclude(outcome.folder, outcome.report)
 

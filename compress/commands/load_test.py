@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from compress.data.unlabelled import read_unlabelled
 from compress.machine import environment
 from compress.standalone.preprocess import Row
 from triton_repo.load import figures
-from triton_repo.load.connection import MEASURED, Model, address_of
+from triton_repo.load.connection import MEASURED, Address, Model, address_of
 from triton_repo.load.load import examine
 from triton_repo.load.load import load_test as measure
 from triton_repo.load.settings import Load
@@ -26,6 +26,8 @@ SCHEMA = 1
 STANDARD_INPUT = "-"
 COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image"}
 """Column of each input where none is given."""
+SHARED = ("model", "row_bytes")
+"""What is the same for each load."""
 
 
 @dataclass(frozen=True)
@@ -71,20 +73,15 @@ def load_test(
     """
     if (given.run is None) == (given.file is None):
         raise InputError("--server: give the rows to send: either a run folder, whose evaluation rows are sent, or --data FILE")
+    if not loads:
+        raise InputError("loads: none given; give at least one")
+    if out is not None and not (out := local(out, "--json")).parent.is_dir():
+        raise InputError(f"--json {out}: there is no folder {out.parent}; make it first")
     address = address_of(server, protocol)
     found = examine(address, model)
     rows, source = _read(given, found)
     say(f"{address}, model {found.name}: {len(rows)} rows ({MEASURED[found.inputs]}) of {source}")
-    results: list[dict[str, Any]] = []
-    for load in loads:
-        results += measure(address, found, rows, [load])
-        if len(results) == 1:
-            say(figures.header())
-        say(figures.line(results[-1]))
-    for load, one in zip(loads, results, strict=True):
-        for warning in one["warnings"]:
-            say(f"warning: {f'rate {load.rate:g}' if load.rate is not None else f'concurrency {load.concurrency}'}: {warning}")
-    shared = {"row_bytes": results[0]["row_bytes"], "loads": [{k: v for k, v in one.items() if k not in SHARED} for one in results]}
+    results = _measured(address, found, rows, loads, say)
     answer = {
         "schema": SCHEMA,
         "server": address.place,
@@ -93,18 +90,34 @@ def load_test(
         "inputs": list(found.inputs),
         "data": source,
         "rows": len(rows),
-        **shared,
+        "row_bytes": results[0]["row_bytes"],
+        "loads": [{key: value for key, value in one.items() if key not in SHARED} for one in results],
         "environment": environment.fingerprint(),
         "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
     if out is not None:
-        write_json(local(out, "--json"), answer)
+        write_json(out, answer)
         say(f"figures: {out}")
     return answer
 
 
-SHARED = ("model", "row_bytes")
-"""What is the same for each load."""
+def _measured(
+    address: Address, model: Model, rows: Sequence[Row], loads: Sequence[Load], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Measures the loads; prints a line for each as it ends, and then their warnings."""
+    shown: list[Mapping[str, Any]] = []
+
+    def show(one: Mapping[str, Any]) -> None:
+        if not shown:
+            say(figures.header())
+        shown.append(one)
+        say(figures.line(one))
+
+    results = measure(address, model, rows, loads, show)
+    for load, one in zip(loads, results, strict=True):
+        for warning in one["warnings"]:
+            say(f"warning: {f'rate {load.rate:g}' if load.rate is not None else f'concurrency {load.concurrency}'}: {warning}")
+    return results
 
 
 def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
@@ -125,11 +138,14 @@ def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
 
 def _evaluation_rows(folder: Path) -> list[Row]:
     """Returns the evaluation rows of a finished run, read from its data again."""
+    from compress.core.tasks import TASKS
     from compress.data.load import load_data
     from compress.models.config import label_names
     from compress.pipeline import opened
     from compress.recipe import check
 
     recipe = check(opened(folder).recipe)
-    tokenizer = recipe.tokenizer or recipe.model.path
-    return list(load_data(recipe.data, recipe.model.task, label_names(recipe.model), lambda line: None, tokenizer).evaluation.rows)
+    task = recipe.model.task
+    if TASKS[task].answer == "tokens":
+        raise InputError(f"{folder}: the rows of a run of {task} are tokens; give --data FILE with what the model reads")
+    return list(load_data(recipe.data, task, label_names(recipe.model), lambda line: None).evaluation.rows)

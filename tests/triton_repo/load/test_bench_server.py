@@ -1,6 +1,7 @@
 """`compress bench --server` as a user meets it: python -m pytest tests/triton_repo/load/test_bench_server.py"""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -8,7 +9,10 @@ from typer.testing import CliRunner
 import cli
 from compress.api import load_test
 from compress.core.errors import InputError
+from compress.data.load import load_data
 from compress.machine import environment
+from compress.recipe import check, dump
+from tests.tiny_recipes import tiny_vit
 from tests.triton_repo import tiny_exports as tiny
 from tests.triton_repo.load.fake_server import TEXT, Fake, serving
 from triton_repo.load.settings import Load
@@ -27,6 +31,7 @@ def texts(tmp_path):
     return str(tmp_path / "rows.txt")
 
 
+@pytest.mark.whole
 def test_a_table_and_a_file_of_figures(tmp_path, texts):
     with serving(Fake()) as fake:
         out = tmp_path / "load.json"
@@ -98,6 +103,18 @@ def test_images_of_a_folder(tmp_path):
     assert fake.requests[0] == {"IMAGE": [tiny.IMAGES[0]]}
 
 
+def test_the_evaluation_rows_of_a_run(monkeypatch):
+    """With the recipe of a run in the place of its folder; the slow test of the page on the Python API asks a real one."""
+    finished = check({**tiny_vit("tiny"), "stages": [{"finetune": {"epochs": 1}}]})
+    monkeypatch.setattr("compress.pipeline.opened", lambda folder: SimpleNamespace(recipe=dump(finished)))
+    rows = load_data(finished.data, finished.model.task, None, lambda line: None).evaluation.rows
+    with serving(Fake({"m": {"IMAGE": ("BYTES", [-1, 1])}})) as fake:
+        status, printed, errors = bench("runs/tiny", "--server", fake.grpc_address, "--seconds", "0.1")
+    assert (status, errors) == (0, "")
+    assert f"model m: {len(rows)} rows (encoded images) of the evaluation split of runs/tiny" in printed
+    assert {image for request in fake.requests for image in request["IMAGE"]} <= set(rows)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -108,6 +125,7 @@ def test_images_of_a_folder(tmp_path):
         (("somewhere", "--server", "a:1", "--data", "x"), "--server: give the rows to send: either a run folder"),
         (("--server", "a:1", "--data", "x", "--rate", "1", "--concurrency", "1"), "--rate and --concurrency given"),
         (("--server", "a:1", "--data", "x", "--rate", "0"), "rate 0.0 given; 0.001 to 1000000 is allowed"),
+        (("--server", "a:1", "--data", "x", "--json", "absent/load.json"), "--json absent/load.json: there is no folder absent"),
         (("--server", "https://a:1", "--data", "x"), "protocol https; grpc and http are allowed"),
     ],
 )
@@ -137,3 +155,5 @@ def test_the_python_function(texts):
         assert (found["model"], found["loads"][0]["concurrency"]) == ("m", 2)
         with pytest.raises(InputError, match="give the rows to send"):
             load_test(fake.grpc_address)
+        with pytest.raises(InputError, match="loads: none given"):
+            load_test(fake.grpc_address, data=texts, loads=[])

@@ -61,6 +61,7 @@ def test_the_selector_is_woken_by_files_and_does_not_wait_longer_than_asked():
         os.close(write)
 
 
+@pytest.mark.whole
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_a_load_from_a_process_of_its_own(protocol):
     """Both loops, two rows in a request; every row of the data arrives."""
@@ -77,7 +78,6 @@ def test_a_load_from_a_process_of_its_own(protocol):
     assert opened["row_bytes"] == {"p50": 36, "p90": 64, "max": 64}
     assert 0 < opened["cpu_share"] < 2
     assert opened["latency_ms"]["p50"] > 0
-    assert fake.most == 3 or fake.most <= opened["n"]
     got = [tuple(request["TEXT"]) for request in fake.requests]
     assert {len(rows) for rows in got} == {2}
     assert {row.decode() for rows in got for row in rows} == set(ROWS)
@@ -103,6 +103,7 @@ def test_what_goes_wrong_is_one_line(tmp_path, monkeypatch):
 spawned = calling.spawn
 
 
+@pytest.mark.whole
 def test_errors_and_shed_requests_are_in_the_figures():
     """A slow row holds its place until the time limit, so that a bound of one request sheds what is due meanwhile."""
     rows = ["fine", "slow", "exhausted", "internal"]
