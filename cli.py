@@ -19,6 +19,7 @@ from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
+from triton_repo.load.settings import Load
 
 STATUSES = {
     0: "finished, no goal missed",
@@ -116,18 +117,69 @@ def report(folder: RunFolder, verbose: Verbose = False) -> None:
     _finish(work, verbose)
 
 
-@app.command()
-def bench(folder: RunFolder, verbose: Verbose = False) -> None:
-    """Measure the latency of every engine at every shape again."""
+@app.command(
+    epilog="Examples: compress bench runs/my-classifier; "
+    "compress bench --server 127.0.0.1:8001 --data reviews.jsonl --rate 50 --rate 100 --seconds 30; "
+    "compress bench runs/my-classifier --server http://127.0.0.1:8000 --concurrency 1 --concurrency 16 --json load.json"
+)
+def bench(
+    folder: Annotated[Path | None, typer.Argument(help="A run folder; with --server, its evaluation rows are sent.")] = None,
+    server: Annotated[
+        str | None, typer.Option("--server", metavar="URL", help="Measure a running Triton server: host:port, grpc://... or http://...")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="The model to measure; default: the only one that is ready.")
+    ] = None,
+    protocol: Annotated[str | None, typer.Option("--protocol", help="grpc or http; default: as in the URL, else grpc.")] = None,
+    rate: Annotated[
+        list[float] | None, typer.Option("--rate", help="Open loop: mean requests per second, Poisson arrivals. Repeatable.")
+    ] = None,
+    concurrency: Annotated[
+        list[int] | None, typer.Option("--concurrency", help="Closed loop: requests always under way. Repeatable; default: 1.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option("--rows", help=f"Rows of a request; default: {Load.rows}.")] = None,
+    seconds: Annotated[float | None, typer.Option("--seconds", help=f"How long each load is sent; default: {Load.seconds:g}.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="FILE", help="The rows: txt (a text a line), tsv, csv, json, jsonl, parquet, images; -: stdin."),
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option("--column", metavar="NAME", help="Column of the text or image; twice for pairs. Default: text, text_pair, image."),
+    ] = None,
+    timeout: Annotated[float | None, typer.Option("--timeout", help=f"Most seconds for an answer; default: {Load.timeout_s:g}.")] = None,
+    outstanding: Annotated[
+        int | None,
+        typer.Option("--outstanding", help=f"Open loop: most requests under way, others are shed; default: {Load.outstanding}."),
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help=f"Seed of arrivals and order of rows; default: {Load.seed}.")] = None,
+    out: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the figures, with machine and versions.")] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Measure the latency of every engine of a run again, at every shape; or, with --server, a running Triton server under load."""
+
+    settings = {"rows": rows, "seconds": seconds, "timeout_s": timeout, "outstanding": outstanding, "seed": seed}
 
     def work() -> int:
+        others = (model, protocol, rate, concurrency, data, column, out, *settings.values())
+        if folder is None or any(value is not None for value in others):
+            raise InputError("bench: give a run folder alone, or --server URL with a run folder or --data FILE, and what is to be sent")
         from compress.core.progress import ConsoleProgress
         from compress.pipeline import measure_again
 
         outcome = measure_again(folder, ConsoleProgress("verbose" if verbose else "normal"))
         return _conclude(outcome.folder, outcome.report)
 
-    _finish(work, verbose)
+    def load_test() -> None:
+        from compress.commands.load_test import Rows, load_test
+
+        if rate and concurrency:
+            raise InputError("bench: --rate and --concurrency given; give one of the two, each as often as you like")
+        given: Any = {name: value for name, value in settings.items() if value is not None}
+        loads = [Load(rate=one, **given) for one in rate or ()] or [Load(concurrency=one, **given) for one in concurrency or (1,)]
+        load_test(str(server), Rows(folder, data, tuple(column or ())), loads, model=model, protocol=protocol, out=out, say=typer.echo)
+
+    _finish(work if server is None else load_test, verbose)
 
 
 @app.command(

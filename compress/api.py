@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from compress.core.errors import InputError
 from compress.report.document import Accuracy, Goal, Latency, Report, Variant
+from triton_repo.load.settings import Load
 
 if TYPE_CHECKING:
     from compress.core.progress import Volume
@@ -29,6 +30,7 @@ __all__ = [
     "Goal",
     "InputError",
     "Latency",
+    "Load",
     "Recipe",
     "Report",
     "Variant",
@@ -37,6 +39,7 @@ __all__ = [
     "clean",
     "deploy",
     "load_recipe",
+    "load_test",
     "plan",
     "run",
     "serve",
@@ -168,6 +171,41 @@ def serve(folder: str | Path) -> Service:
     from triton_repo.triton_repo import server_of
 
     return server_of(repository(Path(folder)), Path(folder) / "triton.log")
+
+
+def load_test(
+    server: str,
+    folder: str | Path | None = None,
+    loads: Sequence[Load] = (Load(concurrency=1),),
+    *,
+    data: str | Path | None = None,
+    columns: Sequence[str] = (),
+    model: str | None = None,
+    protocol: Literal["grpc", "http"] | None = None,
+) -> dict[str, Any]:
+    """Measures a running Triton server under load: `load_test("127.0.0.1:8001", data="reviews.jsonl", loads=[Load(rate=50)])`.
+
+    Args:
+        server: host:port, or grpc://host:port, or http://host:port.
+        folder: A run folder, whose evaluation rows are sent; give it or `data`.
+        loads: The loads, one after the other: open with `rate`, closed with `concurrency`.
+        data: A file with the rows: a text a line in a txt file, columns of a tsv, csv, json, jsonl or parquet file, or a folder of images.
+        columns: Columns of the text or image, two for pairs; `text`, `text_pair` and `image` where absent.
+        model: The model to measure; the only one that is ready where absent.
+        protocol: As in `server` where absent, else gRPC.
+
+    Returns:
+        What `compress bench --server --json` writes: `model`, `rows`, `row_bytes`, `environment` and others, and under `loads` the figures
+        of each: `latency_ms`, `throughput_per_s`, `errors`, `shed`, `lag_ms`, `cpu_share`, `warnings` and others.
+
+    Raises:
+        InputError: The server cannot be reached, the model is unknown or none of ours, or the rows do not fit it.
+    """
+    from compress.commands.load_test import Rows
+    from compress.commands.load_test import load_test as measure
+
+    given = Rows(_path(folder), None if data is None else str(data), tuple(columns))
+    return measure(server, given, loads, model=model, protocol=protocol, say=lambda line: None)
 
 
 def clean(folder: str | Path) -> list[Path]:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.standalone.preprocess import Row, TokenPair
+from compress.standalone.preprocess import Row
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
 
 REQUEST_SECONDS = 120.0
@@ -171,21 +171,35 @@ def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS) -
 
 
 def inputs(row: Row) -> list[Any]:
-    """Returns the input tensors of one row, [1, 1] each."""
+    """Returns the input tensors of one row for gRPC, [1, 1] each."""
     from tritonclient.grpc import InferInput
 
-    values: dict[str, str | bytes]
-    assert not isinstance(row, np.ndarray | TokenPair), "rows of tokens go to the models that generate"
-    if isinstance(row, bytes):
-        values = {IMAGE: row}
-    else:
-        values = dict(zip((TEXT, TEXT_PAIR), row, strict=True)) if isinstance(row, tuple) else {TEXT: row}
-    tensors = []
-    for name, value in values.items():
-        tensor = InferInput(name, [1, 1], "BYTES")
-        tensor.set_data_from_numpy(np.array([[value if isinstance(value, bytes) else value.encode("utf-8")]], dtype=np.object_))
-        tensors.append(tensor)
-    return tensors
+    return tensors([row], InferInput)
+
+
+def tensors(rows: Sequence[Row], kind: Any) -> list[Any]:
+    """Returns the input tensors of a request.
+
+    Args:
+        rows: k rows: all texts, all pairs of texts, or all encoded images.
+        kind: Class `InferInput` of the protocol.
+
+    Returns:
+        Tensors BYTES [k, 1]: TEXT, TEXT and TEXT_PAIR, or IMAGE.
+    """
+    names: tuple[str, ...] = (IMAGE,) if isinstance(rows[0], bytes) else (TEXT, TEXT_PAIR) if isinstance(rows[0], tuple) else (TEXT,)
+    made = []
+    for index, name in enumerate(names):
+        values = np.array([[_bytes(row[index] if isinstance(row, tuple) else row)] for row in rows], dtype=np.object_)
+        tensor = kind(name, list(values.shape), "BYTES")
+        tensor.set_data_from_numpy(values)
+        made.append(tensor)
+    return made
+
+
+def _bytes(value: Any) -> bytes:
+    assert isinstance(value, bytes | str), "rows of tokens go to the models that generate"
+    return value if isinstance(value, bytes) else value.encode("utf-8")
 
 
 def _cycle(rows: Sequence[Row], count: int, deadline: float | None) -> Iterator[tuple[int, Row]]:

@@ -18,6 +18,7 @@ import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from google.protobuf import text_format
@@ -91,6 +92,11 @@ def check_name(name: str) -> None:
     """Raises an `InputError` if Triton takes no model of this name."""
     if not _NAME.fullmatch(name):
         raise InputError(f"model name {name!r}: use at most 128 letters, digits, '.', '_' and '-', with a letter or digit first")
+
+
+def model_names(repository: Path) -> list[str]:
+    """Returns the names of the models of a repository, sorted."""
+    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 
 def parameters(settings: ModelSettings) -> dict[str, str]:

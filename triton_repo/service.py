@@ -27,6 +27,7 @@ from typing import Self
 from compress.machine.process import environment as child_environment
 from compress.machine.process import spawn
 from triton_repo import leftovers
+from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.process import Settings
 from triton_repo.safe_folder import safe_folder
@@ -50,7 +51,7 @@ class Service:
     def __init__(self, repository: Path, environment: ServerEnvironment, log: Path) -> None:
         self._repository, self._environment, self._log = repository, environment, log
         self._folder = Path()
-        self._settings = Settings(ADDRESS, 0, 0, 0, "", "")
+        self._settings = Settings(ADDRESS, 0, 0, 0, "", "", tuple(model_names(repository)))
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._supervisor: threading.Thread | None = None

@@ -40,6 +40,7 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
+from triton_repo.config import model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
@@ -370,11 +371,6 @@ def server_of(repository: Path, log: Path) -> Service:
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
     return Service(repository, environment.check(), log)
-
-
-def model_names(repository: Path) -> list[str]:
-    """Returns the names of the models of a repository, sorted."""
-    return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 
 def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:

@@ -236,17 +236,31 @@ def _read_rows(
     source = Source(name, unit=unit, label_names=label_names)
     for number, found in cells:
         contents, label = (found[:-1], found[-1]) if TASKS[task].needs_labels else (found, None)
-        if TASKS[task].modality == "image":
-            row: Row = _image(contents[0], folder, f"{name} {unit} {number}")
-        else:
-            for text in contents:
-                if not isinstance(text, str) or not (text.isascii() or _is_unicode(text)):
-                    raise InputError(f"{name} {unit} {number}: {text!a:.60} given as text; valid Unicode text is allowed")
-            row = contents[0] if len(contents) == 1 else (contents[0], contents[1])
+        row = row_of(contents, TASKS[task].modality, folder, f"{name} {unit} {number}")
         source.add(row, label, number)
     if not source.rows:
         raise InputError(f"{name}: no rows; at least one is needed")
     return source
+
+
+def row_of(contents: Cells, modality: str, folder: Path, place: str) -> Row:
+    """Returns the row that the cells of a table stand for: a text, a pair of texts, or an encoded image.
+
+    Args:
+        contents: One text, two, or one image.
+        modality: `image`, or text.
+        folder: Where relative paths of images begin.
+        place: File and line, for the message.
+
+    Raises:
+        InputError: A cell is no text, or no image that can be decoded.
+    """
+    if modality == "image":
+        return _image(contents[0], folder, place)
+    for text in contents:
+        if not isinstance(text, str) or not (text.isascii() or _is_unicode(text)):
+            raise InputError(f"{place}: {text!a:.60} given as text; valid Unicode text is allowed")
+    return contents[0] if len(contents) == 1 else (contents[0], contents[1])
 
 
 def _is_unicode(text: str) -> bool:

@@ -46,6 +46,8 @@ class Table:
     """Whether the first line names the columns (tsv and csv only)."""
     limit: Limit = field(default_factory=Limit)
     """The largest expanded size."""
+    key: str = "data.columns"
+    """Where the user names the columns, for messages."""
 
     @property
     def unit(self) -> str:
@@ -190,7 +192,7 @@ def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
             if header.count(column) > 1:
                 problems.append(f"{table.path}: {header.count(column)} columns are named {column!r}; give the position, counted from 0")
             elif column not in header:
-                problems.append(missing_column(str(table.path), column, header))
+                problems.append(missing_column(str(table.path), column, header, table.key))
             else:
                 positions.append(header.index(column))
     if problems:
@@ -198,11 +200,11 @@ def _positions(table: Table, header: Sequence[str] | None) -> list[int]:
     return positions or [0]
 
 
-def missing_column(where: str, column: Column, available: Iterable[str]) -> str:
+def missing_column(where: str, column: Column, available: Iterable[str], key: str = "data.columns") -> str:
     """Returns the error message for a missing column."""
     names = [str(name) for name in available]
     listed = ", ".join(repr(name[:40]) for name in names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"{where}: no column {shown(column)}; available: {listed or 'none'}{nearest(str(column), names)}; set data.columns"
+    return f"{where}: no column {shown(column)}; available: {listed or 'none'}{nearest(str(column), names)}; set {key}"
 
 
 def _names(table: Table) -> list[str]:
@@ -249,7 +251,7 @@ def _pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
         raise InputError(f"{table.place(number)}: a JSON {type(row).__name__}; an object with the columns as keys is allowed")
     for name in names:
         if name not in row:
-            raise InputError(missing_column(table.place(number), name, row))
+            raise InputError(missing_column(table.place(number), name, row, table.key))
     return tuple([row[name] for name in names])
 
 
@@ -292,7 +294,7 @@ def _check_columns(table: Table, names: Sequence[str], available: Sequence[str])
     problems = []
     for name in dict.fromkeys(names):
         if name not in available:
-            problems.append(missing_column(str(table.path), name, available))
+            problems.append(missing_column(str(table.path), name, available, table.key))
         elif available.count(name) > 1:
             problems.append(f"{table.path}: {available.count(name)} columns are named {shown(name)}; rename all but one")
     if problems:

@@ -204,8 +204,14 @@ class Echo(service_pb2_grpc.GRPCInferenceServiceServicer):
         response.raw_output_contents.append(request.raw_input_contents[0])
         return response
 
+    def ModelReady(self, request, context):
+        return pb.ModelReadyResponse(ready=request.name != "absent")
+
     def RepositoryIndex(self, request, context):
-        return pb.RepositoryIndexResponse()
+        raise AssertionError("closed")
+
+    def RepositoryModelUnload(self, request, context):
+        return pb.RepositoryModelUnloadResponse()
 
 
 def echo(path: Path) -> grpc.Server:
@@ -220,12 +226,12 @@ def echo(path: Path) -> grpc.Server:
 def front():
     folder = safe_folder()
     triton = echo(folder / "grpc")
-    asked = Settings("127.0.0.1", 0, 0, 0, str(folder / "grpc"), str(folder / "metrics"))
+    asked = Settings("127.0.0.1", 0, 0, 0, str(folder / "grpc"), str(folder / "metrics"), ("absent", "m"))
     command = [sys.executable, "-m", "triton_repo.front.process", json.dumps(asdict(asked))]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment(), cwd=ROOT)
     try:
         found = Settings(**json.loads(process.stdout.readline()))
-        assert replace(found, grpc_port=0, http_port=0, metrics_port=0) == asked
+        assert replace(found, grpc_port=0, http_port=0, metrics_port=0, models=tuple(found.models)) == asked
         yield found
         assert process.poll() is None, "the front died"
     finally:
@@ -268,7 +274,7 @@ def test_http_goes_through(front):
         ("/v2/models/%2e%2e%2fx/infer", b"{}", {}, 404),
         ("/v2/systemsharedmemory/region/r/register", b"{}", {}, 404),
         ("/v2/cudasharedmemory/status", None, {}, 404),
-        ("/v2/repository/index", b"{}", {}, 404),
+        ("/v2/repository/index", None, {}, 405),
         ("/v2/repository/models/m/unload", b"{}", {}, 404),
         ("/v2/logging", b'{"log_verbose_level": 9}', {}, 404),
         ("/v2/trace/setting", b"{}", {}, 404),
@@ -300,7 +306,7 @@ def test_grpc_goes_through_and_the_rest_does_not(front):
         assert stub.ServerLive(pb.ServerLiveRequest()).live
         assert stub.ModelInfer(good()).raw_output_contents[0] == b"\x02\0\0\0ab"
         calls = [
-            (lambda: stub.RepositoryIndex(pb.RepositoryIndexRequest()), grpc.StatusCode.PERMISSION_DENIED),
+            (lambda: stub.RepositoryModelUnload(pb.RepositoryModelUnloadRequest(model_name="m")), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: stub.LogSettings(pb.LogSettingsRequest()), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: stub.SystemSharedMemoryRegister(pb.SystemSharedMemoryRegisterRequest()), grpc.StatusCode.PERMISSION_DENIED),
             (lambda: channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(b"\xff" * 100), grpc.StatusCode.INVALID_ARGUMENT),
@@ -312,6 +318,15 @@ def test_grpc_goes_through_and_the_rest_does_not(front):
             with pytest.raises(grpc.RpcError) as caught:
                 call()
             assert caught.value.code() == code, caught.value
+
+
+@whole
+def test_the_models_that_are_ready_are_listed(front):
+    with grpc.insecure_channel(f"127.0.0.1:{front.grpc_port}") as channel:
+        found = service_pb2_grpc.GRPCInferenceServiceStub(channel).RepositoryIndex(pb.RepositoryIndexRequest())
+    assert [(one.name, one.state) for one in found.models] == [("m", "READY")]
+    status, body = ask(front, "/v2/repository/index", b"")
+    assert (status, json.loads(body)) == (200, [{"name": "m", "state": "READY"}])
 
 
 @whole

@@ -1,13 +1,15 @@
-"""gRPC of the front: inference, whole or streamed, health and metadata of the KServe protocol; everything else is refused by name."""
+"""gRPC of the front: inference, whole or streamed, health, metadata and models of the KServe protocol; all else is refused by name."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
 
+from triton_repo.front.index import ready_models
 from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
 from triton_repo.front.streams import Streams
 from triton_repo.front.tensors import read_request
@@ -18,6 +20,8 @@ OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetad
 """The methods that clients may call."""
 OPEN_STREAM = "ModelStreamInfer"
 """And the one that answers in pieces."""
+INDEX = "RepositoryIndex"
+"""And the one that the front answers itself."""
 RECONNECT_MS = 100
 _CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
@@ -50,8 +54,8 @@ def infer_of(channel: Any) -> Callable[[Any], Awaitable[Any]]:
     return infer
 
 
-def serve_grpc(channel: Any, load: Load) -> Any:
-    """Returns a gRPC server, not started, that forwards to `channel`."""
+def serve_grpc(channel: Any, load: Load, models: Sequence[str] = ()) -> Any:
+    """Returns a gRPC server, not started, that forwards to `channel` and lists those of `models` that are ready."""
     options = [
         ("grpc.so_reuseport", 0),  # no other process may listen on the same port
         ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
@@ -60,15 +64,16 @@ def serve_grpc(channel: Any, load: Load) -> Any:
         ("grpc.max_concurrent_streams", 1024),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4096)
-    server.add_generic_rpc_handlers((_Methods(channel, load),))
+    server.add_generic_rpc_handlers((_Methods(channel, load, models),))
     return server
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method."""
 
-    def __init__(self, channel: Any, load: Load) -> None:
+    def __init__(self, channel: Any, load: Load, models: Sequence[str]) -> None:
         self._open = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
+        self._open[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
         self._streams = Streams(channel, load)
 
     def service(self, details: Any) -> Any:
@@ -98,10 +103,22 @@ def _forwarding(channel: Any, method: str, load: Load) -> _Handler:
     return forward
 
 
+def _listing(stub: Any, models: Sequence[str]) -> _Handler:
+    async def listed(body: bytes, context: Any) -> bytes:
+        try:
+            encoded: bytes = (await ready_models(stub, models)).SerializeToString()
+            return encoded
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), _told(error))
+        raise AssertionError("unreachable: abort raises")
+
+    return listed
+
+
 def _refusing(method: str) -> _Handler:
     async def refuse(body: bytes, context: Any) -> bytes:
         name = method.rpartition("/")[2][:64]
-        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not offered here; {', '.join((*OPEN, OPEN_STREAM))} are")
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, f"{name} is not offered here; {', '.join((*OPEN, OPEN_STREAM, INDEX))} are")
         raise AssertionError("unreachable: abort raises")
 
     return refuse

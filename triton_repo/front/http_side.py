@@ -1,4 +1,4 @@
-"""HTTP of the front: the paths of the KServe protocol for inference, health and metadata; Prometheus metrics on a port of their own.
+"""HTTP of the front: the paths of the KServe protocol for inference, health, metadata and models; Prometheus metrics on their own port.
 
 Triton's own HTTP server is switched off: deep JSON, compressed bodies and chunked bodies in many pieces have crashed it. Bodies are read
 whole and within limits here, checked, and go on as gRPC.
@@ -7,7 +7,7 @@ whole and within limits here, checked, and go on as gRPC.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2_grpc
 from triton_repo.front.bodies import compact, read_body, write_body
 from triton_repo.front.generation import read_generation, write_generation
 from triton_repo.front.grpc_side import infer_of
+from triton_repo.front.index import ready_models
 from triton_repo.front.limits import (
     BODY_SECONDS,
     MAX_CONNECTIONS,
@@ -55,11 +56,12 @@ class Paths:
     Args:
         channel: Channel to Triton.
         load: The bytes under way.
+        models: Names of all models of the repository.
     """
 
-    def __init__(self, channel: Any, load: Load) -> None:
+    def __init__(self, channel: Any, load: Load, models: Sequence[str] = ()) -> None:
         self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer_of(channel), load
-        self._streams = Places(MAX_STREAMS)
+        self._streams, self._models = Places(MAX_STREAMS), models
 
     def application(self) -> web.Application:
         """Returns the application; every error is a JSON object with the key `error`."""
@@ -67,6 +69,7 @@ class Paths:
         application.router.add_get("/v2", self.server)
         application.router.add_get("/v2/health/live", self.live)
         application.router.add_get("/v2/health/ready", self.ready)
+        application.router.add_post("/v2/repository/index", self.index)
         for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             application.router.add_get(model, self.model)
             application.router.add_get(f"{model}/ready", self.model_ready)
@@ -105,6 +108,11 @@ class Paths:
             tensors = getattr(answer, key)
             document[key] = [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in tensors]
         return web.json_response(document, dumps=compact)
+
+    async def index(self, request: web.Request) -> web.StreamResponse:
+        """The models that are ready."""
+        found = await ready_models(self._stub, self._models)
+        return web.json_response([{"name": one.name, "state": one.state} for one in found.models], dumps=compact)
 
     async def infer(self, request: web.Request) -> web.StreamResponse:
         """An inference."""

@@ -33,6 +33,8 @@ class Settings:
     """Unix socket of Triton's gRPC."""
     metrics: str
     """Unix socket of its metrics."""
+    models: tuple[str, ...] = ()
+    """Names of all models of the repository."""
 
 
 def not_of_a_client(record: logging.LogRecord) -> bool:
@@ -47,10 +49,10 @@ async def run(settings: Settings) -> None:
         OSError: A port is taken.
     """
     channel, load = upstream(f"unix:{settings.triton}"), Load()
-    server = serve_grpc(channel, load)
+    server = serve_grpc(channel, load, settings.models)
     grpc_port = server.add_insecure_port(f"{settings.address}:{settings.grpc_port}")
     await server.start()
-    _, http_port = await listen(Paths(channel, load).application(), settings.address, settings.http_port)
+    _, http_port = await listen(Paths(channel, load, settings.models).application(), settings.address, settings.http_port)
     _, metrics_port = await listen(metrics_application(settings.metrics), settings.address, settings.metrics_port)
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
     print(json.dumps({**asdict(settings), **ports}), flush=True)

@@ -1,0 +1,151 @@
+"""`compress bench --server`: how a running Triton server does under load, with the rows of a file or of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts.artifact import write_json
+from compress.core.errors import InputError
+from compress.core.files import local
+from compress.data.tables import Table, text_lines
+from compress.data.unlabelled import read_unlabelled
+from compress.machine import environment
+from compress.standalone.preprocess import Row
+from triton_repo.load import figures
+from triton_repo.load.connection import MEASURED, Address, Model, address_of
+from triton_repo.load.load import examine
+from triton_repo.load.load import load_test as measure
+from triton_repo.load.settings import Load
+
+SCHEMA = 1
+STANDARD_INPUT = "-"
+COLUMNS = {"TEXT": "text", "TEXT_PAIR": "text_pair", "IMAGE": "image"}
+"""Column of each input where none is given."""
+SHARED = ("model", "row_bytes")
+"""What is the same for each load."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where the rows come from: one of a run and a file."""
+
+    run: Path | None = None
+    """A run folder, whose evaluation rows are sent."""
+    file: str | None = None
+    """A file, or `-` for the lines of standard input."""
+    columns: tuple[str, ...] = ()
+    """Columns of the file, in the order of the model's inputs."""
+
+
+def load_test(
+    server: str,
+    given: Rows,
+    loads: Sequence[Load],
+    *,
+    model: str | None = None,
+    protocol: str | None = None,
+    out: Path | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Measures a model of a running server, prints a table and returns the figures.
+
+    Args:
+        server: host:port, or grpc://host:port, or http://host:port.
+        given: The rows to send.
+        loads: The loads, measured one after the other.
+        model: Name of the model; None takes the only one that is ready.
+        protocol: grpc or http; None takes it from the URL, else gRPC.
+        out: A JSON file to write the figures to.
+        say: Prints one line.
+
+    Returns:
+        `schema`, `server`, `protocol`, `model`, `inputs`, `data` (where the rows are from), `rows` (their number), `row_bytes`, `loads`
+        (figures of each), `environment` (versions and hardware of this machine), `ended` (local time).
+
+    Raises:
+        InputError: The server cannot be reached, the model is unknown or not one of ours, or the rows do not fit.
+        GeneratorError: The generator died.
+    """
+    if (given.run is None) == (given.file is None):
+        raise InputError("--server: give the rows to send: either a run folder, whose evaluation rows are sent, or --data FILE")
+    if not loads:
+        raise InputError("loads: none given; give at least one")
+    if out is not None and not (out := local(out, "--json")).parent.is_dir():
+        raise InputError(f"--json {out}: there is no folder {out.parent}; make it first")
+    address = address_of(server, protocol)
+    found = examine(address, model)
+    rows, source = _read(given, found)
+    say(f"{address}, model {found.name}: {len(rows)} rows ({MEASURED[found.inputs]}) of {source}")
+    results = _measured(address, found, rows, loads, say)
+    answer = {
+        "schema": SCHEMA,
+        "server": address.place,
+        "protocol": address.protocol,
+        "model": found.name,
+        "inputs": list(found.inputs),
+        "data": source,
+        "rows": len(rows),
+        "row_bytes": results[0]["row_bytes"],
+        "loads": [{key: value for key, value in one.items() if key not in SHARED} for one in results],
+        "environment": environment.fingerprint(),
+        "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+    }
+    if out is not None:
+        write_json(out, answer)
+        say(f"figures: {out}")
+    return answer
+
+
+def _measured(
+    address: Address, model: Model, rows: Sequence[Row], loads: Sequence[Load], say: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Measures the loads; prints a line for each as it ends, and then their warnings."""
+    shown: list[Mapping[str, Any]] = []
+
+    def show(one: Mapping[str, Any]) -> None:
+        if not shown:
+            say(figures.header())
+        shown.append(one)
+        say(figures.line(one))
+
+    results = measure(address, model, rows, loads, show)
+    for load, one in zip(loads, results, strict=True):
+        for warning in one["warnings"]:
+            say(f"warning: {f'rate {load.rate:g}' if load.rate is not None else f'concurrency {load.concurrency}'}: {warning}")
+    return results
+
+
+def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
+    """Returns the rows, and where they are from."""
+    if given.run is not None:
+        return _evaluation_rows(given.run), f"the evaluation split of {given.run}"
+    columns = given.columns or tuple(COLUMNS[name] for name in model.inputs)
+    if len(columns) != len(model.inputs):
+        raise InputError(f"--column: {len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}: give one for each")
+    modality = "image" if "IMAGE" in model.inputs else "text"
+    if given.file == STANDARD_INPUT:
+        if model.inputs != ("TEXT",):
+            kind = MEASURED[model.inputs]
+            raise InputError(f"--data -: lines of standard input are single texts; model {model.name} reads {kind}: give a file")
+        return [line.removesuffix("\r") for line in text_lines(Table(Path("-"), ()), sys.stdin.buffer)], "standard input"
+    return read_unlabelled(local(str(given.file), "--data"), modality, columns, "--column"), str(given.file)
+
+
+def _evaluation_rows(folder: Path) -> list[Row]:
+    """Returns the evaluation rows of a finished run, read from its data again."""
+    from compress.core.tasks import TASKS
+    from compress.data.load import load_data
+    from compress.models.config import label_names
+    from compress.pipeline import opened
+    from compress.recipe import check
+
+    recipe = check(opened(folder).recipe)
+    task = recipe.model.task
+    if TASKS[task].answer == "tokens":
+        raise InputError(f"{folder}: the rows of a run of {task} are tokens; give --data FILE with what the model reads")
+    return list(load_data(recipe.data, task, label_names(recipe.model), lambda line: None).evaluation.rows)

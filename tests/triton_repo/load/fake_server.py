@@ -1,0 +1,191 @@
+"""A server in the place of Triton, over gRPC and HTTP, that does what a test says: it stalls, refuses, fails, is slow, and takes notes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from aiohttp import web
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc import service_pb2_grpc
+
+WORDS = {  # a row with this text: status of gRPC and HTTP
+    "unavailable": (grpc.StatusCode.UNAVAILABLE, 503),
+    "exhausted": (grpc.StatusCode.RESOURCE_EXHAUSTED, 429),
+    "deadline": (grpc.StatusCode.DEADLINE_EXCEEDED, 504),
+    "invalid": (grpc.StatusCode.INVALID_ARGUMENT, 400),
+    "internal": (grpc.StatusCode.INTERNAL, 500),
+}
+SLOW = "slow"
+TEXT = {"TEXT": ("BYTES", [-1, 1])}
+
+
+@dataclass
+class Fake:
+    """What the server does, and what it got."""
+
+    models: dict[str, dict[str, tuple[str, list[int]]]] = field(default_factory=lambda: {"m": TEXT})
+    """Inputs of each model: data type and shape."""
+    lists: bool = True
+    """Whether it tells its models."""
+    stall_at: int | None = None
+    """Number of the request with which the stall begins."""
+    stall_seconds: float = 0.5
+    stall: tuple[float, float] = (0.0, 0.0)
+    """Begin and end on `time.monotonic`."""
+    requests: list[dict[str, list[bytes]]] = field(default_factory=list)
+    under_way: int = 0
+    most: int = 0
+    grpc_address: str = ""
+    http_address: str = ""
+
+    async def answer(self, inputs: dict[str, list[bytes]]) -> str | None:
+        """Takes a request; returns the word of the error, if it is to have one."""
+        self.requests.append(inputs)
+        self.under_way += 1
+        self.most = max(self.most, self.under_way)
+        if len(self.requests) == self.stall_at:
+            self.stall = time.monotonic(), time.monotonic() + self.stall_seconds
+        try:
+            await asyncio.sleep(max(0.001, self.stall[1] - time.monotonic()))
+            texts = [text.decode("utf-8", "replace") for values in inputs.values() for text in values]
+            if SLOW in texts:
+                await asyncio.sleep(30)
+            return next((text for text in texts if text in WORDS), None)
+        finally:
+            self.under_way -= 1
+
+    def described(self, name: str) -> dict[str, Any]:
+        tensors = [{"name": key, "datatype": kind, "shape": shape} for key, (kind, shape) in self.models[name].items()]
+        return {"name": name, "inputs": tensors}
+
+
+def strings(raw: bytes) -> list[bytes]:
+    found, place = [], 0
+    while place < len(raw):
+        (size,) = struct.unpack_from("<I", raw, place)
+        found.append(raw[place + 4 : place + 4 + size])
+        place += 4 + size
+    return found
+
+
+class Grpc(service_pb2_grpc.GRPCInferenceServiceServicer):
+    def __init__(self, fake: Fake) -> None:
+        self.fake = fake
+
+    async def ServerLive(self, request, context):
+        return pb.ServerLiveResponse(live=True)
+
+    async def RepositoryIndex(self, request, context):
+        if not self.fake.lists:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "closed")
+        answer = pb.RepositoryIndexResponse()
+        for name in self.fake.models:
+            answer.models.add(name=name, state="READY")
+        answer.models.add(name="loading", state="UNAVAILABLE")
+        return answer
+
+    async def ModelMetadata(self, request, context):
+        if request.name not in self.fake.models:
+            await context.abort(grpc.StatusCode.NOT_FOUND, f"unknown model: {request.name!r}")
+        answer = pb.ModelMetadataResponse(name=request.name)
+        for one in self.fake.described(request.name)["inputs"]:
+            answer.inputs.add(**one)
+        return answer
+
+    async def ModelInfer(self, request, context):
+        inputs = {one.name: strings(raw) for one, raw in zip(request.inputs, request.raw_input_contents, strict=True)}
+        assert all(list(one.shape) == [len(inputs[one.name]), 1] for one in request.inputs)
+        word = await self.fake.answer(inputs)
+        if word is not None:
+            await context.abort(WORDS[word][0], f"the word was {word}")
+        answer = pb.ModelInferResponse(model_name=request.model_name)
+        answer.outputs.add(name="SCORE", datatype="FP32", shape=[1, 1])
+        answer.raw_output_contents.append(struct.pack("<f", 0.5))
+        return answer
+
+
+class Http:
+    def __init__(self, fake: Fake) -> None:
+        self.fake = fake
+
+    def application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_get("/v2/health/live", self.live)
+        application.router.add_post("/v2/repository/index", self.index)
+        application.router.add_get("/v2/models/{model}", self.model)
+        application.router.add_post("/v2/models/{model}/infer", self.infer)
+        return application
+
+    async def live(self, request):
+        return web.Response()
+
+    async def index(self, request):
+        if not self.fake.lists:
+            return web.json_response({"error": "closed"}, status=404)
+        models = [{"name": name, "state": "READY"} for name in self.fake.models]
+        return web.json_response([*models, {"name": "loading", "state": "UNAVAILABLE"}, {"name": "never loaded"}])
+
+    async def model(self, request):
+        name = request.match_info["model"]
+        if name not in self.fake.models:
+            return web.json_response({"error": f"unknown model: {name!r}"}, status=400)
+        return web.json_response(self.fake.described(name))
+
+    async def infer(self, request):
+        body, size = await request.read(), int(request.headers["Inference-Header-Content-Length"])
+        document, place, inputs = json.loads(body[:size]), size, {}
+        for one in document["inputs"]:
+            length = one["parameters"]["binary_data_size"]
+            inputs[one["name"]] = strings(body[place : place + length])
+            assert one["shape"] == [len(inputs[one["name"]]), 1]
+            place += length
+        word = await self.fake.answer(inputs)
+        if word == "invalid":
+            return web.Response(body=b"neither JSON nor tensors", status=200)
+        if word is not None:
+            return web.json_response({"error": f"the word was {word}"}, status=WORDS[word][1])
+        return web.json_response({"outputs": [{"name": "SCORE", "datatype": "FP32", "shape": [1, 1], "data": [0.5]}]})
+
+
+@contextmanager
+def serving(fake: Fake) -> Iterator[Fake]:
+    """Serves on free ports of loopback, in a thread with an event loop of its own."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+
+    async def serve(end: asyncio.Event) -> None:
+        server = grpc.aio.server()
+        service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(Grpc(fake), server)
+        fake.grpc_address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        runner = web.AppRunner(Http(fake).application(), access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        fake.http_address = f"127.0.0.1:{runner.addresses[0][1]}"
+        ready.set()
+        await end.wait()
+        await server.stop(0)
+        await runner.cleanup()
+
+    end = asyncio.Event()
+    thread = threading.Thread(target=lambda: loop.run_until_complete(serve(end)), daemon=True)
+    thread.start()
+    assert ready.wait(30)
+    try:
+        yield fake
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(30)
+        loop.close()
+
+
+def address(fake: Fake, protocol: str) -> str:
+    return fake.grpc_address if protocol == "grpc" else fake.http_address

@@ -1,0 +1,206 @@
+"""Both protocols against a server that does as it is told: python -m pytest tests/triton_repo/load/test_connection.py"""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from compress.core.errors import InputError
+from tests.triton_repo.load.fake_server import TEXT, Fake, address, serving
+from tests.triton_repo.tiny_exports import png
+from triton_repo.load.arrivals import poisson
+from triton_repo.load.connection import Address, Connection, Model, address_of, check_rows
+from triton_repo.load.generator import closed_loop, open_loop
+from triton_repo.server import free_port
+
+PAIRS = {"TEXT": ("BYTES", [-1, 1]), "TEXT_PAIR": ("BYTES", [-1, 1])}
+IMAGES = {"IMAGE": ("BYTES", [-1, 1])}
+both = pytest.mark.parametrize("protocol", ["grpc", "http"])
+SLACK = 0.4
+"""Seconds by which a loaded machine may be late."""
+
+
+def ask(fake: Fake, protocol: str, name: str | None) -> Model:
+    async def work() -> Model:
+        async with Connection(Address(protocol, address(fake, protocol))) as connection:
+            return await connection.model(name)
+
+    return asyncio.run(work())
+
+
+def refusal(fake: Fake, protocol: str, name: str | None) -> str:
+    with pytest.raises(InputError) as caught:
+        ask(fake, protocol, name)
+    (line,) = caught.value.problems
+    return line
+
+
+def send_all(fake: Fake, protocol: str, requests, seconds: float = 20.0):
+    """Sends requests one after the other; returns why each has no answer."""
+
+    async def work():
+        async with Connection(Address(protocol, address(fake, protocol)), seconds) as connection:
+            return [await connection.send("m", connection.prepare(rows)) for rows in requests]
+
+    return asyncio.run(work())
+
+
+@both
+def test_each_request_that_was_due_in_a_stall_counts_from_when_it_was_due(protocol):
+    """The server stands still for 0.5 s, beginning with a request that it gets; the reference is that stall alone."""
+    due = poisson(150.0, 1.5, seed=4)
+
+    async def work(fake: Fake, loop):
+        async with Connection(Address(protocol, address(fake, protocol)), 20.0, 1000) as connection:
+            request = connection.prepare(["a text"])
+            assert await connection.send("m", request) is None
+
+            async def send(index):
+                return await connection.send("m", request)
+
+            return await loop(send)
+
+    with serving(Fake(stall_at=60)) as fake:
+        samples = asyncio.run(work(fake, lambda send: open_loop(send, due.tolist(), 1000)))
+        begin, end = (moment - samples.start for moment in fake.stall)
+    order = np.argsort(samples.due)
+    latencies = (np.array(samples.ended) - np.array(samples.due))[order]
+    hit = (due >= begin) & (due < end)
+    assert hit.sum() > 30
+    assert samples.kinds == ["answered"] * len(due)
+    reference = np.where(hit, end - due, 0.0)
+    assert (latencies >= reference - 1e-3).all()
+    under_way = (due < begin) & (due + latencies > begin)
+    assert (latencies <= np.where(under_way, end - due, reference) + SLACK).all()
+    assert np.percentile(latencies, 99) >= np.percentile(reference, 99) - 1e-3 > 0.4
+
+    with serving(Fake(stall_at=60)) as fake:  # what waits for each answer meets the same stall once, and its p99 does not show it
+        closed = asyncio.run(work(fake, lambda send: closed_loop(send, 1, 1.5)))
+    slow = np.array(closed.ended) - np.array(closed.due) > 0.45
+    assert slow.sum() == 1
+    assert len(slow) > 100, "so that one of them is below the p99"
+
+
+@both
+@pytest.mark.parametrize(
+    ("inputs", "rows", "got"),
+    [
+        (TEXT, ["n\u00e4h", "", "b" * 5000], {"TEXT": ["n\u00e4h".encode(), b"", b"b" * 5000]}),
+        (PAIRS, [("a", "b"), ("c", "")], {"TEXT": [b"a", b"c"], "TEXT_PAIR": [b"b", b""]}),
+        (IMAGES, [png(1)], {"IMAGE": [png(1)]}),
+    ],
+    ids=["texts", "pairs", "images"],
+)
+def test_rows_arrive_as_they_are_k_in_a_request(protocol, inputs, rows, got):
+    with serving(Fake({"m": inputs})) as fake:
+        assert ask(fake, protocol, None) == Model("m", tuple(inputs))
+        assert send_all(fake, protocol, [rows]) == [None]
+    assert fake.requests == [got]
+
+
+@both
+def test_errors_by_kind(protocol):
+    words = ["unavailable", "exhausted", "deadline", "invalid", "internal", "fine"]
+    with serving(Fake()) as fake:
+        found = send_all(fake, protocol, [[word] for word in words])
+    assert [failure and failure.kind for failure in found] == ["refused", "refused", "timed_out", "failed", "failed", None]
+    assert found[0].message == "the word was unavailable"
+    assert all("\n" not in failure.message for failure in found if failure)
+
+
+@both
+def test_no_answer_in_time_and_no_server(protocol):
+    with serving(Fake()) as fake:
+        (late,) = send_all(fake, protocol, [["slow"]], seconds=0.2)
+    assert late.kind == "timed_out"
+    nobody = Fake(grpc_address=(place := f"127.0.0.1:{free_port()}"), http_address=place)
+    (gone,) = send_all(nobody, protocol, [["x"]])
+    assert gone.kind == "refused"
+    line = refusal(nobody, protocol, None)
+    assert line.startswith(f"--server {protocol}://{place}: no answer (")
+    assert f"or --protocol {'http' if protocol == 'grpc' else 'grpc'}" in line
+
+
+@both
+def test_a_server_of_the_other_protocol_is_no_answer(protocol):
+    with serving(Fake()) as fake:
+        fake.grpc_address, fake.http_address = fake.http_address, fake.grpc_address
+        assert ": no answer (" in refusal(fake, protocol, "m")
+
+
+@both
+def test_models_that_do_not_fit_are_refused_in_one_line(protocol):
+    language = {"TEXT": ("BYTES", [-1, 1]), "MAX_TOKENS": ("INT32", [-1, 1])}
+    models = {"reviews-int8": TEXT, "language": language, "floats": {"TEXT": ("FP32", [-1, 1])}, "flat": {"TEXT": ("BYTES", [1])}}
+    with serving(Fake(models)) as fake:
+        where = f"{protocol}://{address(fake, protocol)}"
+        listed = "ready: flat, floats, language, reviews-int8"
+        assert refusal(fake, protocol, None) == f"--server {where}: give --model; {listed}"
+        assert refusal(fake, protocol, "reviews-int4") == (
+            f"--model reviews-int4: {where} has no such model; {listed}; did you mean 'reviews-int8'?"
+        )
+        assert refusal(fake, protocol, "loading") == f"--model loading: {where} has no such model; {listed}"
+        ending = "; TEXT, TEXT and TEXT_PAIR, or IMAGE are measured, BYTES [-1, 1] each"
+        assert refusal(fake, protocol, "language") == (
+            f"--model language: its inputs are TEXT BYTES [-1, 1], MAX_TOKENS INT32 [-1, 1]{ending}"
+        )
+        assert refusal(fake, protocol, "floats") == f"--model floats: its inputs are TEXT FP32 [-1, 1]{ending}"
+        assert refusal(fake, protocol, "flat") == f"--model flat: its inputs are TEXT BYTES [1]{ending}"
+
+
+@both
+def test_a_server_that_keeps_its_list_to_itself(protocol):
+    with serving(Fake(lists=False)) as fake:
+        assert ask(fake, protocol, "m").name == "m"
+        assert refusal(fake, protocol, None).endswith("give --model; the server does not list its models")
+        line = refusal(fake, protocol, "other")
+        assert line.endswith("does not describe it (unknown model: 'other'); the server does not list its models")
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "found"),
+    [
+        ("127.0.0.1:8001", None, "grpc://127.0.0.1:8001"),
+        ("grpc://host:1/", None, "grpc://host:1"),
+        ("http://host:8000", None, "http://host:8000"),
+        ("http://host:8000/", "http", "http://host:8000"),
+        ("host:8000", "http", "http://host:8000"),
+        ("[::1]:8001", None, "grpc://[::1]:8001"),
+    ],
+)
+def test_urls(url, protocol, found):
+    assert str(address_of(url, protocol)) == found
+
+
+@pytest.mark.parametrize(
+    ("url", "protocol", "words"),
+    [
+        ("https://host:1", None, "protocol https; grpc and http are allowed, without TLS"),
+        ("host:1", "rest", "protocol rest; grpc and http"),
+        ("http://host:1", "grpc", "given with --protocol grpc"),
+        ("host", None, "host:port is allowed"),
+        ("host:x", None, "host:port is allowed"),
+        ("host:99999", None, "host:port is allowed"),
+        ("http://host:1/v2", None, "host:port is allowed"),
+        ("me@host:1", None, "host:port is allowed"),
+        ("", None, "host:port is allowed"),
+    ],
+)
+def test_urls_that_are_none(url, protocol, words):
+    with pytest.raises(InputError, match=words):
+        address_of(url, protocol)
+
+
+def test_rows_that_the_model_does_not_read():
+    text, pairs = Model("m", ("TEXT",)), Model("p", ("TEXT", "TEXT_PAIR"))
+    check_rows(["a"], text)
+    check_rows([("a", "b")], pairs)
+    check_rows([b"png"], Model("i", ("IMAGE",)))
+    for rows, model, words in (
+        ([("a", "b")], text, r"^--model m: reads single texts \(TEXT\), but the rows are pairs of texts$"),
+        (["a", b"x"], pairs, r"reads pairs of texts \(TEXT, TEXT_PAIR\), but the rows are encoded images and single texts$"),
+        ([np.int32([1])], text, "but the rows are tokens"),
+        ([], text, "^no rows; give at least one$"),
+    ):
+        with pytest.raises(InputError, match=words):
+            check_rows(rows, model)

@@ -1,0 +1,220 @@
+"""The connection of the load generator to a Triton server, over gRPC or HTTP, on the asyncio clients of tritonclient.
+
+Requests are encoded before the clock starts; a prepared one may be under way many times at once. How an error counts is the same for both
+protocols:
+
+    refused     the request was not taken, or its connection was lost: UNAVAILABLE, RESOURCE_EXHAUSTED; 503, 429; errors of the socket
+    timed_out   no answer within the time limit, ours or the server's: DEADLINE_EXCEEDED; 504, 408
+    failed      the server answered with any other error
+
+Left out: TLS, keys, shared memory, streams. The contents of the answers are not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+import aiohttp
+from tritonclient.utils import InferenceServerException
+
+from compress.core.errors import InputError, nearest
+from compress.core.shown import reason, shown
+from compress.standalone.preprocess import Row
+from triton_repo.client import tensors
+from triton_repo.config import IMAGE, TEXT, TEXT_PAIR
+from triton_repo.load.generator import Failure, Kind
+
+Protocol = Literal["grpc", "http"]
+MEASURED = {(TEXT,): "single texts", (TEXT, TEXT_PAIR): "pairs of texts", (IMAGE,): "encoded images"}
+"""Inputs of the models that can be measured, and what their rows are."""
+METADATA_SECONDS = 10.0
+_REFUSED = ("StatusCode.UNAVAILABLE", "StatusCode.RESOURCE_EXHAUSTED", "503", "429")
+_TIMED_OUT = ("StatusCode.DEADLINE_EXCEEDED", "504", "408")
+_ERRORS = (InferenceServerException, aiohttp.ClientError, OSError, ValueError)  # the last: an answer over HTTP that is not of the protocol
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a server listens."""
+
+    protocol: Protocol
+    place: str
+    """host:port."""
+
+    def __str__(self) -> str:
+        return f"{self.protocol}://{self.place}"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model that can be measured."""
+
+    name: str
+    inputs: tuple[str, ...]
+    """TEXT, or TEXT and TEXT_PAIR, or IMAGE."""
+
+
+def address_of(url: str, protocol: str | None) -> Address:
+    """Returns where and how to reach a server.
+
+    Args:
+        url: host:port, with or without `grpc://` or `http://` before it.
+        protocol: `grpc` or `http`; None takes it from the URL, else gRPC.
+
+    Raises:
+        InputError: The URL is none, or the protocol is not one of them or another than in the URL.
+    """
+    named, mark, place = url.rpartition("://")
+    found = protocol or named or "grpc"
+    if found not in ("grpc", "http") or (mark and named not in ("grpc", "http")):
+        raise InputError(f"--server {shown(url, 80)}: protocol {named or found}; grpc and http are allowed, without TLS")
+    if mark and named != found:
+        raise InputError(f"--server {shown(url, 80)}: given with --protocol {protocol}; give one of the two, or the same in both")
+    place = place.rstrip("/")
+    try:
+        parts = urlsplit(f"//{place}")
+        is_place = bool(parts.hostname and parts.port) and parts.netloc == place and "@" not in place
+    except ValueError:  # a port that is no number
+        is_place = False
+    if not is_place:
+        raise InputError(f"--server {shown(url, 80)}: host:port is allowed, such as 127.0.0.1:8001, with or without grpc:// or http://")
+    return Address("http" if found == "http" else "grpc", place)
+
+
+class Connection:
+    """A connection; an asynchronous context manager, to be made within an event loop.
+
+    Args:
+        address: The server.
+        seconds: Time limit of a request.
+        most: Connections of HTTP that may be open at once.
+    """
+
+    def __init__(self, address: Address, seconds: float = METADATA_SECONDS, most: int = 1) -> None:
+        self._address = address
+        if address.protocol == "http":
+            from tritonclient.http import InferInput
+            from tritonclient.http.aio import InferenceServerClient
+
+            self._client = InferenceServerClient(address.place, conn_limit=most, conn_timeout=seconds)
+            self._limit: dict[str, float] = {}  # conn_timeout is the limit of a whole request
+        else:
+            from tritonclient.grpc import InferInput
+            from tritonclient.grpc.aio import InferenceServerClient
+
+            self._client = InferenceServerClient(address.place)
+            self._limit = {"client_timeout": seconds}
+        self._tensor = InferInput
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._client.close()
+
+    async def model(self, name: str | None) -> Model:
+        """Returns the model of this name, or the only one that is ready.
+
+        Raises:
+            InputError: The server cannot be reached, there is no such model or not exactly one, or its inputs are others.
+        """
+        await self._check_alive()
+        ready = await self._ready()
+        if name is None:
+            if ready is None or len(ready) != 1:
+                raise InputError(f"--server {self._address}: give --model; {_listed(ready)}")
+            (name,) = ready
+        elif ready is not None and name not in ready:
+            raise InputError(f"--model {name}: {self._address} has no such model; {_listed(ready)}{nearest(name, ready)}")
+        try:
+            found = await self._client.get_model_metadata(name, **self._described)
+        except _ERRORS as error:
+            raise InputError(f"--model {name}: {self._address} does not describe it ({_line(error)}); {_listed(ready)}") from error
+        return Model(name, _inputs(name, found))
+
+    def prepare(self, rows: Sequence[Row]) -> list[Any]:
+        """Returns the encoded input tensors of one request, [k, 1] each."""
+        return tensors(rows, self._tensor)
+
+    async def send(self, model: str, request: list[Any]) -> Failure | None:
+        """Sends a prepared request and waits for its answer; returns why there is none."""
+        try:
+            await self._client.infer(model, request, **self._limit)
+        except _ERRORS as error:
+            return Failure(_kind(error), _line(error))
+        return None
+
+    @property
+    def _described(self) -> dict[str, Any]:
+        return self._limit | ({"as_json": True} if self._limit else {})
+
+    async def _check_alive(self) -> None:
+        try:
+            alive = await self._client.is_server_live(**self._limit)
+        except _ERRORS as error:
+            other = {"grpc": "http", "http": "grpc"}[self._address.protocol]
+            raise InputError(
+                f"--server {self._address}: no answer ({_line(error)}); start the server, or give its port of {self._address.protocol}, "
+                f"or --protocol {other}"
+            ) from error
+        if not alive:
+            raise InputError(f"--server {self._address}: answers, but it is not live; give the address of a running Triton server")
+
+    async def _ready(self) -> list[str] | None:
+        """Returns the names of the models that are ready, sorted; None where the server does not list its models."""
+        try:
+            found = await self._client.get_model_repository_index(**self._described)
+        except InferenceServerException:  # a server may keep its list to itself
+            return None
+        except _ERRORS as error:
+            raise InputError(f"--server {self._address}: its models cannot be read ({_line(error)}); give a Triton server") from error
+        models = found.get("models", []) if isinstance(found, dict) else found
+        return sorted({one["name"] for one in models if one.get("state") == "READY"})
+
+
+def check_rows(rows: Sequence[Row], model: Model) -> None:
+    """Checks that rows are what a model reads.
+
+    Raises:
+        InputError: They are not, or there are none.
+    """
+    if not rows:
+        raise InputError("no rows; give at least one")
+    kinds: dict[Any, str] = {str: MEASURED[TEXT,], tuple: MEASURED[TEXT, TEXT_PAIR], bytes: MEASURED[IMAGE,]}
+    wanted, found = MEASURED[model.inputs], sorted({kinds.get(type(row), "tokens") for row in rows})
+    if found != [wanted]:
+        raise InputError(f"--model {model.name}: reads {wanted} ({', '.join(model.inputs)}), but the rows are {' and '.join(found)}")
+
+
+def _inputs(name: str, metadata: Any) -> tuple[str, ...]:
+    """Returns the inputs of a model that can be measured."""
+    given = {str(one["name"]): (one["datatype"], [int(axis) for axis in one["shape"]]) for one in metadata.get("inputs", [])}
+    for inputs in MEASURED:
+        if set(inputs) == set(given) and all(about == ("BYTES", [-1, 1]) for about in given.values()):
+            return inputs
+    described = ", ".join(f"{key} {datatype} {shape}" for key, (datatype, shape) in given.items()) or "none"
+    raise InputError(f"--model {name}: its inputs are {described}; TEXT, TEXT and TEXT_PAIR, or IMAGE are measured, BYTES [-1, 1] each")
+
+
+def _listed(ready: list[str] | None) -> str:
+    if ready is None:
+        return "the server does not list its models"
+    return f"ready: {', '.join(ready) or 'none'}"
+
+
+def _kind(error: Exception) -> Kind:
+    if isinstance(error, InferenceServerException):
+        status = error.status()
+        return "refused" if status in _REFUSED else "timed_out" if status in _TIMED_OUT else "failed"
+    if isinstance(error, TimeoutError):
+        return "timed_out"
+    return "refused" if isinstance(error, aiohttp.ClientError | OSError) else "failed"
+
+
+def _line(error: Exception) -> str:
+    """Returns an error as one line."""
+    return reason(Exception(error.message() or error.status()) if isinstance(error, InferenceServerException) else error, 300)

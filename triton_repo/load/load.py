@@ -1,0 +1,94 @@
+"""Measures a running Triton server under load: the caller's side.
+
+    examine                     load_test
+    server --> Model            server, rows, loads --> figures of each load
+
+Each load runs in a process of its own (`triton_repo.load.process`), one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from compress.core.errors import InputError
+from compress.machine.process import environment, spawn
+from compress.measure.engine_process import write_rows
+from compress.standalone.preprocess import Row
+from triton_repo.load.connection import Address, Model, check_rows
+from triton_repo.load.settings import Load
+
+
+class GeneratorError(RuntimeError):
+    """The process of the generator died; a one-line message."""
+
+
+def examine(address: Address, model: str | None = None) -> Model:
+    """Returns the model of a server that is to be measured: the one of this name, or the only one that is ready.
+
+    Raises:
+        InputError: The server cannot be reached, there is no such model, or its inputs are others than those of our models.
+    """
+    found = _ask({"server": address.place, "protocol": address.protocol, "model": model})
+    return Model(found["model"], tuple(found["inputs"]))
+
+
+def load_test(
+    address: Address,
+    model: Model,
+    rows: Sequence[Row],
+    loads: Sequence[Load],
+    said: Callable[[Mapping[str, Any]], None] = lambda found: None,
+) -> list[dict[str, Any]]:
+    """Sends each load to a server, one after the other.
+
+    Args:
+        address: The server.
+        model: The model, from `examine`.
+        rows: n rows to send: texts, pairs of texts or encoded images, as the model reads them.
+        loads: The loads.
+        said: Called with the figures of each as it ends.
+
+    Returns:
+        For each load its figures (`triton_repo.load.figures.figures`), `prepared` (different requests that were sent in turn) and
+        `row_bytes` (p50, p90 and max of the UTF-8 or image bytes of a row).
+
+    Raises:
+        InputError: The rows do not fit the model, or the server does not answer a first request.
+        GeneratorError: The generator died.
+    """
+    check_rows(rows, model)
+    results = []
+    with tempfile.TemporaryDirectory(prefix="compress-load-") as folder:
+        file = Path(folder, "rows.safetensors")
+        write_rows(file, rows)
+        for load in loads:
+            job = {"server": address.place, "protocol": address.protocol, "model": model.name, "rows": str(file), "load": asdict(load)}
+            results.append(_ask(job))
+            said(results[-1])
+    return results
+
+
+def _ask(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs the process of the generator and returns its answer."""
+    command = [sys.executable, "-m", "triton_repo.load.process", json.dumps(job)]
+    variables = {**environment(), "GRPC_VERBOSITY": "NONE"}
+    process = spawn(command, env=variables, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        output, errors = process.communicate()
+    finally:
+        process.kill()  # after Ctrl-C; it has ended otherwise
+        process.wait()
+    if process.returncode:
+        last = errors.decode("utf-8", "replace").strip().splitlines()
+        raise GeneratorError(f"the load generator exited with status {process.returncode}{f': {last[-1][:300]}' if last else ''}")
+    answer: dict[str, Any] = json.loads(output)
+    if "problems" in answer:
+        raise InputError(*answer["problems"])
+    return answer
