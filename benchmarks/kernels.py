@@ -1,0 +1,130 @@
+"""Prints what the machine code of every kernel uses, and how near to the limits of a GPU its work can come. Needs no GPU.
+
+    python benchmarks/kernels.py [--capability 80 ...] [--kernel NAME ...]
+
+Each kernel in `export/kernels` is compiled ahead of time at shapes of BERT-base (512 or 4096 rows of 768, 12 heads of 64, feed-forward of
+3072) and of Llama-3-8B (batches of 16 or fewer rows, 4096 inputs), for one GPU per compute capability. Columns:
+
+    registers, spills, shared    of a thread, of the whole code, of a program in bytes
+    hot loop                     matrix instructions, loads from shared memory (LDSM), copies into it, all others
+    MB, Gop                      bytes of inputs and outputs, each once; operations
+    op / byte                    intensity = operations / bytes
+    share                        of the peak of the unit that memory allows: min(1, intensity * bandwidth / peak)
+    floor, us                    max(bytes / bandwidth, operations / peak): no kernel is faster; no time was measured
+
+Peaks without sparsity, from the data sheets of A100 80GB SXM, A10, L4, H100 SXM and HGX B200 (an eighth of it), and for the RTX 5090
+from the white paper of the RTX Blackwell architecture (fp16 products added in float32).
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from export.kernels import gemm, quantize
+from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
+from export.kernels.epilogue import Int8Weight, Output
+from export.kernels.launch import Launch
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Published peaks."""
+
+    name: str
+    int8: float
+    """Tera-operations per second."""
+    fp16: float
+    fp32: float
+    bandwidth: float
+    """Terabytes per second."""
+
+
+GPUS = {
+    80: Gpu("A100 SXM", 624, 312, 19.5, 2.039),
+    86: Gpu("A10", 250, 125, 31.2, 0.600),
+    89: Gpu("L4", 242, 121, 30.3, 0.300),
+    90: Gpu("H100 SXM", 1979, 989, 67, 3.35),
+    100: Gpu("B200", 4500, 2250, 75, 8.0),
+    120: Gpu("RTX 5090", 838, 209.5, 104.8, 1.792),
+}
+HEADER = ["kernel", "sm", "registers", "spills", "shared", "hot loop", "MB", "Gop", "op / byte", "share", "floor, us"]
+
+
+def main() -> None:
+    """Compiles and prints."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, nargs="+", choices=CAPABILITIES, default=CAPABILITIES, help="compute capabilities")
+    parser.add_argument("--kernel", nargs="+", choices=CASES, default=list(CASES), help="rows of the table")
+    arguments = parser.parse_args()
+    print(table(HEADER))
+    print(table(["---"] * len(HEADER)))
+    for name in arguments.kernel:
+        launch = CASES[name]()
+        for capability in arguments.capability:
+            print(table(row(name, launch, compiled(launch, capability))), flush=True)
+
+
+def row(name: str, launch: Launch, binary: Binary) -> list[str]:
+    """Returns a row of the table."""
+    gpu, cost = GPUS[binary.capability], launch.cost
+    peak = {"int8": gpu.int8, "fp16": gpu.fp16, "fp32": gpu.fp32}[cost.unit] * 1e12
+    intensity, bandwidth = cost.operations / cost.num_bytes, gpu.bandwidth * 1e12
+    floor = max(cost.num_bytes / bandwidth, cost.operations / peak)
+    return [
+        name, str(binary.capability), str(binary.registers), str(binary.spills), str(binary.shared_bytes), mix(binary),
+        f"{cost.num_bytes / 1e6:.2f}", f"{cost.operations / 1e9:.3f}", f"{intensity:.1f}", f"{min(1.0, intensity * bandwidth / peak):.2f}",
+        f"{1e6 * floor:.1f}",
+    ]  # fmt: skip
+
+
+def mix(binary: Binary) -> str:
+    """Returns the instructions of the hot loop in words."""
+    loop = binary.hot_loop
+    counts = {"int8": INT8_MATRIX, "fp16": FP16_MATRIX, "ldsm": ("LDSM",), "copy": ("LDGSTS", "UTMALDG")}
+    found = {kind: count(loop, *names) for kind, names in counts.items()}
+    return ", ".join(f"{number} {kind}" for kind, number in [*found.items(), ("other", loop.total() - sum(found.values()))] if number)
+
+
+def table(cells: list[str]) -> str:
+    """Returns a line of Markdown."""
+    return f"| {' | '.join(cells)} |"
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Returns a tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def codes(*shape: int) -> Tensor:
+    """Returns codes without memory."""
+    return meta(*shape, dtype=torch.int8)
+
+
+def halves(*shape: int) -> Tensor:
+    """Returns float16 without memory."""
+    return meta(*shape, dtype=torch.float16)
+
+
+def gemm_case(rows: int, outputs: int, inputs: int, output: Output) -> Launch:
+    """An int8 GEMM with bias, the input with a scale per token."""
+    weight = Int8Weight(codes(outputs, inputs), meta(outputs), meta(outputs))
+    return gemm.launch(codes(rows, inputs), meta(rows, 1), weight, output, meta(rows, outputs, dtype=output.stored))
+
+
+CASES: dict[str, Callable[[], Launch]] = {
+    "quantize per tensor, 4096 x 768": lambda: quantize.tensor_launch(halves(4096, 768), 0.1, codes(4096, 768)),
+    "quantize per token, 4096 x 768": lambda: quantize.token_launch(halves(4096, 768), codes(4096, 768), meta(4096, 1)),
+    "int8 GEMM + GELU + requantize, 4096 x 3072 x 768": lambda: gemm_case(4096, 3072, 768, Output("gelu", scale=0.1)),
+    "int8 GEMM, 4096 x 768 x 3072": lambda: gemm_case(4096, 768, 3072, Output()),
+    "int8 GEMM, 64 x 768 x 3072": lambda: gemm_case(64, 768, 3072, Output()),
+    "int8 GEMM + SiLU, 16 x 14336 x 4096": lambda: gemm_case(16, 14336, 4096, Output("silu")),
+}
+"""Launches by their row in the table."""
+
+if __name__ == "__main__":
+    main()
