@@ -33,7 +33,7 @@ def weight(outputs: int, inputs: int, bias: bool) -> Int8Weight:
 
 
 @given(ROWS, OUTPUTS, INPUTS, st.booleans(), st.booleans(), st.sampled_from([None, 0.003, 0.1]), st.integers(0, 999))
-@settings(max_examples=30)
+@settings(max_examples=20)
 @example(130, 129, 300, True, True, 0.1, 0)
 @example(1, 1, 1, False, False, None, 0)
 def test_without_activation_every_bit_is_torchs(
