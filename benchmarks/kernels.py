@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from export.kernels import gemm, quantize
+from export.kernels import block_sparse, embedding, gemm, norm, quantize
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.launch import Launch
@@ -116,6 +116,29 @@ def gemm_case(rows: int, outputs: int, inputs: int, output: Output) -> Launch:
     return gemm.launch(codes(rows, inputs), meta(rows, 1), weight, output, meta(rows, outputs, dtype=output.stored))
 
 
+def sparse_case(rows: int, outputs: int, inputs: int, side: int, blocks: int) -> Launch:
+    """A block-sparse GEMM with so many blocks left."""
+    strips, columns = outputs // side, inputs // side
+    packed = block_sparse.Packed((outputs, inputs), meta((strips * columns + 7) // 8, dtype=torch.uint8), codes(blocks, side, side))
+    index = block_sparse.Index(meta(strips + 1, dtype=torch.int32), meta(blocks, dtype=torch.int32))
+    weight = block_sparse.SparseWeight(packed, index, meta(outputs), meta(outputs))
+    return block_sparse.launch(codes(rows, inputs), meta(rows, 1), weight, Output(), halves(rows, outputs))
+
+
+def norm_case(rows: int, inputs: int, centred: bool) -> Launch:
+    """LayerNorm of a sum that keeps the norm, as in BERT, or RMSNorm that keeps the sum, as in Llama; codes with a scale per token."""
+    layer = norm.Norm(meta(inputs), meta(inputs) if centred else None, 1e-12, centred)
+    x, keep = halves(rows, inputs), "norm" if centred else "sum"
+    return norm.launch(x, halves(rows, inputs), layer, codes(rows, inputs), meta(rows, 1), halves(rows, inputs), keep)
+
+
+def embedding_case(tokens: int, inputs: int) -> Launch:
+    """The three tables of BERT-base; codes with a scale per token."""
+    lookups = [(meta(tokens, dtype=torch.int64), halves(rows, inputs)) for rows in (30522, 2, 512)]
+    layer = norm.Norm(meta(inputs), meta(inputs), 1e-12)
+    return embedding.launch((lookups[0], lookups[1], lookups[2]), layer, codes(tokens, inputs), meta(tokens, 1), halves(tokens, inputs))
+
+
 CASES: dict[str, Callable[[], Launch]] = {
     "quantize per tensor, 4096 x 768": lambda: quantize.tensor_launch(halves(4096, 768), 0.1, codes(4096, 768)),
     "quantize per token, 4096 x 768": lambda: quantize.token_launch(halves(4096, 768), codes(4096, 768), meta(4096, 1)),
@@ -123,6 +146,12 @@ CASES: dict[str, Callable[[], Launch]] = {
     "int8 GEMM, 4096 x 768 x 3072": lambda: gemm_case(4096, 768, 3072, Output()),
     "int8 GEMM, 64 x 768 x 3072": lambda: gemm_case(64, 768, 3072, Output()),
     "int8 GEMM + SiLU, 16 x 14336 x 4096": lambda: gemm_case(16, 14336, 4096, Output("silu")),
+    "residual + LayerNorm + quantize, 4096 x 768": lambda: norm_case(4096, 768, True),
+    "embedding + LayerNorm + quantize, 4096 x 768": lambda: embedding_case(4096, 768),
+    "residual + RMSNorm + quantize, 16 x 4096": lambda: norm_case(16, 4096, False),
+    "block-sparse GEMM 64, a quarter left, 4096 x 768 x 3072": lambda: sparse_case(4096, 768, 3072, 64, 144),
+    "block-sparse GEMM 32, a quarter left, 4096 x 768 x 3072": lambda: sparse_case(4096, 768, 3072, 32, 576),
+    "block-sparse GEMM 64, a quarter left, 16 x 768 x 3072": lambda: sparse_case(16, 768, 3072, 64, 144),
 }
 """Launches by their row in the table."""
 
