@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from export.kernels import block_sparse, embedding, gemm, norm, quantize
+from export.kernels import block_sparse, embedding, gemm, norm, quantize, w4a16
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.launch import Launch
@@ -139,6 +139,14 @@ def embedding_case(tokens: int, inputs: int) -> Launch:
     return embedding.launch((lookups[0], lookups[1], lookups[2]), layer, codes(tokens, inputs), meta(tokens, 1), halves(tokens, inputs))
 
 
+def w4a16_case(rows: int, outputs: int, inputs: int, group_size: int) -> Launch:
+    """A w4a16 GEMM with zero points."""
+    groups = (outputs, inputs // group_size)
+    packed = meta(outputs, inputs // 2, dtype=torch.uint8)
+    weight = w4a16.Int4Weight(packed, inputs, group_size, meta(*groups), codes(*groups))
+    return w4a16.launch(halves(rows, inputs), weight, halves(rows, outputs))
+
+
 CASES: dict[str, Callable[[], Launch]] = {
     "quantize per tensor, 4096 x 768": lambda: quantize.tensor_launch(halves(4096, 768), 0.1, codes(4096, 768)),
     "quantize per token, 4096 x 768": lambda: quantize.token_launch(halves(4096, 768), codes(4096, 768), meta(4096, 1)),
@@ -152,6 +160,8 @@ CASES: dict[str, Callable[[], Launch]] = {
     "block-sparse GEMM 64, a quarter left, 4096 x 768 x 3072": lambda: sparse_case(4096, 768, 3072, 64, 144),
     "block-sparse GEMM 32, a quarter left, 4096 x 768 x 3072": lambda: sparse_case(4096, 768, 3072, 32, 576),
     "block-sparse GEMM 64, a quarter left, 16 x 768 x 3072": lambda: sparse_case(16, 768, 3072, 64, 144),
+    "w4a16 GEMM, groups of 128, 1 x 14336 x 4096": lambda: w4a16_case(1, 14336, 4096, 128),
+    "w4a16 GEMM, groups of 32, 16 x 14336 x 4096": lambda: w4a16_case(16, 14336, 4096, 32),
 }
 """Launches by their row in the table."""
 
