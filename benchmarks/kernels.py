@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from export.kernels import block_sparse, embedding, gemm, norm, quantize, w4a16
+from export.kernels import attention, block_sparse, embedding, gemm, norm, qkv, quantize, w4a16
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, Binary, compiled, count
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.launch import Launch
@@ -147,6 +147,21 @@ def w4a16_case(rows: int, outputs: int, inputs: int, group_size: int) -> Launch:
     return w4a16.launch(halves(rows, inputs), weight, halves(rows, outputs))
 
 
+def attention_case(sequences: int, length: int, heads: int, dimension: int, dtype: torch.dtype) -> Launch:
+    """Attention over sequences of one length, so that the count of operations is known."""
+    shape, start = (sequences * length, heads, dimension), meta(sequences + 1, dtype=torch.int32)
+    qkv = meta(*shape, dtype=dtype), meta(*shape, dtype=dtype), halves(*shape)
+    return attention.launch(qkv, start, [length] * sequences, attention.Scores(dimension**-0.5), halves(*shape))
+
+
+def qkv_case(rows: int, heads: qkv.Heads, inputs: int, turned: bool) -> Launch:
+    """A projection with bias, the input with a scale per token."""
+    weight = Int8Weight(codes(heads.outputs, inputs), meta(heads.outputs), meta(heads.outputs))
+    q, k, v = (meta(rows, count, heads.dimension, dtype=dtype) for count, dtype in heads.types())
+    rotary = qkv.Rotary(meta(rows, heads.dimension // 2), meta(rows, heads.dimension // 2)) if turned else None
+    return qkv.launch(codes(rows, inputs), meta(rows, 1), weight, heads, rotary, (q, k, v))
+
+
 CASES: dict[str, Callable[[], Launch]] = {
     "quantize per tensor, 4096 x 768": lambda: quantize.tensor_launch(halves(4096, 768), 0.1, codes(4096, 768)),
     "quantize per token, 4096 x 768": lambda: quantize.token_launch(halves(4096, 768), codes(4096, 768), meta(4096, 1)),
@@ -162,6 +177,12 @@ CASES: dict[str, Callable[[], Launch]] = {
     "block-sparse GEMM 64, a quarter left, 16 x 768 x 3072": lambda: sparse_case(16, 768, 3072, 64, 144),
     "w4a16 GEMM, groups of 128, 1 x 14336 x 4096": lambda: w4a16_case(1, 14336, 4096, 128),
     "w4a16 GEMM, groups of 32, 16 x 14336 x 4096": lambda: w4a16_case(16, 14336, 4096, 32),
+    "packed attention, float16, 32 of 128 rows, 12 x 64": lambda: attention_case(32, 128, 12, 64, torch.float16),
+    "packed attention, int8 QK, 32 of 128 rows, 12 x 64": lambda: attention_case(32, 128, 12, 64, torch.int8),
+    "packed attention, int8 QK, 8 of 2048 rows, 32 x 128": lambda: attention_case(8, 2048, 32, 128, torch.int8),
+    "int8 QKV, 4096 x 768, 12 x 64": lambda: qkv_case(4096, qkv.Heads(12, 12, 64), 768, False),
+    "int8 QKV + rotary, QK in int8, 4096 x 4096, 32 + 8 x 128": lambda: qkv_case(4096, qkv.Heads(32, 8, 128, 0.1, 0.1), 4096, True),
+    "int8 QKV + rotary, QK in int8, 16 x 4096, 32 + 8 x 128": lambda: qkv_case(16, qkv.Heads(32, 8, 128, 0.1, 0.1), 4096, True),
 }
 """Launches by their row in the table."""
 

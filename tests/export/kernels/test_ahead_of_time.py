@@ -10,10 +10,23 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.kernels import CASES, meta, row
+from benchmarks.kernels import (
+    CASES,
+    attention_case,
+    codes,
+    embedding_case,
+    gemm_case,
+    meta,
+    norm_case,
+    qkv_case,
+    row,
+    sparse_case,
+    w4a16_case,
+)
 from compress.core.errors import InputError
-from export.kernels import quantize
+from export.kernels import qkv, quantize
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
+from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
 
 GEMM = "int8 GEMM, 4096 x 768 x 3072"
@@ -22,6 +35,8 @@ INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
 ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(CASES)}
 """The capability at which a row of the table is compiled in every test run; the others are slow."""
+APPROXIMATE = ("SiLU", "attention")
+"""Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
 MATRIX = [
     pytest.param(name, capability, marks=[] if name == GEMM or capability == ONCE[name] else pytest.mark.slow)
     for name in CASES
@@ -39,11 +54,30 @@ def test_code_is_within_the_limits(name: str, capability: int) -> None:
     assert 0 < float(row(name, launch, binary)[-2]) <= 1
     instructions = {"int8": INT8_MATRIX, "fp16": FP16_MATRIX, "fp32": ()}[launch.cost.unit]
     assert not instructions or count(binary.hot_loop, *instructions) > 0
-    assert "div.full.f32" not in binary.ptx or "silu" in str(launch.arguments)
+    assert "div.full.f32" not in binary.ptx or any(kind in name for kind in APPROXIMATE)
     if name == GEMM:
         assert count(binary.hot_loop, INT8[capability]) == (64 if INT8[capability].startswith("IMMA") else 4)
         assert count(binary.instructions, *FP16_MATRIX) == 0
         assert "fma.rn.f32" not in binary.ptx  # each operation is rounded on its own, as in the reference
+
+
+ONES: dict[str, Callable[[], Launch]] = {
+    "quantize per tensor": lambda: quantize.tensor_launch(meta(1), 0.1, codes(1)),
+    "quantize per token": lambda: quantize.token_launch(meta(1, 1), codes(1, 1), meta(1, 1)),
+    "gemm": lambda: gemm_case(1, 1, 1, Output("gelu", scale=0.1)),
+    "block-sparse": lambda: sparse_case(1, 32, 32, 32, 1),
+    "norm": lambda: norm_case(1, 1, True),
+    "embedding": lambda: embedding_case(1, 1),
+    "w4a16": lambda: w4a16_case(1, 1, 2, 1),
+    "attention": lambda: attention_case(1, 1, 1, 1, torch.float16),
+    "qkv": lambda: qkv_case(1, qkv.Heads(1, 1, 32), 1, True),
+}
+"""Lengths of 1 are compiled as constants, which are no tensors in the kernel."""
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_lengths_of_one_compile(name: str) -> None:
+    assert compiled(ONES[name](), 90).over_limits() == []
 
 
 def test_compiling_and_interpreting_go_together(interpreted: Callable[..., Any]) -> None:
