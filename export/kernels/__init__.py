@@ -1,0 +1,5 @@
+"""Fused GPU kernels in the Triton language, one file each. They need the extra `kernels`; nothing else imports them.
+
+Every file holds a kernel, the function that launches it, and a naive reference in torch that does the same operations in the same order.
+`Launch` is what both launching and compiling ahead of time read, so that what is examined without a GPU is what runs on one.
+"""

@@ -1,0 +1,167 @@
+"""Attention over packed rows: sequences of any lengths, one after another without padding. Online softmax, Dao et al. 2022.
+
+    S = Q K^T * scaling,   P = softmax(S),   O = P V       within each sequence; causal: a row sees itself and the rows before it
+
+https://arxiv.org/abs/2205.14135: a program holds a tile of queries and goes over the keys once; largest score m and sum l are carried on,
+and what was added before is scaled when m grows:
+
+    m' = max(m, max S),   p = 2^((S - m') log2 e),   l' = l 2^((m - m') log2 e) + sum p,   O' = O 2^((m - m') log2 e) + p V
+
+Q and K are float16, or int8 codes with one scale each, as in `compress.schemes.attention_products` (site qk): there
+S = float32(q_Q @ q_K^T) * (s_Q s_K scaling), the sums exact. V and p are float16, sums float32. Several heads of queries may share a head
+of keys and values.
+
+Bound against float64 for n keys, with u = 2^-24 and V the largest |v| of the sequence in this head and dimension:
+
+    |o - exact| <= V (2 delta + 2^-10 + n u) + 2^-11 |exact| + u,    delta = 2 (D + 8) u max_j sum_d |q_d k_jd| scaling
+                                                                     delta = 16 u max_j |s_j|                       for codes
+
+from rounding scores, 2^x to 2^-22, p to float16 (p below 2^-24 becomes 0), and the output.
+
+Left out: masks other than causal and the ends of sequences, probabilities in int8 (their scale needs the whole row), dimensions above 128,
+scales per token.
+
+Shape suffixes: T rows of all sequences, H heads of queries, K heads of keys and values, D dimension of a head, B sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from compress.core.errors import InputError
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor, power_of_two
+
+LARGEST_DIMENSION = 128
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made of products."""
+
+    scaling: float
+    """Usually 1 / sqrt(D)."""
+    causal: bool = False
+    query_scale: float = 1.0
+    """Scale of the codes of the queries; 1 for float16."""
+    key_scale: float = 1.0
+    """Scale of the codes of the keys; 1 for float16."""
+
+    def __post_init__(self) -> None:
+        for name, scale in {"scaling": self.scaling, "query scale": self.query_scale, "key scale": self.key_scale}.items():
+            check_scale(name, scale)
+
+    @property
+    def factor(self) -> float:
+        """What a product is multiplied by."""
+        return self.scaling * self.query_scale * self.key_scale
+
+
+def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
+    """Returns the outputs of attention, float16 `[T, H, D]`.
+
+    Args:
+        q_THD: Queries, float16 or int8 codes, contiguous; D from 1 to 128.
+        k_TKD: Keys, of the same type; K divides H.
+        v_TKD: Values, float16.
+        start_B: int32 `[B + 1]`: sequence b has the rows start[b] to start[b + 1] - 1; from 0 to T. Read back from the device.
+        scores: Scaling, scales and causality.
+
+    Raises:
+        InputError: Shapes or types do not fit, or the starts do not rise from 0 to T.
+    """
+    rows, heads, dimension = q_THD.shape
+    check_tensor("q", q_THD, (rows, heads, dimension), torch.float16, torch.int8)
+    check_tensor("k", k_TKD, (rows, -1, dimension), q_THD.dtype)
+    check_tensor("v", v_TKD, tuple(k_TKD.shape), torch.float16)
+    check_tensor("start", start_B, (-1,), torch.int32)
+    if not 0 < dimension <= LARGEST_DIMENSION or heads % max(1, k_TKD.shape[1]):
+        raise InputError(f"heads must share those of keys evenly and have 1 to 128 dimensions: {heads}, {k_TKD.shape[1]}, {dimension}")
+    starts = start_B.tolist()
+    lengths = [end - start for start, end in itertools.pairwise(starts)]
+    if not lengths or starts[0] != 0 or starts[-1] != rows or min(lengths) < 0:
+        raise InputError(f"the starts of sequences must rise from 0 to {rows}; they are {starts}")
+    out_THD = torch.empty_like(q_THD, dtype=torch.float16)
+    launch((q_THD, k_TKD, v_TKD), start_B, lengths, scores, out_THD).run()
+    return out_THD
+
+
+def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequence[int], scores: Scores, out_THD: Tensor) -> Launch:
+    """Returns the launch behind `packed_attention`; an int8 operation counts as half of one in float16."""
+    q_THD, k_TKD, v_TKD = qkv
+    (_, heads, dimension), longest = q_THD.shape, max(lengths)
+    tile_q, num_warps = (64, 4) if longest <= 64 else (128, 8)
+    arguments = {
+        "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "factor": scores.factor * LOG2_E,
+        "heads": heads, "key_heads": k_TKD.shape[1], "CAUSAL": scores.causal, "D": dimension, "BLOCK_D": max(32, power_of_two(dimension)),
+        "TILE_Q": tile_q, "TILE_K": 64,
+    }  # fmt: skip
+    pairs = sum(length * (length + 1) // 2 if scores.causal else length**2 for length in lengths)
+    operations = 2 * pairs * heads * dimension * 2
+    operations = operations * 3 // 4 if q_THD.dtype == torch.int8 else operations
+    cost = Cost(bytes_of(*qkv, start_B, out_THD), operations, "fp16")
+    return Launch(packed_attention_kernel, (cdiv(longest, tile_q), heads, len(lengths)), arguments, cost, num_warps, 2)
+
+
+@triton.jit
+def packed_attention_kernel(
+    q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, factor: tl.tensor,
+    heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program, a tile of queries of one head of one sequence."""
+    tile, head, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, end = tl.load(start + sequence), tl.load(start + sequence + 1)
+    length = end - first
+    if tile * TILE_Q >= length:
+        return
+    key_head = head // (heads // key_heads)
+    d, row, column = tl.arange(0, BLOCK_D), tile * TILE_Q + tl.arange(0, TILE_Q), tl.arange(0, TILE_K)
+    at = first.to(tl.int64) * heads * D + head * D + (row[:, None] * heads * D + d[None, :])
+    stays = (row < length)[:, None] & (d < D)[None, :]
+    queries = tl.load(q + at, stays, other=0)
+    first_key = first.to(tl.int64) * key_heads * D + key_head * D
+    largest, total = tl.full((TILE_Q,), -float("inf"), tl.float32), tl.zeros((TILE_Q,), tl.float32)
+    sums = tl.zeros((TILE_Q, BLOCK_D), tl.float32)
+    for begin in range(0, tl.minimum(length, (tile + 1) * TILE_Q) if CAUSAL else length, TILE_K):
+        key = begin + column
+        keys = tl.load(k + first_key + (key[None, :] * key_heads * D + d[:, None]), (key < length)[None, :] & (d < D)[:, None], other=0)
+        values = tl.load(v + first_key + (key[:, None] * key_heads * D + d[None, :]), (key < length)[:, None] & (d < D)[None, :], other=0.0)
+        if q.dtype.element_ty == tl.int8:
+            scores = tl.dot(queries, keys, out_dtype=tl.int32).to(tl.float32) * factor
+        else:
+            scores = tl.dot(queries, keys, out_dtype=tl.float32) * factor
+        seen = (key < length)[None, :]
+        if CAUSAL:
+            seen = seen & (key[None, :] <= row[:, None])
+        scores = tl.where(seen, scores, -float("inf"))
+        grown = tl.maximum(largest, tl.max(scores, 1))  # finite: key 0 is seen by every row
+        p, faded = tl.exp2(scores - grown[:, None]), tl.exp2(largest - grown)
+        total = total * faded + tl.sum(p, 1)
+        sums = tl.dot(p.to(tl.float16), values, sums * faded[:, None], out_dtype=tl.float32)
+        largest = grown
+    tl.store(out + at, (sums / total[:, None]).to(tl.float16), stays)
+
+
+def reference(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
+    """Returns the exact outputs, float64 `[T, H, D]`, in torch: one sequence and head after another, softmax of the whole row."""
+    out_THD = torch.zeros(q_THD.shape, dtype=torch.float64)
+    shared = q_THD.shape[1] // k_TKD.shape[1]
+    for start, end in itertools.pairwise(start_B.tolist()):
+        for head in range(q_THD.shape[1]):
+            q_ND, k_ND, v_ND = (
+                part[start:end, at].double() for part, at in ((q_THD, head), (k_TKD, head // shared), (v_TKD, head // shared))
+            )
+            s_NN = q_ND @ k_ND.T * scores.factor
+            if scores.causal:
+                s_NN = s_NN.masked_fill(torch.ones_like(s_NN).triu(1).bool(), -math.inf)
+            out_THD[start:end, head] = s_NN.softmax(dim=1) @ v_ND
+    return out_THD

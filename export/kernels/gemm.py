@@ -1,0 +1,130 @@
+"""int8 GEMM with everything that follows it: dequantize per channel, bias, GELU or SiLU, and requantize.
+
+    z = epilogue(q_x @ q_w.T)      sums in int32, exact; see `epilogue`
+
+The sums are in no particular order, which integers do not notice. Programs are numbered in strips of 8 tiles of rows, so that programs at
+work together share tiles of the weight in cache.
+
+For capabilities 80 to 89, release 3.9 of the language carries prefetched operands through the loop byte by byte (3.7 does not): 264 PRMT
+and LOP3 an iteration, however many inputs a tile has. With 128 inputs the 64 matrix instructions of a tile still take longer on an A100.
+
+Inputs that are no multiple of 16 are correct and slow: they are copied byte by byte. Left out: splitting a long I over programs.
+
+Shape suffixes: N rows, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from export.kernels.epilogue import Int8Weight, Output, activated, check_input, reference_outputs, rescaled, stored
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv
+
+STRIP = 8
+
+
+@dataclass(frozen=True)
+class Tile:
+    """What one program computes: rows x outputs, so many inputs at a time."""
+
+    rows: int
+    outputs: int
+    inputs: int
+    num_warps: int
+    num_stages: int
+
+
+TILES = (Tile(16, 64, 128, 4, 4), Tile(64, 64, 128, 4, 3), Tile(128, 128, 128, 8, 3))
+"""For up to 16 rows, up to 64 rows, and more."""
+
+
+def tile_of(rows: int) -> Tile:
+    """Returns the tile for a number of rows."""
+    return next((tile for tile in TILES if rows <= tile.rows), TILES[-1])
+
+
+def int8_gemm(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output) -> Tensor:
+    """Returns the outputs of an int8 linear layer, `[N, O]` in the type of `output`.
+
+    Args:
+        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17.
+        scale: Scale of the input: one number, or float32 `[N, 1]` as `quantize_token` returns it.
+        weight: Codes, scales and bias.
+        output: Activation, type and scale of the output.
+
+    Raises:
+        InputError: Shapes or types do not fit, or a scale is not positive.
+    """
+    check_input(x_NI, scale, weight.codes.shape[1])
+    out_NO = torch.empty(x_NI.shape[0], weight.codes.shape[0], dtype=output.stored, device=x_NI.device)
+    launch(x_NI, scale, weight, output, out_NO).run()
+    return out_NO
+
+
+def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output, out_NO: Tensor) -> Launch:
+    """Returns the launch behind `int8_gemm`."""
+    (rows, inputs), outputs = x_NI.shape, weight.codes.shape[0]
+    tile, scales_N = tile_of(rows), scale if isinstance(scale, Tensor) else None
+    arguments = {
+        "x": x_NI, "x_scale": scales_N, "input_scale": 1.0 if isinstance(scale, Tensor) else scale,
+        "weight": weight.codes, "weight_scale": weight.scale, "bias": weight.bias,
+        "out": out_NO, "out_scale": 1.0 if output.scale is None else output.scale,
+        "rows": rows, "outputs": outputs, "inputs": inputs, "ACTIVATION": output.activation,
+        "TILE_N": tile.rows, "TILE_O": tile.outputs, "TILE_I": tile.inputs, "EVEN": inputs % tile.inputs == 0, "STRIP": STRIP,
+    }  # fmt: skip
+    num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, out_NO)
+    grid = (cdiv(rows, tile.rows) * cdiv(outputs, tile.outputs),)
+    return Launch(int8_gemm_kernel, grid, arguments, Cost(num_bytes, 2 * rows * outputs * inputs, "int8"), tile.num_warps, tile.num_stages)
+
+
+@triton.jit
+def tile_at(rows: tl.tensor, outputs: tl.tensor, TILE_N: tl.constexpr, TILE_O: tl.constexpr, STRIP: tl.constexpr) -> tl.tensor:
+    """Returns the tile of rows and the tile of outputs of this program: all outputs of a strip of rows before the next strip."""
+    row_tiles, output_tiles = tl.cdiv(rows, TILE_N), tl.cdiv(outputs, TILE_O)
+    strip = tl.program_id(0) // (STRIP * output_tiles)
+    height = tl.minimum(row_tiles - strip * STRIP, STRIP)
+    within = tl.program_id(0) % (STRIP * output_tiles)
+    return strip * STRIP + within % height, within // height
+
+
+@triton.jit
+def int8_gemm_kernel(
+    x: tl.pointer_type, x_scale: tl.pointer_type, input_scale: tl.tensor,
+    weight: tl.pointer_type, weight_scale: tl.pointer_type, bias: tl.pointer_type,
+    out: tl.pointer_type, out_scale: tl.tensor,
+    rows: tl.tensor, outputs: tl.tensor, inputs: tl.tensor, ACTIVATION: tl.constexpr,
+    TILE_N: tl.constexpr, TILE_O: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr, STRIP: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program, one tile of the output."""
+    tile_n, tile_o = tile_at(rows, outputs, TILE_N, TILE_O, STRIP)
+    n, o, i = tl.arange(0, TILE_N), tl.arange(0, TILE_O), tl.arange(0, TILE_I)
+    first_n, first_o = tile_n.to(tl.int64) * TILE_N, tile_o.to(tl.int64) * TILE_O
+    # Past the end the last row is read again, which needs no mask; the copies are not stored.
+    inside_n, inside_o = tl.minimum(n, rows - 1 - tile_n * TILE_N), tl.minimum(o, outputs - 1 - tile_o * TILE_O)
+    x_at = x + first_n * inputs + (inside_n[:, None] * inputs + i[None, :])
+    weight_at = weight + first_o * inputs + (inside_o[None, :] * inputs + i[:, None])
+    sums = tl.zeros((TILE_N, TILE_O), tl.int32)
+    for start in range(0, inputs, TILE_I):
+        if EVEN:
+            sums = tl.dot(tl.load(x_at), tl.load(weight_at), sums, out_dtype=tl.int32)
+        else:
+            left = inputs - start
+            x_tile, weight_tile = tl.load(x_at, i[None, :] < left, other=0), tl.load(weight_at, i[:, None] < left, other=0)
+            sums = tl.dot(x_tile, weight_tile, sums, out_dtype=tl.int32)
+        x_at += TILE_I
+        weight_at += TILE_I
+    row, column = tile_n * TILE_N + n, tile_o * TILE_O + o
+    z = activated(rescaled(sums, row, column, rows, outputs, x_scale, input_scale, weight_scale, bias), ACTIVATION)
+    at = first_n * outputs + first_o + (n[:, None] * outputs + o[None, :])
+    stored(z, out, at, (row < rows)[:, None] & (column < outputs)[None, :], out_scale)
+
+
+def reference(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output) -> Tensor:
+    """Returns what `int8_gemm` returns, in torch."""
+    sums_NO = (x_NI.long() @ weight.codes.long().T).int()
+    return reference_outputs(sums_NO, scale, weight.scale, weight.bias, output)

@@ -1,0 +1,93 @@
+"""One launch of a kernel: its arguments, its grid, and what it costs. Runs on a GPU, in the interpreter, or is compiled without either.
+
+A launch holds tensors, so tensors on the device `meta` describe any shape without memory: that is what `ahead_of_time` compiles.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from compress.core.errors import InputError
+from compress.schemes.int8 import positive
+
+Unit = Literal["int8", "fp16", "fp32"]
+"""What multiplies: int8 or fp16 matrix instructions, or the float32 lanes."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a launch must do at least, whatever the hardware."""
+
+    num_bytes: int
+    """Bytes of all inputs and outputs, each counted once: what a perfect cache would read and write."""
+    operations: int
+    """Multiplications and additions, two for each multiply-accumulate."""
+    unit: Unit
+    """Where the operations run."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel with everything that one launch needs."""
+
+    kernel: Any
+    """The function under `triton.jit`."""
+    grid: tuple[int, ...]
+    """Number of programs along each axis."""
+    arguments: dict[str, Any]
+    """By name of the kernel's parameter: tensors, None, int, float, bool and str; all of them."""
+    cost: Cost
+    """Bytes and operations."""
+    num_warps: int = 4
+    """Warps of a program."""
+    num_stages: int = 3
+    """Stages of the software pipeline of loads."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Compiler options. No fused multiply-add: the references round after each multiplication and after each addition."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": False}
+
+    def run(self) -> None:
+        """Launches the kernel on the device of its tensors."""
+        if 0 not in self.grid:  # a grid without programs is an error on the GPU; there is nothing to compute
+            self.kernel[self.grid](**self.arguments, **self.options)
+
+
+def cdiv(a: int, b: int) -> int:
+    """Returns a / b, rounded up."""
+    return -(-a // b)
+
+
+def power_of_two(n: int) -> int:
+    """Returns the smallest power of two that is at least n: the lengths that a block may have."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def bytes_of(*tensors: Tensor | None) -> int:
+    """Returns the bytes of some tensors."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor is not None)
+
+
+def check_scale(name: str, scale: float | Tensor) -> None:
+    """Raises an InputError unless a scale, or every one of several, is positive and finite as float32; reads them back from the device.
+
+    Tensors of the device `meta` have no values to check.
+    """
+    if isinstance(scale, Tensor) and scale.is_meta:
+        return
+    if not positive(torch.as_tensor(scale, dtype=torch.float32)):
+        raise InputError(f"{name} must be positive and finite in float32; it is {scale}")
+
+
+def check_tensor(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: Any) -> None:
+    """Raises an InputError unless a tensor is contiguous and has this shape (-1 for any length) and one of these dtypes."""
+    fits = len(tensor.shape) == len(shape) and all(want in (-1, got) for want, got in zip(shape, tensor.shape, strict=True))
+    if not fits or tensor.dtype not in dtypes or not tensor.is_contiguous():
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        given = f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}{'' if tensor.is_contiguous() else ', not contiguous'}"
+        raise InputError(f"{name} must be a contiguous tensor of {allowed}, of shape {list(shape)}; it is {given}")

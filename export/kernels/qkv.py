@@ -1,0 +1,205 @@
+"""int8 projection to queries, keys and values in one GEMM, split by head, with rotary positions (RoPE).
+
+    y = float32(q_x @ q_w.T) * scales + b                     as in `epilogue`, sums exact
+    for a head of queries or keys with halves y1, y2          Su et al. 2021, https://arxiv.org/abs/2104.09864
+        z1 = y1 cos - y2 sin,   z2 = y2 cos + y1 sin          cos and sin [N, D / 2], as Transformers' Llama pairs halves
+    z of queries and keys to float16, or to codes clamp(rint(z / s), -128, 127) for `attention`; values to float16
+
+The weights of queries, keys and values stand below each other: H D, K D and K D outputs. One program computes one head of some rows, as two
+tiles of D / 2 outputs, so that the halves meet in registers. Without cos and sin the heads are only split.
+
+Bound: equal to the torch reference in every bit, as no product is fused with an addition.
+
+Left out: dimensions of a head other than 32, 64, 128 and 256; rotation of a part of a head.
+
+Shape suffixes: N rows, I inputs, O outputs, H heads of queries, K heads of keys and values, D dimension of a head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from compress.core.errors import InputError
+from export.kernels.epilogue import Int8Weight, Output, check_input, reference_outputs, rescaled, stored
+from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor
+
+DIMENSIONS = (32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How outputs are split, and what becomes of queries and keys.
+
+    Raises:
+        InputError: The dimension is not allowed, or a scale is not positive.
+    """
+
+    queries: int
+    """H."""
+    keys: int
+    """K."""
+    dimension: int
+    """D."""
+    query_scale: float | None = None
+    """Quantizes queries with this scale; None for float16."""
+    key_scale: float | None = None
+    """Quantizes keys with this scale; None for float16."""
+
+    def __post_init__(self) -> None:
+        if self.dimension not in DIMENSIONS:
+            raise InputError(f"the dimension of a head must be one of {', '.join(map(str, DIMENSIONS))}; it is {self.dimension}")
+        if self.queries < 1 or self.keys < 1:
+            raise InputError(f"there must be heads of queries and of keys; there are {self.queries} and {self.keys}")
+        for name, scale in {"query scale": self.query_scale, "key scale": self.key_scale}.items():
+            if scale is not None:
+                check_scale(name, scale)
+
+    @property
+    def outputs(self) -> int:
+        """O = (H + 2 K) D."""
+        return (self.queries + 2 * self.keys) * self.dimension
+
+    def types(self) -> list[tuple[int, torch.dtype]]:
+        """Returns number of heads and stored type of queries, keys and values."""
+        stored_as = [torch.float16 if scale is None else torch.int8 for scale in (self.query_scale, self.key_scale)]
+        return [(self.queries, stored_as[0]), (self.keys, stored_as[1]), (self.keys, torch.float16)]
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """Cosines and sines of every row."""
+
+    cos: Tensor
+    """float32 [N, D / 2]."""
+    sin: Tensor
+    """float32 [N, D / 2]."""
+
+
+def int8_qkv(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns queries `[N, H, D]`, keys `[N, K, D]` and values `[N, K, D]`.
+
+    Args:
+        x_NI: Codes of the input, int8 `[N, I]`, contiguous; I below 2^17.
+        scale: Scale of the input: one number, or float32 `[N, 1]` as `quantize_token` returns it.
+        weight: Codes `[(H + 2 K) D, I]`, scales and bias.
+        heads: Heads, and scales of queries and keys.
+        rotary: Cosines and sines, or None.
+
+    Raises:
+        InputError: Shapes or types do not fit, or a scale is not positive.
+    """
+    check_input(x_NI, scale, weight.codes.shape[1])
+    if weight.codes.shape[0] != heads.outputs:
+        raise InputError(f"the weight must have (H + 2 K) D = {heads.outputs} outputs; it has {weight.codes.shape[0]}")
+    if rotary is not None:
+        for name, angle in {"cos": rotary.cos, "sin": rotary.sin}.items():
+            check_tensor(name, angle, (len(x_NI), heads.dimension // 2), torch.float32)
+    q, k, v = (x_NI.new_empty(len(x_NI), count, heads.dimension, dtype=dtype) for count, dtype in heads.types())
+    launch(x_NI, scale, weight, heads, rotary, (q, k, v)).run()
+    return q, k, v
+
+
+def launch(
+    x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None, qkv: tuple[Tensor, Tensor, Tensor]
+) -> Launch:
+    """Returns the launch behind `int8_qkv`."""
+    (rows, inputs), scales_N = x_NI.shape, scale if isinstance(scale, Tensor) else None
+    tile_n = 16 if rows <= 16 else 64
+    arguments = {
+        "x": x_NI, "x_scale": scales_N, "input_scale": 1.0 if isinstance(scale, Tensor) else scale,
+        "weight": weight.codes, "weight_scale": weight.scale, "bias": weight.bias,
+        "cos": None if rotary is None else rotary.cos, "sin": None if rotary is None else rotary.sin,
+        "q": qkv[0], "k": qkv[1], "v": qkv[2],
+        "query_scale": 1.0 if heads.query_scale is None else heads.query_scale,
+        "key_scale": 1.0 if heads.key_scale is None else heads.key_scale,
+        "rows": rows, "inputs": inputs, "query_heads": heads.queries, "key_heads": heads.keys,
+        "HALF": heads.dimension // 2, "TILE_N": tile_n, "TILE_I": 128, "EVEN": inputs % 128 == 0,
+    }  # fmt: skip
+    angles = () if rotary is None else (rotary.cos, rotary.sin)
+    num_bytes = bytes_of(x_NI, scales_N, weight.codes, weight.scale, weight.bias, *angles, *qkv)
+    grid = (cdiv(rows, tile_n), heads.queries + 2 * heads.keys)
+    return Launch(int8_qkv_kernel, grid, arguments, Cost(num_bytes, 2 * rows * heads.outputs * inputs, "int8"), 4, 3)
+
+
+@triton.jit
+def stored_halves(
+    z1: tl.tensor, z2: tl.tensor, out: tl.pointer_type, head: tl.tensor, heads: tl.tensor, row: tl.tensor, rows: tl.tensor,
+    scale: tl.tensor, HALF: tl.constexpr,
+) -> None:  # fmt: skip
+    """Stores the two halves of a head, for some rows of `out` [rows, heads, 2 HALF]."""
+    at = (row.to(tl.int64)[:, None] * heads + head) * (2 * HALF) + tl.arange(0, HALF)[None, :]
+    stored(z1, out, at, (row < rows)[:, None], scale)
+    stored(z2, out, at + HALF, (row < rows)[:, None], scale)
+
+
+@triton.jit
+def int8_qkv_kernel(
+    x: tl.pointer_type, x_scale: tl.pointer_type, input_scale: tl.tensor,
+    weight: tl.pointer_type, weight_scale: tl.pointer_type, bias: tl.pointer_type, cos: tl.pointer_type, sin: tl.pointer_type,
+    q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, query_scale: tl.tensor, key_scale: tl.tensor,
+    rows: tl.tensor, inputs: tl.tensor, query_heads: tl.tensor, key_heads: tl.tensor,
+    HALF: tl.constexpr, TILE_N: tl.constexpr, TILE_I: tl.constexpr, EVEN: tl.constexpr,
+) -> None:  # fmt: skip
+    """One program, some rows of one head."""
+    tile_n, head = tl.program_id(0), tl.program_id(1)
+    n, h, i = tl.arange(0, TILE_N), tl.arange(0, HALF), tl.arange(0, TILE_I)
+    inside_n = tl.minimum(n, rows - 1 - tile_n * TILE_N)  # past the end the last row is read again and not stored
+    x_at = x + tile_n.to(tl.int64) * TILE_N * inputs + (inside_n[:, None] * inputs + i[None, :])
+    weight_at = weight + head.to(tl.int64) * (2 * HALF) * inputs + (h[None, :] * inputs + i[:, None])
+    sums1, sums2 = tl.zeros((TILE_N, HALF), tl.int32), tl.zeros((TILE_N, HALF), tl.int32)
+    for start in range(0, inputs, TILE_I):
+        left = inputs - start
+        x_tile = tl.load(x_at) if EVEN else tl.load(x_at, i[None, :] < left, other=0)
+        weight1 = tl.load(weight_at) if EVEN else tl.load(weight_at, i[:, None] < left, other=0)
+        weight2 = tl.load(weight_at + HALF * inputs) if EVEN else tl.load(weight_at + HALF * inputs, i[:, None] < left, other=0)
+        sums1 = tl.dot(x_tile, weight1, sums1, out_dtype=tl.int32)
+        sums2 = tl.dot(x_tile, weight2, sums2, out_dtype=tl.int32)
+        x_at += TILE_I
+        weight_at += TILE_I
+    row, column = tile_n * TILE_N + n, head * (2 * HALF) + h
+    outputs = (query_heads + 2 * key_heads) * (2 * HALF)
+    y1 = rescaled(sums1, row, column, rows, outputs, x_scale, input_scale, weight_scale, bias)
+    y2 = rescaled(sums2, row, column + HALF, rows, outputs, x_scale, input_scale, weight_scale, bias)
+    if head >= query_heads + key_heads:
+        stored_halves(y1, y2, v, head - query_heads - key_heads, key_heads, row, rows, 1.0, HALF)
+    else:
+        z1, z2 = y1, y2
+        if cos is not None:
+            angle_at = row.to(tl.int64)[:, None] * HALF + h[None, :]
+            c = tl.load(cos + angle_at, (row < rows)[:, None], other=0.0)
+            s = tl.load(sin + angle_at, (row < rows)[:, None], other=0.0)
+            z1, z2 = y1 * c - y2 * s, y2 * c + y1 * s
+        if head < query_heads:
+            stored_halves(z1, z2, q, head, query_heads, row, rows, query_scale, HALF)
+        else:
+            stored_halves(z1, z2, k, head - query_heads, key_heads, row, rows, key_scale, HALF)
+
+
+def reference(
+    x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, heads: Heads, rotary: Rotary | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns what `int8_qkv` returns, in torch."""
+    sums_NO = (x_NI.long() @ weight.codes.long().T).int()
+    y_NO = reference_outputs(sums_NO, scale, weight.scale, weight.bias, Output(dtype=torch.float32))
+    y_NGD = y_NO.reshape(len(x_NI), -1, heads.dimension)
+    q, k, v = y_NGD.split([heads.queries, heads.keys, heads.keys], dim=1)
+    if rotary is not None:
+        q, k = (_rotated(part, rotary) for part in (q, k))
+    return _stored(q, heads.query_scale), _stored(k, heads.key_scale), v.half()
+
+
+def _rotated(y_NHD: Tensor, rotary: Rotary) -> Tensor:
+    first, second = y_NHD.chunk(2, dim=2)
+    cos, sin = rotary.cos[:, None], rotary.sin[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=2)
+
+
+def _stored(z_NHD: Tensor, scale: float | None) -> Tensor:
+    if scale is None:
+        return z_NHD.half()
+    return torch.round(z_NHD / torch.tensor(scale, dtype=torch.float32)).clamp(-128, 127).to(torch.int8)

@@ -1,0 +1,136 @@
+"""Machine code without a GPU: int8 matrix instructions, registers, spills and shared memory within the limits, no approximate division."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+
+from benchmarks.kernels import (
+    CASES,
+    attention_case,
+    codes,
+    embedding_case,
+    gemm_case,
+    meta,
+    norm_case,
+    qkv_case,
+    row,
+    sparse_case,
+    w4a16_case,
+)
+from compress.core.errors import InputError
+from export.kernels import qkv, quantize
+from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
+from export.kernels.epilogue import Output
+from export.kernels.launch import Cost, Launch
+
+GEMM = "int8 GEMM, 4096 x 768 x 3072"
+INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"
+INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128x32.S8.S8", 100: INT8_ON_100}
+"""The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
+ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(CASES)}
+"""The capability at which a row of the table is compiled in every test run; the others are slow."""
+APPROXIMATE = ("SiLU", "attention")
+"""Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
+MATRIX = [
+    pytest.param(name, capability, marks=[] if name == GEMM or capability == ONCE[name] else pytest.mark.slow)
+    for name in CASES
+    for capability in CAPABILITIES
+]
+
+
+@pytest.mark.parametrize(("name", "capability"), MATRIX)
+def test_code_is_within_the_limits(name: str, capability: int) -> None:
+    launch = CASES[name]()
+    binary = compiled(launch, capability)
+    assert binary.over_limits() == []
+    assert binary.cubin.startswith(b"\x7fELF")
+    assert binary.registers > 0
+    assert 0 < float(row(name, launch, binary)[-2]) <= 1
+    instructions = {"int8": INT8_MATRIX, "fp16": FP16_MATRIX, "fp32": ()}[launch.cost.unit]
+    assert not instructions or count(binary.hot_loop, *instructions) > 0
+    assert "div.full.f32" not in binary.ptx or any(kind in name for kind in APPROXIMATE)
+    if name == GEMM:
+        assert count(binary.hot_loop, INT8[capability]) == (64 if INT8[capability].startswith("IMMA") else 4)
+        assert count(binary.instructions, *FP16_MATRIX) == 0
+        assert "fma.rn.f32" not in binary.ptx  # each operation is rounded on its own, as in the reference
+
+
+ONES: dict[str, Callable[[], Launch]] = {
+    "quantize per tensor": lambda: quantize.tensor_launch(meta(1), 0.1, codes(1)),
+    "quantize per token": lambda: quantize.token_launch(meta(1, 1), codes(1, 1), meta(1, 1)),
+    "gemm": lambda: gemm_case(1, 1, 1, Output("gelu", scale=0.1)),
+    "block-sparse": lambda: sparse_case(1, 32, 32, 32, 1),
+    "norm": lambda: norm_case(1, 1, True),
+    "embedding": lambda: embedding_case(1, 1),
+    "w4a16": lambda: w4a16_case(1, 1, 2, 1),
+    "attention": lambda: attention_case(1, 1, 1, 1, torch.float16),
+    "qkv": lambda: qkv_case(1, qkv.Heads(1, 1, 32), 1, True),
+}
+"""Lengths of 1 are compiled as constants, which are no tensors in the kernel."""
+
+
+@pytest.mark.parametrize("name", ONES)
+def test_lengths_of_one_compile(name: str) -> None:
+    assert compiled(ONES[name](), 90).over_limits() == []
+
+
+def test_compiling_and_interpreting_go_together(interpreted: Callable[..., Any]) -> None:
+    codes = interpreted(quantize.quantize_tensor, torch.ones(3), 0.5)
+    binary = compiled(quantize.tensor_launch(meta(3), 0.5, meta(3, dtype=torch.int8)), 90)
+    assert codes.tolist() == [2, 2, 2]
+    assert "div.rn.f32" in binary.ptx
+
+
+def test_a_process_that_interprets_does_not_compile(interpreted: Callable[..., Any]) -> None:
+    launch = quantize.tensor_launch(meta(3), 0.5, meta(3, dtype=torch.int8))
+    with pytest.raises(InputError, match="unset TRITON_INTERPRET"):
+        interpreted(compiled_again, launch.arguments, 90)
+    with pytest.raises(InputError, match="must be one of 80, 86"):
+        compiled(launch, 75)
+
+
+def compiled_again(arguments: dict[str, Tensor], capability: int) -> Binary:
+    return compiled(Launch(quantize.quantize_tensor_kernel, (1,), arguments, Cost(1, 1, "fp32")), capability)
+
+
+def test_too_few_registers_spill_and_are_told() -> None:
+    launch = CASES[GEMM]()
+    starved = compiled(replace(launch, arguments={**launch.arguments, "TILE_O": 64, "TILE_I": 32}, num_warps=1), 90)
+    assert starved.hot_loop_spills > 0
+    assert any("spills in the hot loop, 0 allowed" in problem for problem in starved.over_limits())
+
+
+def test_limits_are_told() -> None:
+    binary = Binary("k", 86, b"", "", 256, 16, 0, LIMITS[86].shared_bytes + 1, 513, Counter(), Counter())
+    assert binary.over_limits() == [
+        "k on sm_86: 256 registers of a thread, 255 allowed",
+        "k on sm_86: 131072 registers of a program, 65536 allowed",
+        "k on sm_86: 101377 bytes of shared memory, 101376 allowed",
+        "k on sm_86: 513 columns of tensor memory, 512 allowed",
+    ]
+
+
+def test_the_hot_loop_is_the_innermost_with_matrix_instructions() -> None:
+    code = """
+.L_x_0:
+        /*0010*/                   MOV R1, R2 ;
+.L_x_1:
+        /*0020*/                   IMMA.16832.S8.S8.SAT R4, R8.ROW, R10.COL, R4 ;
+        /*0030*/                   STL [R1], R4 ;
+        /*0040*/              @!P0 BRA `(.L_x_1) ;
+        /*0050*/               @P1 BRA `(.L_x_3) ;
+.L_x_2:
+        /*0060*/                   IADD3 R1, R1, R2, RZ ;
+        /*0070*/              @!P0 BRA `(.L_x_2) ;
+        /*0080*/                   BRA.U UP0, `(.L_x_0) ;
+.L_x_3:
+        /*0090*/                   BRA `(.L_x_3);
+""".splitlines()
+    assert _hot_loop(code) == Counter({"IMMA.16832.S8.S8.SAT": 1, "STL": 1, "BRA": 1})
+    assert _hot_loop(code[-2:]) == Counter()

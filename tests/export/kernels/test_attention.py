@@ -1,0 +1,106 @@
+"""Attention over packed rows: within its bound of float64, sequences never see each other, and as torch computes it."""
+
+import itertools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from compress.core.errors import InputError
+from export.kernels.attention import Scores, packed_attention, reference
+
+Interpreted = Callable[..., Any]
+LENGTHS = st.lists(st.sampled_from([0, 1, 2, 63, 64, 65, 130]), min_size=1, max_size=3).filter(any)
+
+
+def starts(lengths: list[int]) -> Tensor:
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
+
+
+def rows(lengths: list[int], heads: int, key_heads: int, dimension: int, int8: bool, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+    total = sum(lengths)
+    q, k, v = (torch.randn(total, count, dimension) * spread for count in (heads, key_heads, key_heads))
+    if int8:
+        return (*((part * 60).round().clamp(-128, 127).to(torch.int8) for part in (q, k)), v.half())
+    return q.half(), k.half(), v.half()
+
+
+def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores: Scores) -> None:
+    """Checks outputs by the bound that the docstring of the kernel states."""
+    exact, shared, u = reference(q, k, v, start, scores), q.shape[1] // k.shape[1], 2.0**-24
+    for begin, end in itertools.pairwise(start.tolist()):
+        for head in range(q.shape[1] if end > begin else 0):
+            queries, keys = q[begin:end, head].double(), k[begin:end, head // shared].double()
+            if q.dtype == torch.int8:
+                delta = 16 * u * (queries @ keys.T).abs().amax(dim=1, keepdim=True) * scores.factor
+            else:
+                delta = 2 * (q.shape[2] + 8) * u * (queries.abs() @ keys.abs().T).amax(dim=1, keepdim=True) * scores.factor
+            largest = v[begin:end, head // shared].double().abs().amax(dim=0)
+            wanted = exact[begin:end, head]
+            bound = largest * (2 * delta + 2.0**-10 + (end - begin) * u) + 2.0**-11 * wanted.abs() + u
+            assert ((found[begin:end, head].double() - wanted).abs() <= bound).all()
+
+
+@given(
+    LENGTHS, st.sampled_from([(1, 1), (2, 2), (4, 2)]), st.sampled_from([1, 16, 32, 33, 64, 128]), st.booleans(), st.booleans(),
+    st.sampled_from([0.1, 1.0, 4.0]), st.integers(0, 999),
+)  # fmt: skip
+@settings(max_examples=10)
+@example([130, 0, 65], (4, 2), 64, True, True, 1.0, 0)
+@example([1], (1, 1), 1, False, False, 1.0, 0)
+def test_against_float64(
+    interpreted: Interpreted, lengths: list[int], heads: tuple[int, int], dimension: int, int8: bool, causal: bool, spread: float, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    q, k, v = rows(lengths, *heads, dimension, int8, spread)
+    scales = {"query_scale": 1 / 60, "key_scale": 0.02} if int8 else {}
+    scores = Scores(dimension**-0.5, causal, **scales)
+    check(interpreted(packed_attention, q, k, v, starts(lengths), scores), q, k, v, starts(lengths), scores)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_as_torch_computes_it(interpreted: Interpreted, causal: bool) -> None:
+    q, k, v = rows([70], 2, 2, 32, int8=False)
+    found = interpreted(packed_attention, q, k, v, starts([70]), Scores(32**-0.5, causal))
+    wanted = torch.nn.functional.scaled_dot_product_attention(*(part.float().transpose(0, 1) for part in (q, k, v)), is_causal=causal)
+    torch.testing.assert_close(found.float(), wanted.transpose(0, 1), rtol=2e-3, atol=2e-3)
+
+
+def test_sequences_do_not_see_each_other(interpreted: Interpreted) -> None:
+    q, k, v = rows([65, 3, 64], 1, 1, 16, int8=False)
+    together = interpreted(packed_attention, q, k, v, starts([65, 3, 64]), Scores(0.25))
+    v[:65] = 60000.0
+    k[68:] = 100.0
+    assert torch.equal(interpreted(packed_attention, q, k, v, starts([65, 3, 64]), Scores(0.25))[65:68], together[65:68])
+    alone = interpreted(packed_attention, *(part[65:68].clone() for part in (q, k, v)), starts([3]), Scores(0.25))
+    torch.testing.assert_close(alone, together[65:68], rtol=2.0**-10, atol=1e-6)
+
+
+def test_large_scores_do_not_overflow(interpreted: Interpreted) -> None:
+    q = torch.full((3, 1, 16), 200.0).half()
+    v = torch.arange(3).reshape(3, 1, 1).expand(3, 1, 16).half().contiguous()
+    assert interpreted(packed_attention, q, q, v, starts([3]), Scores(1.0)).unique().tolist() == [1.0]
+    sharp = q * torch.tensor([1.0, -1.0, 1.0]).reshape(3, 1, 1).half()
+    assert interpreted(packed_attention, q, sharp.half(), v, starts([3]), Scores(1.0)).unique().tolist() == [1.0]  # the mean of 0 and 2
+    assert not math.isnan(interpreted(packed_attention, -q, q, v, starts([3]), Scores(1.0, causal=True)).sum().item())
+
+
+def test_wrong_input_is_refused() -> None:
+    q, k, v = rows([4], 2, 2, 16, int8=False)
+    for wrong in ([0, 3], [1, 4], [0, 5, 4], [4]):
+        with pytest.raises(InputError, match="must rise from 0 to 4"):
+            packed_attention(q, k, v, torch.tensor(wrong, dtype=torch.int32), Scores(1.0))
+    with pytest.raises(InputError, match="k must be a contiguous tensor of float16"):
+        packed_attention(q, k.to(torch.int8), v, starts([4]), Scores(1.0))
+    with pytest.raises(InputError, match="1 to 128 dimensions"):
+        packed_attention(*rows([4], 2, 2, 129, int8=False), starts([4]), Scores(1.0))
+    with pytest.raises(InputError, match="share those of keys evenly"):
+        packed_attention(*rows([4], 3, 2, 16, int8=False), starts([4]), Scores(1.0))
+    for name in ("scaling", "query_scale", "key_scale"):
+        with pytest.raises(InputError, match=f"{name.replace('_', ' ')} must be positive"):
+            Scores(**{"scaling": 1.0, name: 0.0})

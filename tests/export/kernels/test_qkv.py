@@ -1,0 +1,105 @@
+"""int8 QKV projection: every bit is torch's, with and without rotary positions, and feeds the attention kernel."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
+from compress.core.errors import InputError
+from export.kernels.attention import Scores, packed_attention
+from export.kernels.epilogue import Int8Weight
+from export.kernels.qkv import Heads, Rotary, int8_qkv, reference
+
+Interpreted = Callable[..., Any]
+
+
+def codes(*shape: int) -> Tensor:
+    return torch.randint(-160, 161, shape).clamp(-128, 127).to(torch.int8)
+
+
+def weight_of(heads: Heads, inputs: int, bias: bool = True) -> Int8Weight:
+    scale = torch.rand(heads.outputs) * 1e-3 + 1e-5
+    return Int8Weight(codes(heads.outputs, inputs), scale, torch.randn(heads.outputs) if bias else None)
+
+
+def rotary_of(rows: int, dimension: int) -> Rotary:
+    angle = torch.rand(rows, dimension // 2) * 100
+    return Rotary(angle.cos(), angle.sin())
+
+
+@given(
+    st.sampled_from([1, 2, 16, 17, 65]), st.sampled_from([1, 31, 128, 129, 256]), st.sampled_from([(1, 1), (4, 2), (3, 1)]),
+    st.sampled_from([32, 64]), st.booleans(), st.booleans(), st.sampled_from([None, 0.01]), st.integers(0, 999),
+)  # fmt: skip
+@settings(max_examples=15)
+@example(17, 129, (4, 2), 128, True, True, 0.01, 0)
+@example(1, 1, (1, 1), 256, False, False, None, 0)
+def test_every_bit_is_torchs(
+    interpreted: Interpreted, rows: int, inputs: int, counts: tuple[int, int], dimension: int, turned: bool, dynamic: bool,
+    out_scale: float | None, seed: int,
+) -> None:  # fmt: skip
+    torch.manual_seed(seed)
+    heads = Heads(*counts, dimension, out_scale, None if out_scale is None else out_scale * 2)
+    x, weight, rotary = codes(rows, inputs), weight_of(heads, inputs, turned), rotary_of(rows, dimension) if turned else None
+    scale = torch.rand(rows, 1) * 0.1 + 1e-4 if dynamic else 0.03
+    found, wanted = interpreted(int8_qkv, x, scale, weight, heads, rotary), reference(x, scale, weight, heads, rotary)
+    for part, want in zip(found, wanted, strict=True):
+        torch.testing.assert_close(part, want, rtol=0, atol=0)
+
+
+def test_rotation_is_that_of_llama(interpreted: Interpreted) -> None:
+    heads = Heads(4, 2, 32)
+    x, weight, rotary = codes(9, 64), weight_of(heads, 64), rotary_of(9, 32)
+    plain, turned = (interpreted(int8_qkv, x, 0.03, weight, heads, angles) for angles in (None, rotary))
+    cos, sin = (torch.cat([part, part], dim=1)[None] for part in (rotary.cos, rotary.sin))
+    wanted = apply_rotary_pos_emb(*(part.float().transpose(0, 1)[None] for part in plain[:2]), cos, sin)
+    for part, want in zip(turned, wanted, strict=False):
+        torch.testing.assert_close(part.float(), want[0].transpose(0, 1), rtol=2e-3, atol=2e-3)
+    assert torch.equal(turned[2], plain[2])
+
+
+def test_ends_saturate_and_ties_go_to_even(interpreted: Interpreted) -> None:
+    heads = Heads(1, 1, 32, query_scale=2.0, key_scale=2.0)
+    weight = Int8Weight(torch.ones(96, 1, dtype=torch.int8), torch.ones(96))
+    x = torch.tensor([[1], [3], [127], [-128]], dtype=torch.int8)
+    q, k, v = interpreted(int8_qkv, x, 4.0, weight, heads, None)
+    assert q[:, 0, 0].tolist() == k[:, 0, 31].tolist() == [2, 6, 127, -128]
+    assert interpreted(int8_qkv, x, 1.0, weight, heads, None)[0][:, 0, 5].tolist() == [0, 2, 64, -64]
+    assert v[:, 0, 31].tolist() == [4, 12, 508, -512]
+
+
+def test_codes_feed_the_attention_kernel(interpreted: Interpreted) -> None:
+    heads = Heads(2, 1, 32, query_scale=0.05, key_scale=0.04)
+    x, weight, rotary = codes(20, 64), weight_of(heads, 64), rotary_of(20, 32)
+    q, k, v = interpreted(int8_qkv, x, 0.01, weight, heads, rotary)
+    start, scores = torch.tensor([0, 13, 20], dtype=torch.int32), Scores(32**-0.5, True, 0.05, 0.04)
+    found = interpreted(packed_attention, q, k, v, start, scores)
+    exact = reference(x, 0.01, weight, replace(heads, query_scale=None, key_scale=None), rotary)
+    for begin, end in ((0, 13), (13, 20)):
+        parts = [part[begin:end].float().transpose(0, 1) for part in exact]
+        parts[1:] = [part.expand(2, -1, -1) for part in parts[1:]]
+        wanted = torch.nn.functional.scaled_dot_product_attention(*parts, is_causal=True).transpose(0, 1)
+        torch.testing.assert_close(found[begin:end].float(), wanted, rtol=0, atol=0.1)  # what codes of 8 bits cost
+
+
+def test_wrong_input_is_refused() -> None:
+    heads = Heads(2, 1, 32)
+    x, weight = codes(3, 8), weight_of(heads, 8)
+    with pytest.raises(InputError, match="dimension of a head must be one of 32, 64, 128, 256; it is 80"):
+        Heads(2, 1, 80)
+    with pytest.raises(InputError, match="query scale must be positive"):
+        Heads(2, 1, 32, query_scale=0.0)
+    with pytest.raises(InputError, match="key scale must be positive"):
+        Heads(2, 1, 32, key_scale=-1.0)
+    with pytest.raises(InputError, match="must have \\(H \\+ 2 K\\) D = 160 outputs; it has 128"):
+        int8_qkv(x, 1.0, weight, Heads(3, 1, 32), None)
+    with pytest.raises(InputError, match="scale of x must be positive"):
+        int8_qkv(x, 0.0, weight, heads, None)
+    with pytest.raises(InputError, match="cos must be a contiguous tensor of float32, of shape \\[3, 16\\]"):
+        int8_qkv(x, 1.0, weight, heads, rotary_of(2, 32))
