@@ -182,6 +182,24 @@ class Exporter:
         with rounding_head(model, checkpoint):
             return predict(model, self.preprocessor, split.rows, BATCH_SIZE)
 
+    @cached_property
+    def _amplified(self) -> dict[str, Any] | None:
+        """How the predictions of torch compare with its own after a nudge, where they do not pass the gate; None where they do, and for
+        models that are not held to this (`export.parity.amplified`)."""
+        from compress.measure.agreement import compare_predictions
+        from compress.measure.predictions import predict, predicts_streamed
+        from compress.models.checkpoint import load
+        from export.parity.amplified import nudged
+
+        (split, expected), task, checkpoint = self._gate, self.context.task, self.build.checkpoint
+        if TASKS[task].answer != "tokens" or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint, task):
+            return None
+        model = load(checkpoint)
+        with nudged(model):
+            answers = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
+        compared = compare_predictions(task, expected, answers, split.labels)
+        return None if compared["passed"] else compared
+
     def _rounds_tokens(self, engine: EngineName) -> bool:
         """Whether an engine quantizes the tokens of this build by itself, in groups of its own."""
         scheme = of_precision(self.build.precision)
@@ -235,7 +253,7 @@ class Exporter:
             self.answers[asked] = process.predict(trial_rows(self.context), batch)
         reason = compared.pop("reason")
         if reason is None and ENGINES[entry["engine"]].generates:
-            compared["tokens"], reason = self._answers(process, entry)
+            compared["tokens"], reason = self._answers(process, entry, "amplified" in compared)
         return compared, reason
 
     def _measured(self, process: EngineProcess, entry: dict[str, Any], compared: dict[str, Any], batch: int) -> dict[str, Any]:
@@ -248,9 +266,10 @@ class Exporter:
         """Returns what the files of a bf16 mode of an int8 build are marked with."""
         return "-bf16" if entry["float_precision"] != self.build.float_precision else ""
 
-    def _answers(self, process: EngineProcess, entry: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    def _answers(self, process: EngineProcess, entry: Mapping[str, Any], amplifies: bool) -> tuple[dict[str, Any], str | None]:
         """Compares the tokens of an engine with those of torch; returns the comparison, and why it does not pass, or None."""
-        compared, reason = self.agreement.gate(process, self.build.checkpoint, self._rounds_tokens(entry["engine"]))
+        rounds = self._rounds_tokens(entry["engine"])
+        compared, reason = self.agreement.gate(process, self.build.checkpoint, rounds_tokens=rounds, amplifies=amplifies)
         name = f"{entry['engine']} {entry['mode']}"
         held = entry["float_precision"] == "fp32"
         self.context.progress.log(
@@ -283,6 +302,7 @@ class Exporter:
             ParityError: The integers of a layer are wrong.
         """
         from compress.measure.agreement import compare_predictions, shortfall
+        from export.parity.amplified import NOISE, further_in_more_rows
         from export.parity.own_rounding import further_than_torch
         from export.parity.parity import as_rows, check_layers
 
@@ -301,6 +321,13 @@ class Exporter:
             compared["passed"] = short is None
             self.context.progress.log(
                 f"      it rounds tokens by itself, {'no' if short is None else 'and is'} further from float than torch"
+            )
+        elif short is not None and (moved := self._amplified) is not None:
+            short = further_in_more_rows(self.context.task, self._floating, expected, answers)
+            compared |= {"passed": short is None, "amplified": moved["disagreements"]}
+            self.context.progress.log(
+                f"      the model amplifies rounding: moved by {NOISE:g}, torch itself predicts {moved['disagreements']} of {moved['n']} "
+                f"otherwise; the engine is {'no ' if short is None else ''}further from float than torch"
             )
         reason = None if short is None else f"parity: {name}: {short}"
         return {"engine": entry["engine"], "mode": entry["mode"], "layers": as_rows(layers), **compared, "reason": reason}

@@ -131,6 +131,12 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].parity.max_abs", "number", "Largest difference; reported, not judged."),
         ("variants[].parity.n", "integer", "Predictions compared, on selection rows."),
         ("variants[].parity.passed", "boolean", "Whether the engine agrees with torch within these limits."),
+        (
+            "variants[].parity.amplified",
+            "integer",
+            "Where the model amplifies rounding: predictions of torch that a nudge of one part in a million turns; the engine is then held "
+            "to its distance from float activations.",
+        ),
         ("variants[].parity.differs", "text", "Quantity of the differences: `logit` or `nll`."),
         ("variants[].answers[].engine", "text", "An engine that answers prompts."),
         ("variants[].answers[].mode", "text", "`paged`: many requests at once; `stateful`: one after the other."),

@@ -38,7 +38,9 @@ class Agreement:
         self._context, self.settings = context, settings
         self._known: dict[tuple[Path, bool], Tokens] = {}
 
-    def gate(self, process: EngineProcess, checkpoint: Path, rounds_tokens: bool) -> tuple[dict[str, Any], str | None]:
+    def gate(
+        self, process: EngineProcess, checkpoint: Path, *, rounds_tokens: bool, amplifies: bool = False
+    ) -> tuple[dict[str, Any], str | None]:
         """Compares an engine with torch on selection rows.
 
         Args:
@@ -46,6 +48,7 @@ class Agreement:
             checkpoint: The checkpoint that it was built from.
             rounds_tokens: Whether the engine quantizes tokens by itself: it may then be as far from the model with float activations as
                 torch is (`export.parity.own_rounding`).
+            amplifies: Whether the checkpoint amplifies rounding (`export.parity.amplified`): the same then holds for every engine.
 
         Returns:
             What `compare_tokens` gave, and why the engine does not pass, or None.
@@ -53,10 +56,12 @@ class Agreement:
         expected, found = self._in_torch(checkpoint, held_out=False), answer(process, self._gate_prompts)
         compared = compare_tokens(expected, found)
         reason = token_shortfall(compared, REFERENCE)
-        if reason is not None and rounds_tokens:
-            floating, model = greedy(load_float(checkpoint), self._gate_prompts), load(checkpoint)
-            with rounding_head(model, checkpoint):
-                own = greedy(model, self._gate_prompts)
+        if reason is not None and (rounds_tokens or amplifies):
+            floating, own = greedy(load_float(checkpoint), self._gate_prompts), expected
+            if rounds_tokens:
+                model = load(checkpoint)
+                with rounding_head(model, checkpoint):
+                    own = greedy(model, self._gate_prompts)
             reason = fewer_than_chance(floating, own, found)
             compared["passed"] = reason is None
         return compared, reason
