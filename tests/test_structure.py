@@ -1,6 +1,7 @@
 """The house: rooms that import downwards only, no circle of files, and one place for each fact."""
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -61,6 +62,13 @@ def test_only_the_top_floors_name_the_packages_of_methods() -> None:
         if other.partition(".")[0] in METHODS
     ]
     assert not wrong
+
+
+def test_only_the_kernels_need_the_triton_language() -> None:
+    needs = re.compile(r"^\s*(import|from) (triton|export\.kernels)\b", re.MULTILINE)
+    found = [name for name, path in MODULES.items() if needs.search(path.read_text(encoding="utf-8"))]
+    assert "export.kernels.gemm" in found
+    assert [name for name in found if not name.startswith("export.kernels.")] == []
 
 
 def strings(path: Path) -> set[str]:

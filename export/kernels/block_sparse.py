@@ -34,6 +34,8 @@ from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_tensor
 SIDES = (32, 64)
 MOST_ROWS = 128
 """Rows of a tile."""
+NUM_STAGES = 7
+"""A block's place is loaded before its tile: either takes half of the stages, which leaves three tiles on their way."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def launch(x_NI: Tensor, scale: float | Tensor, weight: SparseWeight, output: Ou
     }  # fmt: skip
     num_bytes = packed.size_bytes + bytes_of(x_NI, scales_N, weight.index.start, weight.index.column, weight.scale, weight.bias, out_NO)
     cost = Cost(num_bytes, 2 * rows * packed.codes.numel(), "int8")
-    return Launch(block_sparse_gemm_kernel, (cdiv(rows, tile_n), cdiv(outputs, packed.side)), arguments, cost, 4, 4)
+    return Launch(block_sparse_gemm_kernel, (cdiv(rows, tile_n), cdiv(outputs, packed.side)), arguments, cost, 4, NUM_STAGES)
 
 
 @triton.jit

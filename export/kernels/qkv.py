@@ -187,7 +187,7 @@ def reference(
     sums_NO = (x_NI.long() @ weight.codes.long().T).int()
     y_NO = reference_outputs(sums_NO, scale, weight.scale, weight.bias, Output(dtype=torch.float32))
     y_NGD = y_NO.reshape(len(x_NI), -1, heads.dimension)
-    q, k, v = y_NGD.split([heads.queries, heads.keys, heads.keys], dim=1)
+    q, k, v = torch.split(y_NGD, [heads.queries, heads.keys, heads.keys], dim=1)
     if rotary is not None:
         q, k = (_rotated(part, rotary) for part in (q, k))
     return _stored(q, heads.query_scale), _stored(k, heads.key_scale), v.half()
