@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from compress.core.errors import InputError
 from compress.models.checkpoint import load_float
 from compress.models.experts import with_separate_experts
-from compress.schemes.checkpoint import QUANTIZATION_JSON, load_quantization
+from compress.models.grids import put_on_grids
+from compress.schemes.checkpoint import QUANTIZATION_JSON
 from compress.schemes.scales import Scales
 from compress.schemes.sites import load_sites
-from compress.schemes.tables import load_tables, on_table_grid
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,6 @@ def on_grids(checkpoint: Path) -> OnGrids:
             f"quantize: {len(sites)} attention products or residual additions are int8, such as {sites[0]}; the graph with a cache keeps "
             "those in float: give attention: false and residual: false"
         )
-    layers, tables = load_quantization(checkpoint)[0], load_tables(checkpoint)
     with_separate_experts(model)
-    for name, scales in layers.items():
-        weight: nn.Parameter = model.get_submodule(name).weight
-        weight.data = scales.on_grid(weight.data)  # 16-bit checkpoints hold the grid to the precision of their type
-    for name, scale_V in tables.items():
-        table: nn.Parameter = model.get_submodule(name).weight
-        table.data = on_table_grid(table.data, scale_V)
+    layers, tables = put_on_grids(model, checkpoint)
     return OnGrids(model, layers, tables)

@@ -45,6 +45,7 @@ from compress.core.tasks import TASKS, Task
 from compress.models.config import read_config
 from compress.models.conv1d import with_linears
 from compress.models.experts import with_separate_experts
+from compress.models.grids import put_on_grids
 from compress.models.library import one_line, quiet
 from compress.models.shapes import auto_class
 from compress.schemes.checkpoint import QUANTIZATION_JSON
@@ -211,10 +212,12 @@ def _load(checkpoint: Path, task: Task) -> Any:
     model = auto_class(task, config).from_pretrained(
         checkpoint, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )
+    with_linears(model)
     if (checkpoint / QUANTIZATION_JSON).exists():  # each expert has integers of its own
         with_separate_experts(model)
+        put_on_grids(model, checkpoint)
     make_exportable(model)
-    return with_linears(model).eval()
+    return model.eval()
 
 
 def _wrapper(preprocessor: Preprocessor) -> type[_Text] | type[_Generation] | type[_EncoderDecoder]:
