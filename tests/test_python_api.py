@@ -29,7 +29,7 @@ SHRUNK = [
 ]
 
 
-SLOW = ("run(fewer", "serve(", "load_test(")
+SLOW = ("run(fewer", "serve(")
 """What the quick test leaves to the slow one: a second run and the server."""
 
 
