@@ -5,7 +5,8 @@
 
 The products are the nodes `<module>/qk` and `<module>/pv` of `export.graph.onnx`. Between them may stand a factor or divisor, masks and
 position biases that are added, one Softmax over the last axis, and casts. The factor is applied to Q in front of the product, as NVIDIA's
-kernels ask: behind it the scores are larger by its reciprocal, and a fused kernel may add them up in halves. M is cast to the type of Q.
+kernels ask: behind it the scores are larger by its reciprocal, and a fused kernel may add them up in halves. Masks are cast to the type
+of Q and added up.
 
 What stays as it is, with the reason: attention that is not in halves (fused kernels are for halves; islands of `export.graph.halves` are
 there because scores may overflow), whose masks are too large for halves, that reads codes of Q/DQ, or that has anything else between its
@@ -187,15 +188,17 @@ def _written(
     straight = [perm[0], perm[1], perm[3], perm[2]]
     nodes.append(helper.make_node("Transpose", [transpose.input[0]], [f"{name}.key"], f"{name}.key/Transpose", perm=straight))
     inputs = [query, f"{name}.key", pv.input[1]]
-    if pattern.added:
-        mask = pattern.added[0]
-        for index, other in enumerate(pattern.added[1:]):
-            nodes.append(helper.make_node("Add", [mask, other], [f"{name}.mask.{index}"], f"{name}.mask.{index}/Add"))
-            mask = f"{name}.mask.{index}"
-        if types.get(mask, TensorProto.FLOAT) != half:
-            nodes.append(helper.make_node("Cast", [mask], [f"{name}.mask"], f"{name}.mask/Cast", to=half))
-            mask = f"{name}.mask"
-        inputs.append(mask)
+    masks = []
+    for index, added in enumerate(pattern.added):
+        masks.append(added)
+        if types.get(added) != half:
+            masks[-1] = f"{name}.mask.{index}"
+            nodes.append(helper.make_node("Cast", [added], masks[-1:], f"{masks[-1]}/Cast", to=half))
+    for index, other in enumerate(masks[1:]):
+        total = f"{name}.masks.{index}"
+        nodes.append(helper.make_node("Add", [masks[0], other], [total], f"{total}/Add"))
+        masks[0] = total
+    inputs += masks[:1]
     nodes.append(helper.make_node("Attention", inputs, list(pv.output), name, scale=1.0))
     return nodes
 
