@@ -25,7 +25,8 @@ pytestmark = pytest.mark.whole
 
 ATTENTIONS = {"bert": 2, "ragged": 2, "vit": 2, "gpt2": 2, "t5": 6}
 LEFT = ("ragged",)
-"""Models that do not pass the gate: a layer with a single head has no kernel of its own. Separate products are fused nevertheless."""
+"""Models that do not pass the gate: a layer with a single head has no kernel of its own. How many separate
+products are fused nevertheless depends on the GPU."""
 PRECISIONS = ("fp32", "fp16", "int8+fp16")
 BUCKETS, LARGEST = (16, LENGTH), 4
 COMPILED = ("80", "86", "89", "120")
@@ -83,10 +84,11 @@ def test_it_compiles_to_the_types_of_the_graph_with_its_attention_fused(kind, pr
     print(f"| {kind} | {precision} | {capability} | {figures} | {entry['seconds']:.1f} s |")
     halves = precision != "fp32"
     assert attention["of"] == ATTENTIONS[kind]
-    assert attention["fused"] == (ATTENTIONS[kind] if halves else 0)
     if halves and kind in LEFT:
+        assert 1 <= attention["fused"] <= ATTENTIONS[kind]
         assert "not supported by a dedicated kernel" in attention["reason"]
     else:
+        assert attention["fused"] == (ATTENTIONS[kind] if halves else 0)
         assert attention["reason"] == (None if halves else tensorrt.NO_NODES)
     types = {layer["precision"] for layer in listed if layer["kind"] == "weight"}
     rest = "fp16" if halves else "fp32"
