@@ -12,6 +12,8 @@ repository.
 - TF32, on by default in TensorRT, is disabled: float_precision fp32 must mean float32.
 - SPARSE_WEIGHTS is enabled: for weights with 2:4 sparsity the builder uses sparse kernels if they are faster.
 
+- Attention that is one node of the graph (operator Attention) has to run as one kernel: a build for a GPU without such a kernel fails.
+
 float16 needs no code here: it is expressed by casts in the graph, which leave some parts in float32. Not supported: plugins; one engine
 across several GPUs.
 """
@@ -22,7 +24,7 @@ import json
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +39,10 @@ Range = tuple[Shape, Shape, Shape]
 """Minimum, optimum and maximum shape of an input in one profile."""
 FLOATS = {"float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
 POINTWISE = "kgen"
+FUSED = "mha"
+"""Part of the names of layers that run an attention as a whole, such as `_gemm_mha_v2_myl0_7`; their kind is that of pointwise ones."""
+ATTENTION = "/attention"
+"""How names of attention nodes begin behind the module; their products would be `/qk` and `/pv`."""
 _LISTED = re.compile(
     r"^Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], Constants: \[(.*?)\], Outputs: \[.*?\], TacticName: (.*?), StreamId: (.*)$", re.M
 )
@@ -73,6 +79,8 @@ class Built:
     """Layers as listed in the builder's log."""
     seconds: float
     timing_cache: bytes
+    attentions: int
+    """Attention nodes of the graph: each of them is one fused kernel, or there would be no engine."""
 
 
 def build(
@@ -98,6 +106,7 @@ def build(
     parser = trt.OnnxParser(network, log.logger)
     if not parser.parse_from_file(str(onnx)):
         raise PlanError(f"{onnx.name} does not parse: {'; '.join(_parse_errors(parser)) or log.errors()}")
+    attentions = _forbid_decomposition(trt, network)
     config = builder.create_builder_config()
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
     config.clear_flag(trt.BuilderFlag.TF32)
@@ -112,7 +121,7 @@ def build(
         target = "this GPU" if capability is None else f"compute capability {capability}"
         raise PlanError(f"{onnx.name} does not compile for {target}: {log.errors()}")
     cache = b"" if capability is not None else bytes(memoryview(config.get_timing_cache().serialize()))
-    return Built(bytes(memoryview(plan)), listed_layers("\n".join(log.listings)), time.perf_counter() - started, cache)
+    return Built(bytes(memoryview(plan)), listed_layers("\n".join(log.listings)), time.perf_counter() - started, cache, attentions)
 
 
 class Log:
@@ -183,11 +192,27 @@ def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, 
     for gemm in gemms:
         made = [layer for layer in layers if gemm in layer.nodes]
         # The generated pointwise kernel after an int8 GEMM also names the GEMM's node, because it applies the scales; skip it.
-        made = [layer for layer in made if layer.kind != POINTWISE] or made
+        made = [layer for layer in made if layer.kind != POINTWISE or FUSED in layer.name] or made
         precisions = {precision for layer in made if (precision := _precision(layer)) is not None}
         if precisions:
             found[gemm] = min(precisions - {"int8"}, default="int8")
     return found
+
+
+def with_products(layers: Sequence[Layer]) -> tuple[Layer, ...]:
+    """Returns the layers with the names of both products, `/qk` and `/pv`, in place of that of an attention node."""
+    return tuple(replace(layer, nodes=tuple(name for node in layer.nodes for name in _products(node))) for layer in layers)
+
+
+def fused_attentions(layers: Sequence[Layer], products: Sequence[str]) -> int:
+    """Returns how many attentions run as one layer.
+
+    Args:
+        layers: Those of an engine, attention nodes replaced (`with_products`).
+        products: Names of the nodes `/pv`, one for each attention of the graph.
+    """
+    whole = {node for layer in layers if FUSED in layer.name for node in layer.nodes}
+    return sum(product in whole for product in products)
 
 
 class Plan:
@@ -278,6 +303,21 @@ def _add_profiles(builder: Any, network: Any, config: Any, buckets: Sequence[int
             profile.set_shape(tensor.name, *profile_ranges(tensor.name, tuple(tensor.shape), bucket, max_batch_size))
         if config.add_optimization_profile(profile) < 0:
             raise PlanError(f"TensorRT rejects the profile for bucket {bucket}")
+
+
+def _forbid_decomposition(trt: Any, network: Any) -> int:
+    """Lets the build fail where an attention node has no kernel of its own; returns how many there are."""
+    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)  # versions that lack it do not parse the operator
+    found = [layer for layer in map(network.get_layer, range(network.num_layers)) if layer.type == kind]
+    for layer in found:
+        layer.__class__ = trt.IAttentionInputLayer  # the bindings give every layer as ILayer
+        layer.attention.decomposable = False
+    return len(found)
+
+
+def _products(node: str) -> tuple[str, ...]:
+    module, found, run = node.rpartition(ATTENTION)
+    return (f"{module}/qk{run}", f"{module}/pv{run}") if found and (not run or run.startswith(".")) else (node,)
 
 
 def _set_capability(trt: Any, config: Any, capability: str) -> None:

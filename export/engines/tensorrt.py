@@ -9,8 +9,8 @@
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
 What is common to all of them is in `compress.standalone.tensorrt_plan`.
 
-`precision` is fp32 or that of a scheme with static or float activations; the float part runs in float32. Not supported yet: float16, by
-casts in the graph with float32 islands chosen by range; `float_precision` of the entries will name it.
+`precision` is fp32 or that of a scheme with static or float activations. Left out: what `build` gives to a run has its float part in
+float32. Half graphs (`export.graph.halves`, `export.graph.attention`) go through `build_plans` all the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from compress.machine.process import environment, spawn
 from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
-from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, gemm_precisions
+from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, fused_attentions, gemm_precisions, with_products
 from compress.standalone.tensorrt_plan import build as build_plan
 from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
 from export.graph.macs import count_macs
@@ -49,6 +49,7 @@ INSTALL = (
     " pip install 'compress-transformers[tensorrt-rtx]' anywhere proves that the graph compiles"
 )
 PROVED = "built ahead of time by TensorRT-RTX, without a GPU: proves that the graph compiles; not a plan, not run, not kept"
+NO_NODES = "the graph has no attention nodes, so that none has to be fused"
 Shares = Callable[[Sequence[Layer]], dict[str, Any]]
 """From the layers that a library lists to int8_share, int8_share_all, int8_share_reason and layers."""
 NOT_INSPECTED = "an engine is inspected on its GPU, and there was none"
@@ -98,6 +99,7 @@ def build_plans(
     buckets: tuple[int, ...],
     max_batch_size: int,
     capabilities: tuple[str, ...] = CAPABILITIES,
+    attention: Path | None = None,
     log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Builds what this machine can build.
@@ -109,6 +111,8 @@ def build_plans(
         buckets: Sequence lengths (tokens), one optimisation profile each; () for images.
         max_batch_size: Largest batch of every profile.
         capabilities: What to prove the graph for where there is no GPU.
+        attention: The same graph with each attention as one node (`export.graph.attention`), which is built where all of them have a
+            fused kernel; otherwise `onnx` is, and the entry says why.
         log: Takes one line for each build.
 
     Returns:
@@ -126,7 +130,9 @@ def build_plans(
     def shares(layers: Sequence[Layer]) -> dict[str, Any]:
         return share(gemms, gemm_precisions(layers, [gemm.node for gemm in gemms]))
 
-    job = {"onnx": str(onnx), "buckets": buckets, "max_batch_size": max_batch_size}
+    ends = [gemm.node for gemm in gemms if gemm.kind == "attention" and gemm.node.rpartition("/")[2].startswith("pv")]
+    fused = None if attention is None else str(attention)
+    job = {"onnx": str(onnx), "fused": fused, "ends": ends, "buckets": buckets, "max_batch_size": max_batch_size}
     if real:
         return [_real(out, job, shares, log)]
     return [_proof(out, job, shares, capability, log) for capability in capabilities]
@@ -171,16 +177,16 @@ class TensorRt:
 def _real(out: Path, job: dict[str, Any], shares: Shares, log: Callable[[str], None]) -> dict[str, Any]:
     capability = gpus()[0]
     plan = out / f"tensorrt-sm{capability}.plan"
-    answer = run_child({**job, "library": TENSORRT, "capability": None, "plan": str(plan), "timing_cache": str(out / TIMING_CACHE)})
+    answer = _either({**job, "library": TENSORRT, "capability": None, "plan": str(plan), "timing_cache": str(out / TIMING_CACHE)})
     if "error" in answer:
         log(f"tensorrt: no plan for sm{capability}: {answer['error']}")
         return _entry(out, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
     log(f"tensorrt {answer['version']}: plan for sm{capability} in {answer['seconds']:.1f} s")
-    return _entry(out, plan, **_figures(answer, capability), runnable=True, **shares(_layers(answer)))
+    return _entry(out, plan, **_figures(answer, capability), runnable=True, attention=answer["attention"], **shares(_layers(answer)))
 
 
 def _proof(out: Path, job: dict[str, Any], shares: Shares, capability: str, log: Callable[[str], None]) -> dict[str, Any]:
-    answer = run_child({**job, "library": RTX, "capability": capability, "plan": None, "timing_cache": None})
+    answer = _either({**job, "library": RTX, "capability": capability, "plan": None, "timing_cache": None})
     if "error" in answer:
         log(f"tensorrt-rtx: does not build for sm{capability}: {answer['error']}")
         return _entry(out, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
@@ -191,7 +197,31 @@ def _proof(out: Path, job: dict[str, Any], shares: Shares, capability: str, log:
     )
     log(f"tensorrt-rtx {answer['version']}: sm{capability} in {answer['seconds']:.1f} s; {evidence}")
     reason = f"{NOT_INSPECTED}; {evidence}, their kernels are chosen on the GPU"
-    return _entry(out, **_figures(answer, capability), reason=PROVED, int8_share_reason=reason, compiled=listed)
+    compiled = {**listed, "attention": answer["attention"]}
+    return _entry(out, **_figures(answer, capability), reason=PROVED, int8_share_reason=reason, compiled=compiled)
+
+
+def _either(job: dict[str, Any]) -> dict[str, Any]:
+    """Builds the graph whose attentions have to be fused; where that does not build or is not given, the other one.
+
+    Args:
+        job: As for `run_child`; `fused`, the first graph, or None; `ends`, the nodes `/pv` of the other one.
+
+    Returns:
+        The answer of the child, with `attention`: how many are `fused`, `of` how many, and as `reason` why not all of them have to be.
+    """
+    reason, ends = NO_NODES, job["ends"]
+    if job["fused"] is not None:
+        answer = run_child({**job, "onnx": job["fused"]})
+        if "error" not in answer:
+            left = len(ends) - answer["attentions"]
+            reason = f"{left} of {len(ends)} are no attention nodes" if left else ""
+            return {**answer, "attention": {"fused": fused_attentions(_layers(answer), ends), "of": len(ends), "reason": reason or None}}
+        reason = answer["error"]
+    answer = run_child(job)
+    if "error" in answer:
+        return answer
+    return {**answer, "attention": {"fused": fused_attentions(_layers(answer), ends), "of": len(ends), "reason": reason}}
 
 
 def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
@@ -200,20 +230,22 @@ def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
         "library": f"{answer['library']} {answer['version']}",
         "seconds": answer["seconds"],
         "size_bytes": answer["size_bytes"],
+        "num_layers": len(answer["layers"]),
     }
 
 
 def _entry(out: Path, file: Path | None = None, **values: Any) -> dict[str, Any]:
     """Returns one engine of export.json; what is not given is absent or unknown."""
-    unknown = {"runnable": False, "capability": None, "library": None, "seconds": None}
+    unknown = {"runnable": False, "capability": None, "library": None, "seconds": None, "num_layers": None}
     return engine_entry("tensorrt", "dynamic", **{**unknown, "file": f"{out.name}/{file.name}" if file else None, **values})
 
 
-def _layers(answer: dict[str, Any]) -> list[Layer]:
-    return [
+def _layers(answer: dict[str, Any]) -> tuple[Layer, ...]:
+    listed = [
         Layer(name, kind, tuple(inputs), tuple(constants), tuple(nodes), tactic)
         for name, kind, inputs, constants, nodes, tactic in answer["layers"]
     ]
+    return with_products(listed)
 
 
 def run_child(job: dict[str, Any]) -> dict[str, Any]:
@@ -223,7 +255,7 @@ def run_child(job: dict[str, Any]) -> dict[str, Any]:
         job: `library`, `onnx`, `buckets`, `max_batch_size`, `capability` or None, `plan` and `timing_cache` (files to write) or None.
 
     Returns:
-        `library`, `version`, `seconds`, `size_bytes` and `layers`; or `error`, one line.
+        `library`, `version`, `seconds`, `size_bytes`, `layers` and `attentions` (nodes of the graph, all fused); or `error`, one line.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer, words = Path(folder) / "answer.json", Path(folder) / "stderr"
@@ -254,7 +286,8 @@ def _child(job: dict[str, Any]) -> dict[str, Any]:
         cache.write_bytes(built.timing_cache)
     listed = [[layer.name, layer.kind, layer.inputs, layer.constants, layer.nodes, layer.tactic] for layer in layers]
     name = "TensorRT" if job["library"] == TENSORRT else "TensorRT-RTX"
-    return {"library": name, "version": trt.__version__, "seconds": built.seconds, "size_bytes": len(built.plan), "layers": listed}
+    figures = {"seconds": built.seconds, "size_bytes": len(built.plan), "attentions": built.attentions}
+    return {"library": name, "version": trt.__version__, "layers": listed, **figures}
 
 
 if __name__ == "__main__":

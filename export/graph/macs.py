@@ -73,9 +73,12 @@ def _tensors(node: onnx.NodeProto) -> tuple[str, str, str]:
 
 
 def _constants(graph: onnx.GraphProto) -> set[str]:
-    """Returns the names of initializers and of what DequantizeLinear or Transpose makes of them."""
+    """Returns the names of initializers and of what DequantizeLinear, Transpose and Cast make of them."""
     names = {tensor.name for tensor in graph.initializer}
-    return names | {node.output[0] for node in graph.node if node.op_type in ("DequantizeLinear", "Transpose") and node.input[0] in names}
+    for node in graph.node:
+        if node.op_type in ("DequantizeLinear", "Transpose", "Cast") and node.input[0] in names:
+            names.add(node.output[0])
+    return names
 
 
 def _shapes(proto: onnx.ModelProto, folder: Path, tensors: list[str], batch: int, sequence: int | None) -> dict[str, Shape]:

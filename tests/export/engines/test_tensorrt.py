@@ -15,10 +15,12 @@ from compress.standalone.tensorrt_plan import (
     Plan,
     PlanError,
     build,
+    fused_attentions,
     gemm_precisions,
     inspected_layers,
     listed_layers,
     profile_ranges,
+    with_products,
 )
 from export.engines import tensorrt
 from export.graph.onnx import GEMMS, export_float
@@ -262,6 +264,38 @@ def test_a_gemm_is_int8_where_both_operands_are(inputs, constants, expected):
 def test_a_gemm_split_into_int8_and_float_layers_is_float():
     layers = [Layer("n", "gemm", ("int8",), ("int8",), ("g",), ""), Layer("m", "fusion", ("float",), ("float",), ("g",), "")]
     assert gemm_precisions(layers, ["g"]) == {"g": "fp32"}
+
+
+WHOLE = Layer("_gemm_mha_v2_myl0_7", "kgen", ("half",), (), ("a/attention", "b/attention.2"), "")
+
+
+def test_an_attention_node_stands_for_both_of_its_products():
+    (layer,) = with_products([WHOLE])
+    assert layer.nodes == ("a/qk", "a/pv", "b/qk.2", "b/pv.2")
+    others = Layer("n", "gemm", (), (), ("h.attention.self.query/MatMul", "a/attention_weights"), "")
+    assert with_products([others]) == (others,)
+
+
+def test_an_attention_is_fused_where_one_layer_runs_its_product():
+    apart = Layer("__fc29523_myl0_8", "gemm", ("float",), (), ("c/attention",), "")
+    layers = with_products([WHOLE, apart])
+    assert fused_attentions(layers, ["a/pv", "b/pv.2", "c/pv"]) == 2
+
+
+def test_the_layer_of_a_fused_attention_tells_the_type_of_its_products():
+    moved = Layer("__myl_MulCastAdd_myl1_16", "kgen", ("float",), ("half",), ("a/attention",), "")
+    assert gemm_precisions(with_products([moved, WHOLE]), ["a/qk", "a/pv"]) == {"a/qk": "fp16", "a/pv": "fp16"}
+
+
+def test_a_crash_of_the_gate_falls_back_to_separate_products(monkeypatch, tmp_path):
+    answers = {
+        "fused": {"error": "crashed"},
+        "plain": {"library": "L", "version": "1", "seconds": 1.0, "size_bytes": 9, "attentions": 0, "layers": []},
+    }
+    monkeypatch.setattr(tensorrt, "run_child", lambda job: answers[job["onnx"]])
+    found = tensorrt._either({"onnx": "plain", "fused": "fused", "ends": ["a/pv"]})
+    assert found["attention"] == {"fused": 0, "of": 1, "reason": "crashed"}
+    assert tensorrt._either({"onnx": "fused", "fused": None, "ends": []}) == {"error": "crashed"}
 
 
 def test_inspector_json_of_both_generations():

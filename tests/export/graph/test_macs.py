@@ -6,6 +6,7 @@ from compress.models.size import count
 from export.graph.macs import count_macs
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
 
 pytestmark = pytest.mark.whole
@@ -64,3 +65,10 @@ def test_weights_in_a_file_beside(tmp_path, monkeypatch):
     monkeypatch.setattr(export.graph.onnx, "EXTERNAL_ABOVE", 0)
     beside = export.graph.onnx.save(onnx.load(path), tmp_path / "model.onnx")
     assert count_macs(beside, 1, 8) == count_macs(path, 1, 8)
+
+
+def test_weights_that_are_dequantized_and_cast_are_weights(tmp_path):
+    halved = half_graphs.halved(half_graphs.quantized("gpt2")).model
+    onnx.save(halved, str(tmp_path / "half.onnx"))
+    found, expected = (count_macs(path, 2, 16) for path in (tmp_path / "half.onnx", half_graphs.quantized("gpt2")))
+    assert found == expected

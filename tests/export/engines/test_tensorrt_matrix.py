@@ -1,0 +1,136 @@
+"""Ahead of time, without a GPU: what compiles for which compute capability, in which precision, and whether attention is fused.
+
+Each build is one of TensorRT-RTX in a process of its own. The table of docs/explanation/tensorrt.md is what they print:
+
+    python -m pytest -p no:xdist -m "slow or not slow" -s tests/export/engines/test_tensorrt_matrix.py
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+import tensorrt_rtx_bindings as rtx
+
+from compress.standalone.tensorrt_plan import PlanError, build
+from export.engines import tensorrt
+from export.graph.attention import fuse_attention
+from tests.export import half_graphs
+from tests.export.half_graphs import LENGTH
+
+pytestmark = pytest.mark.whole
+
+ATTENTIONS = {"bert": 2, "ragged": 2, "vit": 2, "gpt2": 2, "t5": 6}
+LEFT = ("ragged",)
+"""Models that do not pass the gate: a layer with a single head has no kernel of its own. How many separate
+products are fused nevertheless depends on the GPU."""
+PRECISIONS = ("fp32", "fp16", "int8+fp16")
+BUCKETS, LARGEST = (16, LENGTH), 4
+COMPILED = ("80", "86", "89", "120")
+UNKNOWN = ("90", "100")
+"""Hopper and data-center Blackwell: TensorRT-RTX is for RTX GPUs and has no such target."""
+FAST = {
+    ("ragged", "fp16", "89"),
+    ("ragged", "int8+fp16", "89"),
+    ("ragged", "fp32", "89"),
+    ("gpt2", "fp16", "80"),
+    ("vit", "int8+fp16", "120"),
+}
+EVERY = [
+    pytest.param(kind, precision, capability, marks=[pytest.mark.slow] * ((kind, precision, capability) not in FAST))
+    for kind in ATTENTIONS
+    for precision in PRECISIONS
+    for capability in COMPILED
+]
+
+
+@cache
+def graphs(kind: str, precision: str, folder: Path) -> tuple[Path, Path | None]:
+    """Writes the graph of a model in a precision, and that with its attentions as nodes; returns their paths."""
+    source = half_graphs.quantized(kind) if precision.startswith("int8") else half_graphs.graph(kind)
+    if precision == "fp32":
+        return source, None
+    halved = half_graphs.halved(source)
+    fused = fuse_attention(halved.model, half_graphs.measured(source)[1].largest)
+    paths = folder / f"{kind}-{precision}.onnx", folder / f"{kind}-{precision}-fused.onnx"
+    onnx.save(halved.model, str(paths[0]))
+    onnx.save(fused.model, str(paths[1]))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("matrix")
+
+
+def proved(kind: str, precision: str, capability: str, folder: Path) -> dict[str, Any]:
+    """Builds one cell of the matrix; returns its entry."""
+    plain, fused = graphs(kind, precision, folder)
+    buckets = () if kind == "vit" else BUCKETS
+    settings = {"precision": "int8" if precision.startswith("int8") else "fp32", "buckets": buckets, "max_batch_size": LARGEST}
+    (entry,) = tensorrt.build_plans(plain, folder, capabilities=(capability,), attention=fused, log=lambda line: None, **settings)
+    return entry
+
+
+@pytest.mark.parametrize(("kind", "precision", "capability"), EVERY)
+def test_it_compiles_to_the_types_of_the_graph_with_its_attention_fused(kind, precision, capability, folder):
+    entry = proved(kind, precision, capability, folder)
+    assert entry["reason"] == tensorrt.PROVED, entry["reason"]
+    attention, listed = entry["compiled"]["attention"], entry["compiled"]["layers"]
+    figures = f"{entry['size_bytes'] / 1e6:.2f} MB, {entry['num_layers']} layers, {attention['fused']} of {attention['of']}"
+    print(f"| {kind} | {precision} | {capability} | {figures} | {entry['seconds']:.1f} s |")
+    halves = precision != "fp32"
+    assert attention["of"] == ATTENTIONS[kind]
+    if halves and kind in LEFT:
+        assert 1 <= attention["fused"] <= ATTENTIONS[kind]
+        assert "not supported by a dedicated kernel" in attention["reason"]
+    else:
+        assert attention["fused"] == (ATTENTIONS[kind] if halves else 0)
+        assert attention["reason"] == (None if halves else tensorrt.NO_NODES)
+    types = {layer["precision"] for layer in listed if layer["kind"] == "weight"}
+    rest = "fp16" if halves else "fp32"
+    assert types <= {rest, *(["int8"] if precision.startswith("int8") else [])}
+    assert {layer["precision"] for layer in listed if layer["kind"] == "attention"} == {rest}
+    if precision.startswith("int8"):
+        quantized = {layer["name"] for layer in listed if layer["precision"] == "int8"}
+        source = onnx.load(str(half_graphs.quantized(kind))).graph
+        assert quantized == {item.name.removesuffix(".weight.codes") for item in source.initializer if item.name.endswith(".weight.codes")}
+
+
+@pytest.mark.parametrize("capability", UNKNOWN)
+def test_capabilities_that_the_library_lacks_are_refused_in_its_words(capability, folder):
+    entry = proved("ragged", "fp16", capability, folder)
+    assert f"does not know compute capability {capability}" in entry["reason"]
+
+
+def test_attention_in_float32_has_no_fused_kernel_and_the_build_falls_back(folder):
+    """The gate: a node of attention that no kernel runs fails the build, and the entry of the other graph says so."""
+    plain, _ = graphs("ragged", "fp32", folder)
+    fused = in_float32(graphs("ragged", "fp16", folder)[1])
+    with pytest.raises(PlanError, match="not supported by a dedicated kernel"):
+        build(rtx, fused, BUCKETS, LARGEST, capability="89")
+    settings = {"precision": "fp32", "buckets": BUCKETS, "max_batch_size": LARGEST, "capabilities": ("89",)}
+    (entry,) = tensorrt.build_plans(plain, folder, attention=fused, log=lambda line: None, **settings)
+    attention = entry["compiled"]["attention"]
+    assert (attention["fused"], attention["of"]) == (0, 2)
+    assert "not supported by a dedicated kernel" in attention["reason"]
+    assert entry["reason"] == tensorrt.PROVED
+
+
+def in_float32(path: Path | None) -> Path:
+    """Writes a half graph in float32 throughout, its attention still one node each."""
+    model = onnx.load(str(path))
+    half, single = onnx.TensorProto.FLOAT16, onnx.TensorProto.FLOAT
+    for item in model.graph.initializer:
+        if item.data_type == half:
+            item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item).astype("float32"), item.name))
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "to" and attribute.i == half:
+                attribute.i = single
+    out = path.with_name("single-fused.onnx")
+    onnx.save(model, str(out))
+    return out
