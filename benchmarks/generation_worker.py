@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import os
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -43,6 +44,7 @@ class OnnxRuntimeGenai:
     """ONNX Runtime GenAI; prompts of one length form a batch."""
 
     def __init__(self, folder: str, threads: int) -> None:
+        os.environ["ORT_DISABLE_TELEMETRY"] = os.environ["ORT_GENAI_TELEMETRY_DISABLED"] = "1"  # read when it is imported
         import onnxruntime_genai
 
         self._library, self._model = onnxruntime_genai, onnxruntime_genai.Model(folder)

@@ -24,8 +24,8 @@ print("EVENTS", events)
 SERVED = """
 import types
 sys.modules["triton_python_backend_utils"] = types.ModuleType("triton_python_backend_utils")
-import compress.standalone.preprocess
-sys.modules["preprocess"] = compress.standalone.preprocess
+import compress.standalone.preprocess, triton_repo.cpu_engines.{engine}
+sys.modules["preprocess"], sys.modules["engine"] = compress.standalone.preprocess, triton_repo.cpu_engines.{engine}
 import triton_repo.cpu_model
 """
 
@@ -46,10 +46,16 @@ def events(program: str, home: Path) -> str:
 
 @pytest.mark.parametrize(
     "program",
-    ["import export.engines.openvino", "import export.engines.worker, export.engines.openvino", SERVED],
-    ids=["build", "engine", "server"],
+    [
+        "import export.engines.openvino",
+        "import export.engines.worker, export.engines.openvino",
+        "import export.engines.onnxruntime",
+        SERVED.format(engine="openvino"),
+        SERVED.format(engine="onnxruntime"),
+    ],
+    ids=["build", "engine", "onnxruntime", "served by openvino", "served by onnxruntime"],
 )
-def test_openvino_tells_nobody_that_it_is_imported(program: str, tmp_path: Path) -> None:
+def test_an_engine_tells_nobody_that_it_is_imported(program: str, tmp_path: Path) -> None:
     assert events(program, tmp_path) == "EVENTS []"
     assert list(tmp_path.iterdir()) == []
 
@@ -57,7 +63,9 @@ def test_openvino_tells_nobody_that_it_is_imported(program: str, tmp_path: Path)
 def test_nor_when_an_environment_is_looked_at(tmp_path: Path) -> None:
     imports = environment._LOOK.split("site =")[0]
     assert "openvino" in imports
+    assert "onnxruntime" in imports
     assert events(imports, tmp_path) == "EVENTS []"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_what_is_watched_would_be_seen(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ MAX_SECONDS = 1800.0
 # Runs in the interpreter of the environment: imports what the served models import, and prints the paths of the server's files.
 _LOOK = """
 import importlib.metadata, json, os, sys, sysconfig
-sys.modules["openvino_telemetry"] = None
+sys.modules["openvino_telemetry"], os.environ["ORT_DISABLE_TELEMETRY"] = None, "1"
 import numpy, onnxruntime, openvino, PIL, tokenizers
 site = importlib.metadata.distribution("nvidia-pytriton").locate_file("")
 names = ("nvidia-pytriton", "numpy", "onnxruntime", "openvino", "tokenizers", "pillow")

@@ -191,16 +191,15 @@ def _served(root: Path, engines: Sequence[str], chosen: Ranked | None) -> Iterat
     document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
     for build in document["builds"]:
         entries = [entry for entry in build["engines"] if entry["engine"] in engines and entry["runnable"]]
-        entries.sort(key=lambda entry: (not _is_chosen(build, entry, chosen), engines.index(entry["engine"])))
+        entries.sort(key=lambda entry: (chosen is not None and not _is_chosen(build, entry, chosen), engines.index(entry["engine"])))
         for entry in entries[:1]:
             model = f"{build['variant']}-{build['precision']}"
             yield Served(model, build["variant"], build["precision"], root / build["folder"], entry, root)
 
 
-def _is_chosen(build: Mapping[str, Any], entry: Mapping[str, Any], chosen: Ranked | None) -> bool:
-    rest = entry.get("float_precision", build["float_precision"])
-    key = (build["variant"], build["precision"], rest, entry["engine"], entry["mode"])
-    return chosen is not None and chosen.candidate.key == key
+def _is_chosen(build: Mapping[str, Any], entry: Mapping[str, Any], chosen: Ranked) -> bool:
+    key = (build["variant"], build["precision"], entry["float_precision"], entry["engine"], entry["mode"])
+    return chosen.candidate.key == key
 
 
 def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:

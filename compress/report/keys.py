@@ -237,6 +237,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("triton.models[].precision", "text", "Precision of the build."),
         ("triton.models[].engine", "text", "Engine behind it."),
         ("triton.models[].mode", "text", "Mode of the engine."),
+        ("triton.models[].float_precision", "text", "Precision of its layers that are not quantized."),
         ("triton.models[].metrics.METRIC", "number", "Every metric, from the predictions of the running server."),
         ("triton.models[].n", "integer", "Number of evaluated rows."),
         ("triton.models[].predictions", "text", "File of the predictions, in the artifact of the stage."),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from compress.artifacts.artifact import Artifact
+from compress.core.goals import Goals
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.preprocessor import preprocessor
@@ -88,7 +89,7 @@ def test_the_first_that_keeps_within_the_goal_is_taken_else_the_best(
     left = iter(losses)
     monkeypatch.setattr(escalation, "_loss", lambda made, budget: next(left))
     stage = Quantize(id="quantize", mode="auto", qat={"epochs": 0.2})
-    made = escalate(stage, bert.path, replace(context, max_drop=0.01))
+    made = escalate(stage, bert.path, replace(context, goals=Goals(max_drop=0.01)))
     attempts = made.figures["attempts"]
     assert [attempt["value"] for attempt in attempts] == losses
     assert [attempt["name"] for attempt in attempts if attempt["kept"]] == [taken]
@@ -97,5 +98,5 @@ def test_the_first_that_keeps_within_the_goal_is_taken_else_the_best(
 
 
 def test_the_goal_is_part_of_the_key_of_auto_alone(context: Context) -> None:
-    keys = [Quantize(id="quantize", mode=mode).depends(replace(context, max_drop=0.02)) for mode in ("ptq", "qat", "auto")]
+    keys = [Quantize(id="quantize", mode=mode).depends(replace(context, goals=Goals(max_drop=0.02))) for mode in ("ptq", "qat", "auto")]
     assert [key.get("max_drop") for key in keys] == [None, None, 0.02]

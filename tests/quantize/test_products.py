@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
+from compress.core.goals import Goals
 from compress.measure.closeness import distance
 from compress.measure.predictions import finely, predict
 from compress.models.checkpoint import load, save
@@ -247,7 +248,7 @@ def test_the_ladder_judges_what_it_keeps(bert: Artifact, context: Context, tmp_p
         return placed(model, attention, residuals)
 
     monkeypatch.setattr(quantize.escalation, "placed", spy)
-    run(bert, replace(context, max_drop=1.0), tmp_path / "out", mode="auto", attention=True)
+    run(bert, replace(context, goals=Goals(max_drop=1.0)), tmp_path / "out", mode="auto", attention=True)
     assert seen == [([SELF.format(0), SELF.format(1)], [])]
     assert load_sites(tmp_path / "out").names == PRODUCTS
 

@@ -5,8 +5,11 @@ The session takes every shape, so that all rows of a bucket run at once.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when it is imported
 
 import numpy as np
 import onnxruntime

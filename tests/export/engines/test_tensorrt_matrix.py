@@ -39,8 +39,18 @@ FAST = {
     ("gpt2", "fp16", "80"),
     ("vit", "int8+fp16", "120"),
 }
+OPEN = {("gpt2", "int8+fp16")}
+"""Cells where the compiler's list does not show every quantized layer as int8: it misses `c_attn`. Why is not known."""
 EVERY = [
-    pytest.param(kind, precision, capability, marks=[pytest.mark.slow] * ((kind, precision, capability) not in FAST))
+    pytest.param(
+        kind,
+        precision,
+        capability,
+        marks=[
+            *[pytest.mark.slow] * ((kind, precision, capability) not in FAST),
+            *[pytest.mark.xfail(reason="c_attn is not listed as int8", strict=True)] * ((kind, precision) in OPEN),
+        ],
+    )
     for kind in ATTENTIONS
     for precision in PRECISIONS
     for capability in COMPILED

@@ -68,7 +68,7 @@ def model(tmp_path: Path) -> layout.Served:
     random = np.random.default_rng(0)
     recorded = {"prompts": random.integers(3, 99, (PROMPTS, 9)), "tokens": random.integers(3, 99, (PROMPTS, TOKENS))}
     save_file({name: values.astype(np.int32) for name, values in recorded.items()}, tmp_path / "answers.safetensors")
-    entry = {"engine": "openvino_genai", "mode": "paged", "generation": {"file": "answers.safetensors"}}
+    entry = {"engine": "openvino_genai", "mode": "paged", "float_precision": "fp32", "generation": {"file": "answers.safetensors"}}
     return layout.Served("llama-fp32", "llama", "fp32", tmp_path, entry, tmp_path)
 
 

@@ -42,6 +42,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     entry = {
         "engine": "openvino_seq2seq",
         "mode": "stateful",
+        "float_precision": "fp32",
         "runnable": True,
         "file": f"{NAME}/seq2seq/{DECODER}",
         "properties": dict(spec("t5").properties),

@@ -103,6 +103,7 @@ def export(
         engine = {
             "engine": "openvino_genai",
             "mode": mode,
+            "float_precision": "fp32",
             "runnable": True,
             "file": f"{name}/genai/openvino_model.xml",
             "properties": {**PROPERTIES, "ATTENTION_BACKEND": MODES[mode]},
