@@ -147,7 +147,7 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
         "max_size_mb": lambda: f"Deployed size of at most {size(limit * 1e6)}",
         "min_throughput": lambda: f"Throughput of at least {rate(limit)} rows/s",
         "max_bleu_drop": lambda: f"BLEU drop of at most {limit:.2f} points",
-        "int8_faster": lambda: "int8 faster than float in the same engine",
+        "int8_faster": lambda: "int8 faster than float, each in its fastest engine",
     }
     return bounds[name]() if name in bounds else f"{name}: {limit}"
 

@@ -118,4 +118,6 @@ def _reason(ranked: Sequence[Ranked], recipe: Mapping[str, Any]) -> str:
     if first.missed:
         return f"no configuration meets every goal; this one misses {', '.join(first.missed)}, and none that is faster misses fewer"
     count = sum(not one.missed for one in ranked)
+    if count == len(ranked):
+        return f"the fastest of {count} configurations, which all meet the goals"
     return f"the fastest of the {count} configurations that meet the goals, of {len(ranked)}"
