@@ -29,7 +29,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.named import one_of
-from compress.measure.fastest import Ranked
+from compress.measure.fastest import Ranked, key_of
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import IMAGE, MIN_BATCH, TEXT, TEXT_PAIR, ModelSettings, model_config, serialized, to_text
@@ -191,15 +191,12 @@ def _served(root: Path, engines: Sequence[str], chosen: Ranked | None) -> Iterat
     document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
     for build in document["builds"]:
         entries = [entry for entry in build["engines"] if entry["engine"] in engines and entry["runnable"]]
-        entries.sort(key=lambda entry: (chosen is not None and not _is_chosen(build, entry, chosen), engines.index(entry["engine"])))
+        entries.sort(
+            key=lambda entry: (chosen is not None and chosen.candidate.key != key_of(build, entry), engines.index(entry["engine"]))
+        )
         for entry in entries[:1]:
             model = f"{build['variant']}-{build['precision']}"
             yield Served(model, build["variant"], build["precision"], root / build["folder"], entry, root)
-
-
-def _is_chosen(build: Mapping[str, Any], entry: Mapping[str, Any], chosen: Ranked) -> bool:
-    key = (build["variant"], build["precision"], entry["float_precision"], entry["engine"], entry["mode"])
-    return chosen.candidate.key == key
 
 
 def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settings: ModelSettings, rows: Mapping[str, bytes]) -> None:

@@ -35,8 +35,9 @@ CLOSE = 0.02
 EXACT = 1e-9
 Row = Mapping[str, Any]
 Shape = tuple[int, int | None]
+NAMES = ("variant", "precision", "float_precision", "engine", "mode")
 Key = tuple[str, str, str, str, str]
-"""(variant, precision, float precision, engine, mode)."""
+"""The values of `NAMES`, in order."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Candidate:
     @property
     def names(self) -> dict[str, str]:
         """The key as a map."""
-        return dict(zip(("variant", "precision", "float_precision", "engine", "mode"), self.key, strict=True))
+        return dict(zip(NAMES, self.key, strict=True))
 
 
 @dataclass(frozen=True)
@@ -112,6 +113,12 @@ def fastest(measured: Measured, goals: Goals, metric: str) -> list[Ranked]:
     return ranking(found, goals, Scale(metric, measured.before, reference_rows(latency, measured.baseline)))
 
 
+def key_of(build: Mapping[str, Any], entry: Mapping[str, Any]) -> Key:
+    """Returns the configuration of an engine of export.json: `entry` in its build."""
+    rest = entry.get("float_precision", build["float_precision"])
+    return build["variant"], build["precision"], rest, entry["engine"], entry["mode"]
+
+
 def candidates(builds: Iterable[Mapping[str, Any]], latency: Iterable[Row], variants: Sequence[str], metric: str) -> list[Candidate]:
     """Returns what could be served on the CPU, in the order of export.json.
 
@@ -123,13 +130,11 @@ def candidates(builds: Iterable[Mapping[str, Any]], latency: Iterable[Row], vari
     """
     timed: dict[Key, dict[Shape, Row]] = {}
     for row in latency:
-        key = (row["variant"], row["precision"], row["float_precision"], row["engine"], row["mode"])
-        timed.setdefault(key, {})[row["batch"], row["sequence"]] = row
+        timed.setdefault(key_of(row, row), {})[row["batch"], row["sequence"]] = row
     found = []
     for build in builds:
         for entry in build["engines"]:
-            rest = entry.get("float_precision", build["float_precision"])
-            key = (build["variant"], build["precision"], rest, entry["engine"], entry["mode"])
+            key = key_of(build, entry)
             if build["variant"] in variants and entry["runnable"] and entry["engine"] in served_on("cpu") and key in timed:
                 found.append(Candidate(key, entry["metrics"][metric], entry["size_bytes"], timed[key]))
     return found

@@ -18,12 +18,10 @@ from compress.core.step_names import EVALUATION
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import load_predictions
-from compress.measure.fastest import Measured, Ranked, competes, fastest
+from compress.measure.fastest import NAMES, Measured, Ranked, competes, fastest, key_of
 from compress.measure.metrics import primary
 from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
-
-NAMES = ("variant", "precision", "float_precision", "engine", "mode")
 
 
 def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
@@ -69,17 +67,14 @@ def _first(run: Run) -> dict[str, str] | None:
     entry = next((entry for entry in build["engines"] if ENGINES[entry["engine"]].builds), None) if build else None
     if build is None or entry is None:
         return None
-    rest = entry.get("float_precision", build["float_precision"])
-    return dict(zip(NAMES, (build["variant"], build["precision"], rest, entry["engine"], entry["mode"]), strict=True))
+    return dict(zip(NAMES, key_of(build, entry), strict=True))
 
 
 def _find(run: Run, names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns a build and one of its engines."""
     for build in evaluations.builds(run):
         for entry in build["engines"]:
-            rest = entry.get("float_precision", build["float_precision"])
-            found = (build["variant"], build["precision"], rest, entry["engine"], entry["mode"])
-            if found == tuple(names[key] for key in NAMES):
+            if key_of(build, entry) == tuple(names[key] for key in NAMES):
                 return build, entry
     raise LookupError(f"export.json has no {names}")
 
