@@ -26,6 +26,7 @@ from export.float_part import FloatPrecision, Judgement, judge, recommended_firs
 from export.generation.agreement import Agreement
 from export.generation.float_cache import FloatCache, rounds_cache, with_float_cache
 from export.graph.quantized import write_graphs
+from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
 
 MODEL = "model.onnx"
@@ -67,6 +68,7 @@ class Exporter:
         self.files = self.folder if build.precision != "bf16" else out / replace(build, precision="fp32").name
         self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint)
         self.preprocessor.save(self.folder)
+        self._rounded: dict[Rounding, NDArray[Any]] = {}
 
     def run(self) -> dict[str, Any]:
         """Builds, evaluates, compares; returns the entry of export.json."""
@@ -166,21 +168,21 @@ class Exporter:
 
         return predict(load_float(self.build.checkpoint), self.preprocessor, self._gate[0].rows, BATCH_SIZE)
 
-    @cached_property
-    def _as_rounded(self) -> NDArray[Any]:
-        """What torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds: also what a head
-        with int8 rows reads."""
+    def _as_rounded(self, rounding: Rounding) -> NDArray[Any]:
+        """Returns what torch answers to the rows of the gate where it rounds what an engine with its own scales of tokens rounds."""
         from compress.measure.predictions import predict, predicts_streamed
-        from compress.models.checkpoint import load
-        from export.parity.own_rounding import rounding_head
+        from compress.models.checkpoint import load, load_float
+        from export.parity.own_rounding import rounding_blocks
 
         split, expected = self._gate
         checkpoint = self.build.checkpoint
-        if not load_tables(checkpoint) or predicts_streamed(checkpoint, self.context.task):
+        if predicts_streamed(checkpoint, self.context.task) or (rounding is not rounding_blocks and not load_tables(checkpoint)):
             return expected
-        model = load(checkpoint)
-        with rounding_head(model, checkpoint):
-            return predict(model, self.preprocessor, split.rows, BATCH_SIZE)
+        if rounding not in self._rounded:
+            model = load_float(checkpoint) if rounding is rounding_blocks else load(checkpoint)
+            with rounding(model, checkpoint):
+                self._rounded[rounding] = predict(model, self.preprocessor, split.rows, BATCH_SIZE)
+        return self._rounded[rounding]
 
     @cached_property
     def _amplified(self) -> dict[str, Any] | None:
@@ -200,10 +202,16 @@ class Exporter:
         compared = compare_predictions(task, expected, answers, split.labels)
         return None if compared["passed"] else compared
 
-    def _rounds_tokens(self, engine: EngineName) -> bool:
-        """Whether an engine quantizes the tokens of this build by itself, in groups of its own."""
+    def _rounding(self, engine: EngineName) -> Rounding | None:
+        """Returns how an engine quantizes the tokens of this build by itself; None where it does not."""
+        from export.parity.own_rounding import rounding_blocks, rounding_head
+
         scheme = of_precision(self.build.precision)
-        return scheme is not None and scheme.activations == "dynamic" and not ENGINES[engine].token_scales_in_graph
+        if scheme is None:
+            return None
+        if ENGINES[engine].rounds_blocks:
+            return rounding_blocks
+        return rounding_head if scheme.activations == "dynamic" and not ENGINES[engine].token_scales_in_graph else None
 
     def _in_torch(self, split: Split) -> NDArray[Any]:
         """Returns the predictions of torch eager."""
@@ -268,8 +276,8 @@ class Exporter:
 
     def _answers(self, process: EngineProcess, entry: Mapping[str, Any], amplifies: bool) -> tuple[dict[str, Any], str | None]:
         """Compares the tokens of an engine with those of torch; returns the comparison, and why it does not pass, or None."""
-        rounds = self._rounds_tokens(entry["engine"])
-        compared, reason = self.agreement.gate(process, self.build.checkpoint, rounds_tokens=rounds, amplifies=amplifies)
+        rounding = self._rounding(entry["engine"])
+        compared, reason = self.agreement.gate(process, self.build.checkpoint, rounding=rounding, amplifies=amplifies)
         name = f"{entry['engine']} {entry['mode']}"
         held = entry["float_precision"] == "fp32"
         self.context.progress.log(
@@ -303,10 +311,13 @@ class Exporter:
         """
         from compress.measure.agreement import compare_predictions, shortfall
         from export.parity.amplified import NOISE, further_in_more_rows
-        from export.parity.own_rounding import further_than_torch
+        from export.parity.own_rounding import further_than_torch, rounding_blocks
         from export.parity.parity import as_rows, check_layers
 
         split, expected = self._gate
+        rounding = self._rounding(entry["engine"])
+        if rounding is rounding_blocks:
+            expected = self._as_rounded(rounding)
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
         compared = compare_predictions(self.context.task, expected, answers, split.labels)
@@ -316,8 +327,8 @@ class Exporter:
             f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
         )
         short = shortfall(compared, REFERENCE) if entry["float_precision"] == "fp32" else None
-        if short is not None and self._rounds_tokens(entry["engine"]):
-            short = further_than_torch(self.context.task, self._floating, self._as_rounded, answers, split.labels)
+        if short is not None and rounding is not None:
+            short = further_than_torch(self.context.task, self._floating, self._as_rounded(rounding), answers, split.labels)
             compared["passed"] = short is None
             self.context.progress.log(
                 f"      it rounds tokens by itself, {'no' if short is None else 'and is'} further from float than torch"

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from compress.schemes.table import weight_only
+from compress.schemes.table import INT4_PRECISIONS
 from export.graph.macs import Gemm
 
 
@@ -38,14 +38,14 @@ def share(gemms: Sequence[Gemm], precisions: Mapping[str, str]) -> dict[str, Any
     return {
         "int8_share": _part(weights, "int8"),
         "int8_share_all": _part(layers, "int8"),
-        "int4_share": _part(weights, weight_only("int4")),
+        "int4_share": _part(weights, *INT4_PRECISIONS),
         "int8_share_reason": reason,
         "layers": layers,
     }
 
 
-def _part(layers: Sequence[Mapping[str, Any]], precision: str) -> float | None:
+def _part(layers: Sequence[Mapping[str, Any]], *precisions: str) -> float | None:
     if not layers or any(layer["precision"] is None for layer in layers):
         return None
-    integer = sum(layer["macs"] for layer in layers if layer["precision"] == precision)
+    integer = sum(layer["macs"] for layer in layers if layer["precision"] in precisions)
     return float(integer / sum(layer["macs"] for layer in layers))

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 
 ONNX_FLOATS = frozenset({"FLOAT", "FLOAT16", "BFLOAT16", "FLOAT8E4M3FN"})
 ONNX_INTEGERS = frozenset({"INT8", "UINT8", "INT4", "UINT4"})
-ONNX_SCALED = ("DequantizeLinear", "QuantizeLinear")
-"""Operators whose inputs behind the first are a scale and a zero point."""
+ONNX_SCALED = {"DequantizeLinear": 1, "QuantizeLinear": 1, "MatMulNBits": 2, "GatherBlockQuantized": 2, "GroupQueryAttention": 5}
+"""Operators that read scales, zero points or, in attention, angles, and the first input that is one of these."""
+BLOCKS = "MatMulNBits"
+"""Reads codes in blocks, filled up with others and two in a byte where they have 4 bits: its attributes tell how many there are."""
 OPENVINO_INTEGERS = frozenset({"i8", "u8", "i4", "u4"})
 OPENVINO_SCALED = ("Multiply", "Subtract")
 """Those of an IR; what they read first are the codes."""
@@ -47,11 +49,17 @@ def _of_onnx(path: Path) -> Iterator[Weight]:
     import onnx
 
     graph = onnx.load(str(path), load_external_data=False).graph
-    scales = {name for node in graph.node if node.op_type in ONNX_SCALED for name in node.input[1:]}
+    scales = {name for node in graph.node if node.op_type in ONNX_SCALED for name in node.input[ONNX_SCALED[node.op_type] :]}
+    sizes = {node.input[1]: attribute(node, "N") * attribute(node, "K") for node in graph.node if node.op_type == BLOCKS}
     for tensor in graph.initializer:
         kind = onnx.TensorProto.DataType.Name(tensor.data_type)
         if kind in ONNX_FLOATS | ONNX_INTEGERS and tensor.name not in scales and _is_matrix(tensor.dims):
-            yield Weight(math.prod(tensor.dims), kind in ONNX_INTEGERS)
+            yield Weight(sizes.get(tensor.name, math.prod(tensor.dims)), kind in ONNX_INTEGERS)
+
+
+def attribute(node: Any, name: str) -> int:
+    """Returns an attribute of an ONNX node that is a number."""
+    return next(int(one.i) for one in node.attribute if one.name == name)
 
 
 def _of_openvino(path: Path) -> Iterator[Weight]:

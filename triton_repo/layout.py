@@ -75,13 +75,15 @@ class Served:
         return self.root / self.engine["predictions"] if self.engine.get("predictions") else None
 
 
-def served_models(exported: Artifact, engines: Sequence[str] | None = None, chosen: Ranked | None = None) -> list[Served]:
+def served_models(
+    exported: Artifact, engines: Sequence[str] | Mapping[str, Sequence[str]] | None = None, chosen: Ranked | None = None
+) -> list[Served]:
     """Returns a model for each build that one of these engines runs, in the order of export.json.
 
     Args:
         exported: The artifact of `export`.
-        engines: The engines, in order of preference; default: those that are served on the CPU. Each build takes the first one that runs,
-            in its recommended mode.
+        engines: The engines, in order of preference, for all builds or by the folder of each; default: those that are served on the CPU.
+            Each build takes the first one that runs, in its recommended mode.
         chosen: What is served: its build takes this engine in this mode.
 
     Raises:
@@ -90,7 +92,7 @@ def served_models(exported: Artifact, engines: Sequence[str] | None = None, chos
     engines = served_on("cpu") if engines is None else engines
     found = list(_served(exported.path, engines, chosen))
     if not found:
-        names = one_of(engines)
+        names = one_of(engines if not isinstance(engines, Mapping) else sorted({name for names in engines.values() for name in names}))
         raise InputError(f"target.engines: no engine of {names} was built, and the CPU model repository serves {names}; add one")
     return found
 
@@ -187,13 +189,12 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs), packages=packages)
 
 
-def _served(root: Path, engines: Sequence[str], chosen: Ranked | None) -> Iterator[Served]:
+def _served(root: Path, engines: Sequence[str] | Mapping[str, Sequence[str]], chosen: Ranked | None) -> Iterator[Served]:
     document = json.loads((root / EXPORTED).read_text(encoding="utf-8"))
     for build in document["builds"]:
-        entries = [entry for entry in build["engines"] if entry["engine"] in engines and entry["runnable"]]
-        entries.sort(
-            key=lambda entry: (chosen is not None and chosen.candidate.key != key_of(build, entry), engines.index(entry["engine"]))
-        )
+        order = engines[build["folder"]] if isinstance(engines, Mapping) else engines
+        entries = [entry for entry in build["engines"] if entry["engine"] in order and entry["runnable"]]
+        entries.sort(key=lambda entry: (chosen is not None and chosen.candidate.key != key_of(build, entry), order.index(entry["engine"])))
         for entry in entries[:1]:
             model = f"{build['variant']}-{build['precision']}"
             yield Served(model, build["variant"], build["precision"], root / build["folder"], entry, root)

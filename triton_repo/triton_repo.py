@@ -33,6 +33,7 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Facts, Task
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
+from compress.measure.fastest_answers import engines_that_answer
 from compress.measure.metrics import metrics
 from compress.models.config import read_config
 from compress.schemes.checkpoint import scheme_of
@@ -118,7 +119,9 @@ class TritonRepo(Stage):
         """
         from triton_repo import environment
 
-        chosen = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
+        chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
+        if TASKS[context.task].answer == "tokens" and context.target.device == "cpu":
+            chosen = [{folder: engines[0] for folder, engines in self._engines(context).items() if engines}]
         if not self._starts(context):
             return {"chosen": chosen} if chosen else None
         streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
@@ -186,13 +189,23 @@ class TritonRepo(Stage):
         measured = Measured(context.exported.path, context.latency.path, line, context.baseline.id, before)
         return fastest(measured, context.goals, name)
 
+    def _engines(self, context: Context) -> dict[str, tuple[str, ...]]:
+        """Returns the engines that answer prompts by build, the one to serve first."""
+        if context.exported is None:
+            return {}
+        name, split = TASKS[context.task].metric, context.data.evaluation
+        predictions, _ = load_predictions(context.predictions[context.baseline.id])
+        latency = None if context.latency is None else context.latency.path
+        before = metrics(context.task, predictions, split.labels)[name]
+        return engines_that_answer(context.exported.path, latency, context.target, context.goals, (name, before))
+
     def _write_language(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """The same for language models, which stream their answers."""
         from triton_repo.generation.check import measure
         from triton_repo.generation.layout import write_language_repository
         from triton_repo.layout import served_models
 
-        models = served_models(parent, served_on("cpu", generates=True, encoder_decoder=TASKS[context.task].encoder_decoder))
+        models = served_models(parent, self._engines(context))
         batch_sizes, most = context.target.batch_sizes, self.max_batch_size
         written = write_language_repository(
             out / REPOSITORY,

@@ -42,6 +42,9 @@ class EngineFacts:
     """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
     token_scales_in_graph: bool = False
     """Whether dynamic int8 needs a graph that computes the scale of each token."""
+    rounds_blocks: bool = False
+    """Whether it multiplies integer weights by inputs that it rounds to int8 itself, with a scale for each block of them
+    (`export.parity.own_rounding`)."""
     float_tokens: bool = False
     """Whether it multiplies the weights of dynamic int8 by float activations, so that no sum of integers can saturate."""
     proved: bool = False
@@ -90,6 +93,17 @@ ENGINES: Mapping[str, EngineFacts] = {
         float_tokens=True,
         generates=True,
         proposed_to=True,
+        serves="cpu",
+    ),
+    "onnxruntime_decoder": EngineFacts(
+        title="ONNX Runtime, decoder",
+        where="CPU; decoders of Llama's layers that answer",
+        library="onnxruntime",
+        marker="square",
+        cpu_only=True,
+        stores=("float", "int8"),
+        rounds_blocks=True,
+        generates=True,
         serves="cpu",
     ),
     "openvino_seq2seq": EngineFacts(

@@ -22,7 +22,8 @@ class Target(Config):
     serve: Literal["fastest", "first"] = "fastest"
     """What is served and held against the goals. fastest: of the last variant and the float model that it was made of, in every engine,
     mode and float precision, the one that misses the fewest goals, and of these the fastest. first: the last variant in the first engine.
-    On GPUs, and for language models that answer, it is the first one in any case."""
+    For language models that answer, it is for each build the engine with clearly more tokens per second. On GPUs it is the first one in any
+    case."""
     batch_sizes: Annotated[tuple[Annotated[int, Field(ge=1, le=1024)], ...], Field(min_length=1)] = (1, 8)
     """Batch sizes to measure latency at."""
     sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)

@@ -11,7 +11,7 @@ The time is relative, so no shape outweighs another. All figures are those of on
 (`compress.measure.latency`). The metric is that of the evaluation split; a configuration is chosen by it only where it decides whether
 `goals.max_drop` is met.
 
-Not here: other numbers of threads than that of the target, and engines that answer prompts, of which the recommended one is served.
+Not here: other numbers of threads than that of the target, and engines that answer prompts (`compress.measure.fastest_answers`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ behind Triton where a server ran it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from compress.artifacts.artifact import lineage
@@ -19,6 +19,7 @@ from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import load_predictions
 from compress.measure.fastest import NAMES, Measured, Ranked, competes, fastest, key_of
+from compress.measure.fastest_answers import engines_that_answer
 from compress.measure.metrics import primary
 from compress.report import evaluations, intervals
 from compress.report.evaluations import Evaluation
@@ -42,7 +43,7 @@ def served(run: Run, reference: Evaluation) -> dict[str, Any] | None:
         "size_bytes": entry["size_bytes"],
         "accuracy": cells,
         "drops": drops,
-        "reason": _reason(ranked, run.recipe),
+        "reason": _reason(ranked, run.recipe, None if ranked else _answering(run, build)),
         "ranking": [_row(one) for one in ranked],
     }
 
@@ -62,12 +63,28 @@ def ranking(run: Run) -> list[Ranked]:
 
 
 def _first(run: Run) -> dict[str, str] | None:
-    """Returns the last variant in the first engine of the target, in its recommended mode; None where it was not built."""
+    """Returns the last variant in the first engine of the target, or in that which answers clearly faster, in its recommended mode; None
+    where it was not built."""
     build = evaluations.main_builds(run).get(list(run.variants)[-1])
-    entry = next((entry for entry in build["engines"] if ENGINES[entry["engine"]].builds), None) if build else None
+    answering = _answering(run, build)
+    wanted: Iterator[dict[str, Any]] = (entry for entry in build["engines"] if ENGINES[entry["engine"]].builds) if build else iter(())
+    entry = next((entry for entry in wanted if answering is None or entry["engine"] == answering), None)
     if build is None or entry is None:
         return None
     return dict(zip(NAMES, key_of(build, entry), strict=True))
+
+
+def _answering(run: Run, build: Mapping[str, Any] | None) -> str | None:
+    """Returns the engine that answers the prompts of a build; None where none does."""
+    exported, latency, target = run.of_kind("engine"), run.of_kind("latency"), run.recipe["target"]
+    task: Task = run.recipe["model"]["task"]
+    if build is None or exported is None or "serve" not in target or TASKS[task].answer != "tokens" or target["device"] != "cpu":
+        return None
+    baseline, metric = next(iter(run.variants)), TASKS[task].metric
+    before = run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"][metric]
+    place, goals = None if latency is None else latency.path, Goals.model_validate(run.recipe["goals"])
+    found = engines_that_answer(exported.path, place, Target.model_validate(target), goals, (metric, before))
+    return next(iter(found[build["folder"]]), None)
 
 
 def _find(run: Run, names: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -104,11 +121,15 @@ def _row(ranked: Ranked) -> dict[str, Any]:
     return {**one.names, **figures}
 
 
-def _reason(ranked: Sequence[Ranked], recipe: Mapping[str, Any]) -> str:
+def _reason(ranked: Sequence[Ranked], recipe: Mapping[str, Any], answering: str | None = None) -> str:
     """Returns in one line why this is served."""
     if not ranked:
         asked = recipe["target"].get("serve") == "first"
-        return "target.serve: first" if asked else "the last variant in the first engine of the target"
+        if asked:
+            return "target.serve: first"
+        if answering is not None:
+            return "the last variant in the engine of the target that answers fastest, or in the first one that nearly does"
+        return "the last variant in the first engine of the target"
     first = ranked[0]
     if first.missed:
         return f"no configuration meets every goal; this one misses {', '.join(first.missed)}, and none that is faster misses fewer"

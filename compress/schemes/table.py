@@ -148,6 +148,12 @@ def weight_only(numbers: str) -> str:
     return next(row.precision for row in SCHEMES.values() if row.numbers == numbers and row.activations == "float")
 
 
+INT4_BY_INT8 = "w4a8"
+"""What a layer of w4a16 is called in an engine that rounds its input to int8."""
+INT4_PRECISIONS = (weight_only("int4"), INT4_BY_INT8)
+"""What a layer with int4 weights may be called."""
+
+
 def schemes_with(fact: Callable[[SchemeFacts], bool]) -> str:
     """Returns the names of the schemes for which `fact` holds, for messages: "a, b or c"."""
     return one_of([name for name, row in SCHEMES.items() if fact(row)])

@@ -64,6 +64,8 @@ class Text:
     """What the decoder reads before the first token."""
     tokens: list[int] = field(default_factory=list)
     """Its tokens so far."""
+    before: Sequence[int] = ()
+    """What the model has read besides the start: the prompt of a decoder, which the repetition penalty counts, too."""
     stopped: bool = False
     """Whether somebody outside has ended it."""
 
@@ -88,7 +90,7 @@ class Text:
         if rules.first is not None and not self.tokens:
             token = rules.first
         else:
-            scores_V = penalized(logits_V, self.start, self.tokens, rules)
+            scores_V = penalized(logits_V, (self.start, *self.before), self.tokens, rules)
             token = int(scores_V.argmax()) if rules.temperature == 0 else self._drawn(scores_V)
         self.tokens.append(token)
         return token
@@ -116,9 +118,9 @@ def write(step: Step, texts: Sequence[Text], told: Callable[[int, int], None] = 
         running, order = [running[place] for place in places], np.array(places, np.int32)
 
 
-def search(step: Step, rules: Rules, start: int, beams: int, length_penalty: float) -> list[list[int]]:
+def search(step: Step, rules: Rules, start: int, beams: int, length_penalty: float, before: Sequence[int] = ()) -> list[list[int]]:
     """Returns the `beams` best answers found, best first; `step` is the model, see `searching` for the rest."""
-    steps = searching(rules, start, beams, length_penalty)
+    steps = searching(rules, start, beams, length_penalty, before)
     try:
         tokens, order = next(steps)
         while True:
@@ -129,7 +131,7 @@ def search(step: Step, rules: Rules, start: int, beams: int, length_penalty: flo
 
 
 def searching(
-    rules: Rules, start: int, beams: int, length_penalty: float
+    rules: Rules, start: int, beams: int, length_penalty: float, before: Sequence[int] = ()
 ) -> Generator[tuple[NDArray[np.int64], NDArray[np.int32]], Logits, list[list[int]]]:
     """Searches step by step, so that others may step in between: yields tokens and order, is sent their logits, returns the answers.
 
@@ -138,6 +140,7 @@ def searching(
         start: What the decoder reads first.
         beams: K of the module docstring, at least 1.
         length_penalty: Power of the length that scores are divided by.
+        before: What the model has read before the start.
     """
     running: list[list[int]] = [[] for _ in range(beams)]
     scores_K = np.array([0.0] + [NEVER] * (beams - 1), np.float32)
@@ -145,7 +148,7 @@ def searching(
     order, candidates = np.arange(beams, dtype=np.int32), max(2, 1 + len(rules.ends)) * beams
     for length in range(1, rules.max_tokens + 1):
         logits = yield np.array([text[-1] if text else start for text in running], np.int64), order
-        total_KV = np.stack([_log_chances(logits[k], start, running[k], rules) for k in range(beams)]) + scores_K[:, None]
+        total_KV = np.stack([_log_chances(logits[k], (start, *before), running[k], rules) for k in range(beams)]) + scores_K[:, None]
         best = np.argsort(-total_KV.reshape(-1), kind="stable")[:candidates]
         beam, token = best // total_KV.shape[1], best % total_KV.shape[1]
         score = total_KV.reshape(-1)[best]
@@ -163,12 +166,12 @@ def searching(
     return [tokens for _, tokens in finished]
 
 
-def penalized(logits_V: Logits, start: int, tokens: Sequence[int], rules: Rules) -> Logits:
-    """Returns logits after the penalties of repetition; that of Keskar et al. also counts the start token, as in Transformers."""
+def penalized(logits_V: Logits, read: Sequence[int], tokens: Sequence[int], rules: Rules) -> Logits:
+    """Returns logits after the penalties of repetition; that of Keskar et al. also counts what was read before, as in Transformers."""
     if rules.repetition_penalty == 1 and rules.presence_penalty == 0 and rules.frequency_penalty == 0:
         return logits_V
     scores_V = np.array(logits_V, np.float32)
-    seen = list({start, *tokens})
+    seen = list({*read, *tokens})
     found = scores_V[seen]
     scores_V[seen] = np.where(found < 0, found * rules.repetition_penalty, found / rules.repetition_penalty)
     for token in set(tokens):
@@ -199,11 +202,11 @@ def softmax(scores_V: NDArray[Any]) -> NDArray[Any]:
     return chances_V
 
 
-def _log_chances(logits_V: Logits, start: int, tokens: Sequence[int], rules: Rules) -> Logits:
+def _log_chances(logits_V: Logits, read: Sequence[int], tokens: Sequence[int], rules: Rules) -> Logits:
     """Returns the penalized log-probabilities of the next token [V]."""
     if rules.first is not None and not tokens:
         forced_V = np.full(len(logits_V), -np.inf, np.float32)
         forced_V[rules.first] = 0
         return forced_V
     shifted_V = logits_V - logits_V.max()
-    return penalized(shifted_V - np.log(np.exp(shifted_V).sum()), start, tokens, rules)
+    return penalized(shifted_V - np.log(np.exp(shifted_V).sum()), read, tokens, rules)

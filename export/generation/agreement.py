@@ -8,6 +8,7 @@ with the baseline in torch: what compression did to the answers. Where they have
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import nullcontext
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from compress.models.config import most_tokens, read_config
 from compress.stage.context import Context
 from export.generation.prompts import Generation, Prompts, Tokens, greedy
 from export.generation.questions import read_questions
-from export.parity.own_rounding import fewer_than_chance, rounding_head
+from export.parity.own_rounding import Rounding, fewer_than_chance, rounding_blocks
 from export.parity.rows import gate_rows
 
 GATE_PROMPTS = 32
@@ -37,34 +38,41 @@ class Agreement:
     def __init__(self, context: Context, settings: Generation) -> None:
         self._context, self.settings = context, settings
         self._known: dict[tuple[Path, bool], Tokens] = {}
+        self._rounded: dict[tuple[Path, Rounding | None], Tokens] = {}
 
     def gate(
-        self, process: EngineProcess, checkpoint: Path, *, rounds_tokens: bool, amplifies: bool = False
+        self, process: EngineProcess, checkpoint: Path, *, rounding: Rounding | None, amplifies: bool = False
     ) -> tuple[dict[str, Any], str | None]:
         """Compares an engine with torch on selection rows.
 
         Args:
             process: The engine, open.
             checkpoint: The checkpoint that it was built from.
-            rounds_tokens: Whether the engine quantizes tokens by itself: it may then be as far from the model with float activations as
-                torch is (`export.parity.own_rounding`).
+            rounding: How the engine quantizes tokens by itself, if it does: it may then be as far from the model with float activations
+                as torch is (`export.parity.own_rounding`).
             amplifies: Whether the checkpoint amplifies rounding (`export.parity.amplified`): the same then holds for every engine.
 
         Returns:
             What `compare_tokens` gave, and why the engine does not pass, or None.
         """
-        expected, found = self._in_torch(checkpoint, held_out=False), answer(process, self._gate_prompts)
+        exact = rounding is rounding_blocks
+        expected = self._rounding(checkpoint, rounding) if exact else self._in_torch(checkpoint, held_out=False)
+        found = answer(process, self._gate_prompts)
         compared = compare_tokens(expected, found)
         reason = token_shortfall(compared, REFERENCE)
-        if reason is not None and (rounds_tokens or amplifies):
-            floating, own = greedy(load_float(checkpoint), self._gate_prompts), expected
-            if rounds_tokens:
-                model = load(checkpoint)
-                with rounding_head(model, checkpoint):
-                    own = greedy(model, self._gate_prompts)
-            reason = fewer_than_chance(floating, own, found)
+        if reason is not None and (rounding is not None or amplifies):
+            own = expected if rounding is None else self._rounding(checkpoint, rounding)
+            reason = fewer_than_chance(self._rounding(checkpoint, None), own, found)
             compared["passed"] = reason is None
         return compared, reason
+
+    def _rounding(self, checkpoint: Path, rounding: Rounding | None) -> Tokens:
+        """Returns the answers of torch to the prompts of the gate where it rounds as an engine does; None: with float activations."""
+        if (checkpoint, rounding) not in self._rounded:
+            model = load_float(checkpoint) if rounding in (None, rounding_blocks) else load(checkpoint)
+            with nullcontext() if rounding is None else rounding(model, checkpoint):
+                self._rounded[checkpoint, rounding] = greedy(model, self._gate_prompts)
+        return self._rounded[checkpoint, rounding]
 
     def answered(self, process: EngineProcess) -> Tokens:
         """Returns the greedy answers of an engine to the prompts from evaluation rows, or to questions, int32 [n, T]."""

@@ -55,7 +55,7 @@ def write_genai_folder(checkpoint: Path, folder: Path, runtime_options: Mapping[
     for name, value in runtime_options.items():
         graph.set_rt_info(value, [RUNTIME_OPTIONS, name])
     openvino.save_model(graph, folder / MODEL, compress_to_fp16=False)
-    _write_tokenizer(checkpoint, folder)
+    write_tokenizer(checkpoint, folder)
     shutil.copyfile(checkpoint / "config.json", folder / "config.json")
     write_generation_config(checkpoint, folder)
 
@@ -99,7 +99,8 @@ def sliding_window(config: Any) -> int | None:
     return None if kinds is not None and set(kinds) == {"full_attention"} else int(window)
 
 
-def _write_tokenizer(checkpoint: Path, folder: Path) -> None:
+def write_tokenizer(checkpoint: Path, folder: Path) -> None:
+    """Writes the tokenizer of a checkpoint as the graphs that OpenVINO GenAI reads."""
     with quiet():
         tokenizer = AutoTokenizer.from_pretrained(checkpoint, local_files_only=True)
         parts = convert_tokenizer(tokenizer, with_detokenizer=True)

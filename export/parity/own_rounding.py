@@ -1,4 +1,6 @@
-"""The gate for engines that quantize tokens by themselves (dynamic int8 in OpenVINO), in groups that are smaller than the token of torch.
+"""The gate for engines that quantize tokens by themselves: dynamic int8 in OpenVINO, and all integer weights of a decoder in ONNX Runtime.
+
+OpenVINO does it in groups that are smaller than the token of torch.
 
 The codes that such an engine makes are neither shown nor those of torch. On a large model the two differ in many predictions, since both
 round, and each in its own way. What can be asked is that the engine is no further from the exact answer than torch is:
@@ -12,22 +14,28 @@ than chance explains: of the answers that only one of the two gives as float doe
 
 Such an engine also rounds what a head with int8 rows reads, which torch multiplies in float. So that both round the same tensors, torch is
 asked with this rounding, too (`rounding_head`).
+
+What ONNX Runtime does is known: a block of as many inputs as share a weight scale gets the scale max |x| / 127 and codes rint(x / s). Torch
+is asked with exactly this (`rounding_blocks`), and the engine is held to its answers as others are to torch's; where the model amplifies
+what the order of sums leaves, it has to be no further from float than that.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import comb
 from pathlib import Path
 from typing import Any
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compress.core.tasks import Task
 from compress.measure.agreement import compare_predictions
-from compress.schemes.int8 import token_scale
+from compress.schemes.checkpoint import load_quantization
+from compress.schemes.int8 import ACTIVATION_HIGH, token_scale
 from compress.schemes.tables import load_tables
 
 Array = NDArray[Any]
@@ -58,6 +66,56 @@ def rounding_head(model: nn.Module, checkpoint: Path) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+@contextmanager
+def rounding_blocks(model: nn.Module, checkpoint: Path) -> Iterator[None]:
+    """Rounds the inputs of all layers with integer weights to int8 while it is open, as MatMulNBits of ONNX Runtime does.
+
+    Args:
+        model: The float model of a checkpoint, its weights on their grids (`compress.models.checkpoint.load_float`).
+        checkpoint: The checkpoint.
+    """
+    from export.generation.fused_graph import block_of, table_block
+
+    known: Any = model
+    modules = dict(model.named_modules())
+    rounded = [
+        (modules[name], block_of(scales), getattr(scales, "input_smooth", None))
+        for name, scales in load_quantization(checkpoint)[0].items()
+    ]
+    head = known.get_output_embeddings()
+    if load_tables(checkpoint):
+        rounded.append((head, table_block(head.in_features), None))
+    with ExitStack() as stack:
+        for module, block, smooth_I in rounded:
+            stack.callback(module.register_forward_pre_hook(_rounding(block, smooth_I)).remove)
+        yield
+
+
+def _rounding(block: int, smooth_I: Tensor | None) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        given, *rest = inputs
+        if smooth_I is None:
+            return (in_blocks(given, block), *rest)
+        return (in_blocks(given / smooth_I, block) * smooth_I, *rest)
+
+    return hook
+
+
+def in_blocks(x: Tensor, block: int) -> Tensor:
+    """Returns float32 [..., I] rounded to int8 with a scale max |x| / 127 for each block of inputs; the last may be shorter."""
+    inputs = x.shape[-1]
+    padded = nn.functional.pad(x, (0, -inputs % block))
+    parts = padded.reshape(*x.shape[:-1], -1, block)
+    scale = parts.abs().amax(dim=-1, keepdim=True) / ACTIVATION_HIGH
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    rounded: Tensor = ((parts / scale).round() * scale).flatten(-2)[..., :inputs]
+    return rounded
+
+
+Rounding = Callable[[nn.Module, Path], AbstractContextManager[None]]
+"""Lets a model round as an engine does, while it is open."""
 
 
 def fewer_than_chance(floating: Array, torch: Array, engine: Array) -> str | None:

@@ -45,7 +45,7 @@ class LanguageSettings:
     """The settings that go into the configuration of a language model."""
 
     name: str
-    mode: Literal["paged", "stateful"]
+    mode: Literal["paged", "stateful", "batched"]
     architecture: Literal["decoder", "encoder_decoder"]
     properties: Mapping[str, str]
     """Compile properties, those of the evaluated engine."""

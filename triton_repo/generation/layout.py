@@ -4,7 +4,8 @@
       README.md
       <variant>-<precision>/
         config.pbtxt
-        1/  model.py asked.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads) or seq2seq/ (of an encoder-decoder)
+        1/  model.py asked.py answer.py engine.py ...   genai/ (what OpenVINO GenAI reads), onnx/ (ONNX Runtime)
+                                                      or seq2seq/ (of an encoder-decoder)
             draft/                                      what GenAI reads of a model that proposes tokens, where one does
 
 Mode and properties come from export.json, so the server runs exactly what was evaluated.
@@ -14,13 +15,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from compress.core.decoding import end_ids
 from compress.core.engines import ENGINES
 from compress.models.config import most_tokens, read_config
-from compress.standalone import decoding_rules, encoder_decoder
+from compress.standalone import decoding_rules, encoder_decoder, onnx_decoder
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import MIN_BATCH, to_text
 from triton_repo.generation import served
@@ -29,13 +32,29 @@ from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.generation.served.asked import FIELDS
 from triton_repo.layout import VERSION, Served
 
-GENAI, SEQ2SEQ, DRAFT = "genai", "seq2seq", "draft"
+GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
 FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "pieces.py")
-DECODER_FILES = (*FILES, "genai.py", "paged.py", "stateful.py")
-ENCODER_DECODER_FILES = (*FILES, "seq2seq.py", "grouped.py")
-STANDALONE = (encoder_decoder, decoding_rules)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a model consists of besides `FILES`."""
+
+    folder: str
+    """What its engine reads."""
+    files: tuple[str, ...]
+    standalone: tuple[ModuleType, ...] = ()
+    """Modules of `compress.standalone`."""
+
+
+PARTS = {
+    "openvino_genai": Parts(GENAI, ("genai.py", "tokenizer.py", "paged.py", "stateful.py")),
+    "onnxruntime_decoder": Parts(ONNX, ("onnx.py", "tokenizer.py", "batched.py", "searching.py"), (onnx_decoder, decoding_rules)),
+    "openvino_seq2seq": Parts(SEQ2SEQ, ("seq2seq.py", "grouped.py", "searching.py"), (encoder_decoder, decoding_rules)),
+}
+"""By engine."""
 
 
 def write_language_repository(
@@ -68,7 +87,7 @@ def write_language_repository(
     written = []
     for model in models:
         config, encodes = read_config(model.file.parent, "checkpoint"), ENGINES[model.engine["engine"]].encoder_decoder
-        at_once = encodes or model.engine["mode"] == "paged"
+        at_once = model.engine["mode"] in ("paged", "batched") or encodes
         settings = LanguageSettings(
             name=model.name,
             mode=model.engine["mode"],
@@ -112,12 +131,12 @@ def _write_model(folder: Path, model: Served, settings: LanguageSettings) -> Non
     version = folder / VERSION
     version.mkdir(parents=True)
     (folder / "config.pbtxt").write_text(to_text(language_config(settings)), encoding="utf-8")
-    encodes = settings.architecture == "encoder_decoder"
-    for name in ENCODER_DECODER_FILES if encodes else DECODER_FILES:
+    parts = PARTS[model.engine["engine"]]
+    for name in (*FILES, *parts.files):
         shutil.copyfile(Path(next(iter(served.__path__)), name), version / name)
-    for module in STANDALONE if encodes else ():
+    for module in parts.standalone:
         shutil.copyfile(str(module.__file__), version / Path(str(module.__file__)).name)
-    shutil.copytree(model.file.parent, version / (SEQ2SEQ if encodes else GENAI))
+    shutil.copytree(model.file.parent, version / parts.folder)
     if settings.proposals.get("draft"):
         shutil.copytree((model.root / model.engine["speculation"]["file"]).parent, version / DRAFT)
 
@@ -152,10 +171,9 @@ _README = """\
 |---|---|---|---|---|---|---|
 {lines}
 
-The models stream: each request gets one response for each piece of its answer. `paged`: the model answers several requests at once
-(continuous batching). `stateful`: one request after the other, because its attention needs it; an encoder-decoder answers those together
-that wait together. A request that finds the queue full is
-refused. The numbers are `parameters` in config.pbtxt.
+The models stream: each request gets one response for each piece of its answer. `paged`, `batched`: the model answers several requests
+at once (continuous batching). `stateful`: one request after the other, because its attention needs it; an encoder-decoder answers those
+together that wait together. A request that finds the queue full is refused. The numbers are `parameters` in config.pbtxt.
 
 Inputs; one prompt is needed, all else may be left out:
 
@@ -169,10 +187,10 @@ Outputs:
 |---|---|---|
 {outputs}
 
-To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai` and
-`openvino-tokenizers`. In a Triton container with the Python backend:
+To cancel an answer, close its stream. The Python of the server needs `numpy` below 2, `openvino`, `openvino-genai`,
+`openvino-tokenizers` and, for `batched`, `onnxruntime`. In a Triton container with the Python backend:
 
-    pip install 'numpy<2' openvino openvino-genai openvino-tokenizers
+    pip install 'numpy<2' openvino openvino-genai openvino-tokenizers onnxruntime
     tritonserver --model-repository=/models --disable-auto-complete-config
 
 With curl:

@@ -40,10 +40,10 @@ def test_penalties_are_those_of_transformers_and_of_the_formula(
     logits: np.ndarray, tokens: list[int], repetition: float, presence: float, frequency: float
 ) -> None:
     start = 3
-    repeated = penalized(logits, start, tokens, Rules(max_tokens=1, repetition_penalty=repetition))
+    repeated = penalized(logits, (start,), tokens, Rules(max_tokens=1, repetition_penalty=repetition))
     theirs = stock.RepetitionPenaltyLogitsProcessor(repetition)(torch.tensor([[start, *tokens]]), torch.from_numpy(logits[None].copy()))
     np.testing.assert_allclose(repeated, theirs[0].numpy(), rtol=1e-6)
-    counted = penalized(logits, start, tokens, Rules(max_tokens=1, presence_penalty=presence, frequency_penalty=frequency))
+    counted = penalized(logits, (start,), tokens, Rules(max_tokens=1, presence_penalty=presence, frequency_penalty=frequency))
     for token in range(V):
         expected = logits[token] - (presence * (token in tokens) + frequency * tokens.count(token))
         assert math.isclose(counted[token], expected, rel_tol=1e-4, abs_tol=1e-4)

@@ -127,6 +127,8 @@ class Limits:
     """Whether the model has a chat template."""
     beams: bool
     """Whether it searches with beams."""
+    penalizes: bool = False
+    """Whether such a search of a decoder takes a repetition penalty."""
     proposes: str = ""
     """What proposes tokens to the model: draft, text, or nothing."""
     apart: bool = False
@@ -196,7 +198,7 @@ def _check_together(inputs: Mapping[str, Any], values: Mapping[str, Any], limits
             raise Refused(f"BEAMS: {values['BEAMS']} given; tokens are proposed to this model, which does not search: leave it out")
         if not limits.beams:
             raise Refused(f"BEAMS: {values['BEAMS']} given; this model answers one request at a time and does not search: leave it out")
-        if values["REPETITION_PENALTY"] != 1 and not limits.apart:
+        if values["REPETITION_PENALTY"] != 1 and not (limits.apart or limits.penalizes):
             raise Refused(
                 f"REPETITION_PENALTY: {values['REPETITION_PENALTY']:g} given with {values['BEAMS']} beams; this model searches without it: "
                 "leave one of them out"

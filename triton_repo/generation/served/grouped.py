@@ -14,10 +14,11 @@ from typing import Protocol
 
 import numpy as np
 
-from .answer import CANCELLED, LENGTH, STOP, Answer
-from .decoding_rules import Rules, Text, searching
+from .answer import CANCELLED, Answer
+from .decoding_rules import Text
 from .encoder_decoder import EncoderDecoder, Group
 from .engine import Engine
+from .searching import Search, rules_of
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ class Grouped(Engine):
             self._groups.append(_Writing(self._model.begin([_source(answer) for answer in together]), together, self._special))
         for answer in searches:
             beams = answer.asked.values["BEAMS"]
-            self._groups.append(_Searching(self._model.begin([_source(answer)] * beams), answer, self._special))
+            rules = rules_of(answer, self._special.ends, self._special.first)
+            self._groups.append(Search(_Beams(self._model.begin([_source(answer)] * beams)), answer, rules, self._special.start))
         for group in self._groups:
             group.step()
         self._leave()
@@ -118,7 +120,7 @@ class _Writing:
 
     def __init__(self, group: Group, answers: list[Answer], special: Special) -> None:
         self._group, self.answers = group, answers
-        self._texts = [Text(_rules(answer, special), special.start) for answer in answers]
+        self._texts = [Text(rules_of(answer, special.ends, special.first), special.start) for answer in answers]
         self._order = np.arange(len(answers), dtype=np.int32)
 
     def step(self) -> None:
@@ -139,27 +141,11 @@ class _Writing:
         self._group.__exit__()
 
 
-class _Searching:
-    """One search with beams."""
+class _Beams:
+    """The beams of one search."""
 
-    def __init__(self, group: Group, answer: Answer, special: Special) -> None:
-        self._group, self.answers = group, [answer]
-        values, self._ends = answer.asked.values, _rules(answer, special).ends
-        self._steps = searching(_rules(answer, special), special.start, values["BEAMS"], values["LENGTH_PENALTY"])
-        self._next = next(self._steps)
-
-    def step(self) -> None:
-        """Takes a step of the search; gives its answers with the last."""
-        try:
-            self._next = self._steps.send(self._group.step(*self._next))
-        except StopIteration as found:
-            (answer,) = self.answers
-            best: list[list[int]] = found.value[: answer.asked.values["ANSWERS"]]
-            answer.give([(tokens, STOP if tokens[-1] in self._ends else LENGTH) for tokens in best])
-
-    def leave(self) -> None:
-        """Lets go of the answer if it has ended."""
-        self.answers = [answer for answer in self.answers if not answer.ended]
+    def __init__(self, group: Group) -> None:
+        self._group, self.step = group, group.step
 
     def close(self) -> None:
         """Gives the request of the model back."""
@@ -168,10 +154,3 @@ class _Searching:
 
 def _source(answer: Answer) -> np.ndarray:
     return np.asarray(answer.asked.prompt, np.int32)
-
-
-def _rules(answer: Answer, special: Special) -> Rules:
-    values = answer.asked.values
-    names = ("MAX_TOKENS", "REPETITION_PENALTY", "PRESENCE_PENALTY", "FREQUENCY_PENALTY", "TEMPERATURE", "TOP_K", "TOP_P", "MIN_P", "SEED")
-    ends = frozenset() if values["IGNORE_EOS"] else frozenset(special.ends)
-    return Rules(ends=ends, first=special.first, **{name.lower(): values[name] for name in names})

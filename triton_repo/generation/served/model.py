@@ -1,7 +1,8 @@
 """Triton Python model of a language model: reads requests, and leaves the answers to an engine with a thread of its own.
 
-Its folder also holds the other files of this package that it needs, and what its engine reads: `genai/` of a decoder, `seq2seq/` of an
-encoder-decoder. The model is decoupled: `execute` returns at once, and each request gets as many responses as its answer has pieces.
+Its folder also holds the other files of this package that it needs, and what its engine reads: `genai/` of a decoder in OpenVINO GenAI,
+`onnx/` of one in ONNX Runtime, `seq2seq/` of an encoder-decoder. The model is decoupled: `execute` returns at once, and each request gets
+as many responses as its answer has pieces.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class TritonPythonModel:
         parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
         if parameters["architecture"] == "encoder_decoder":
             from .seq2seq import open_model
+        elif parameters["mode"] == "batched":
+            from .onnx import open_model
         else:
             from .genai import open_model
         self.model = open_model(FOLDER, parameters)

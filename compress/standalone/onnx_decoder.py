@@ -1,0 +1,189 @@
+"""Runs a decoder from an ONNX graph whose keys and values lie in buffers here. Needs numpy and onnxruntime; it is copied to servers.
+
+    input_ids    int64 [b, n]    the new tokens; shorter prompts are filled up behind
+    seqlens_k    int32 [b]       tokens of each text after this step, less 1
+    total        int32 []        tokens of the longest text after this step
+    kept         int64 [k]       places in the b n new tokens whose logits are asked
+    logits       float32 [k, V]
+    past_key_values.<layer>.key, .value    float32 [b, heads, room, head size], written in place as present.<layer>.key, .value
+
+The graph is that of `export.generation.fused_graph`. Keys and values of all texts stand in one buffer for each layer, a row for each text,
+with room for more tokens than there are: a step writes behind the last token of each row, and nothing is copied. Texts of other lengths
+take a step together, so that they come and go as they like (continuous batching). Short prompts are read together, a long one in parts.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from .decoding_rules import Logits
+
+PART = 256
+"""Tokens that are read at once: of one prompt, or of short ones with what fills them up."""
+ROOM = 256
+"""Tokens that a buffer has room for at first; it doubles."""
+CACHE, WRITTEN = "past_key_values.", "present."
+"""What the names of the buffers start with, as inputs and as outputs."""
+CONTEXT = "context"
+"""What the graph has that tells how long a text may be."""
+Ids = Sequence[int] | NDArray[np.integer[Any]]
+
+
+class OnnxDecoder:
+    """An open graph.
+
+    Args:
+        path: The ONNX file.
+        properties: Settings of the session: its attributes, and entries of its configuration, whose names have dots.
+    """
+
+    def __init__(self, path: Path, properties: Mapping[str, str]) -> None:
+        self.session = onnxruntime.InferenceSession(str(path), session_options(properties), providers=["CPUExecutionProvider"])
+        self.buffers = {one.name: (int(one.shape[1]), int(one.shape[3])) for one in self.session.get_inputs() if one.name.startswith(CACHE)}
+        """Heads and head size of each buffer, by the name of the input."""
+        self.context = int(self.session.get_modelmeta().custom_metadata_map[CONTEXT])
+        """Most tokens of a text."""
+        self.vocabulary = int(next(one for one in self.session.get_outputs() if one.name == "logits").shape[1])
+
+    def texts(self) -> Texts:
+        """Returns a cache without a text."""
+        return Texts(self)
+
+
+def session_options(properties: Mapping[str, str]) -> Any:
+    """Returns the options of a session with these settings."""
+    options = onnxruntime.SessionOptions()
+    for name, value in properties.items():
+        if "." in name:
+            options.add_session_config_entry(name, value)
+        else:
+            setattr(options, name, int(value))
+    options.log_severity_level = 3
+    return options
+
+
+class Texts:
+    """Texts that are written together; row i of the cache holds what the model has read of text i."""
+
+    def __init__(self, decoder: OnnxDecoder) -> None:
+        self._decoder = decoder
+        self.lengths: list[int] = []
+        """Tokens that have been read of each text."""
+        self._room = (0, 0)
+        self._buffers: dict[str, NDArray[np.float32]] = {}
+
+    def read(self, prompts: Sequence[Ids]) -> Logits:
+        """Adds texts behind the others; returns the logits of the next token of each, float32 [m, V].
+
+        Args:
+            prompts: Token ids, at least one each.
+        """
+        return np.concatenate([self._read(group) for group in together([np.asarray(one, np.int64) for one in prompts])])
+
+    def extend(self, row: int, ids: Ids) -> Logits:
+        """Appends tokens to one text, at most `PART`; returns the logits of the next one, float32 [V]. A text behind the last is new."""
+        if row == len(self.lengths):
+            self.lengths.append(0)
+        part = np.asarray(ids, np.int64)[None]
+        logits: Logits = self._run(part, row, [part.shape[1]], [part.shape[1] - 1])[0]
+        return logits
+
+    def step(self, tokens: NDArray[np.int64]) -> Logits:
+        """Appends one token to each of the first r texts; returns the logits of the next ones, float32 [r, V]."""
+        return self._run(tokens[:, None], 0, [1] * len(tokens), range(len(tokens)))
+
+    def forward(self, tokens: NDArray[np.int64]) -> Logits:
+        """Appends tokens [b, n] to all texts, which have equally many; to b new ones where there are none. Returns logits [b, n, V]."""
+        rows, count = tokens.shape
+        if not self.lengths:
+            self.lengths = [0] * rows
+            logits = self._run(tokens, 0, [count] * rows, range(rows * count))
+            return logits.reshape(rows, count, self._decoder.vocabulary)
+        # behind other tokens, the attention of ONNX Runtime takes several tokens of one text alone
+        return np.stack([self._run(tokens[row : row + 1], row, [count], range(count)) for row in range(rows)])
+
+    def keep(self, order: Sequence[int] | NDArray[np.int32]) -> None:
+        """Lets text i be what text order[i] was: one that is left out is dropped, one that comes twice goes on in two ways."""
+        moved = [(row, source) for row, source in enumerate(order) if row != source]
+        lengths = [self.lengths[source] for source in order]
+        self._grow(len(lengths), max(lengths, default=0))
+        if moved:
+            rows, sources = (list(side) for side in zip(*moved, strict=True))
+            longest = max(self.lengths[source] for source in sources)
+            for buffer in self._buffers.values():
+                buffer[rows, :, :longest] = buffer[sources, :, :longest]
+        self.lengths = lengths
+
+    def _read(self, prompts: Sequence[NDArray[np.int64]]) -> Logits:
+        """Reads prompts that fit into one part, or a single one in several."""
+        first = len(self.lengths)
+        if len(prompts) == 1:
+            (prompt,) = prompts
+            return np.stack([self.extend(first, prompt[start : start + PART]) for start in range(0, len(prompt), PART)])[-1:]
+        counts = [len(prompt) for prompt in prompts]
+        tokens = np.zeros((len(prompts), max(counts)), np.int64)
+        for row, prompt in enumerate(prompts):
+            tokens[row, : len(prompt)] = prompt
+        self.lengths += [0] * len(prompts)
+        return self._run(tokens, first, counts, [row * tokens.shape[1] + count - 1 for row, count in enumerate(counts)])
+
+    def _run(self, tokens: NDArray[np.int64], first: int, counts: Sequence[int], kept: Sequence[int]) -> Logits:
+        """Appends the first counts[i] tokens of row i [b, n] to the texts from `first` on; returns the logits at the places `kept`."""
+        rows = slice(first, first + len(counts))
+        lengths = [length + count for length, count in zip(self.lengths[rows], counts, strict=True)]
+        self._grow(len(self.lengths), max(length + tokens.shape[1] for length in self.lengths[rows]))
+        logits = np.empty((len(kept), self._decoder.vocabulary), np.float32)
+        binding = self._decoder.session.io_binding()
+        given: dict[str, NDArray[Any]] = {
+            "input_ids": np.ascontiguousarray(tokens),
+            "seqlens_k": np.array(lengths, np.int32) - 1,
+            "total": np.array(max(lengths), np.int32),
+            "kept": np.array(kept, np.int64),
+        }
+        for name, array in given.items():
+            binding.bind_input(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
+        for name, buffer in self._buffers.items():
+            part = buffer[rows]
+            where = ("cpu", 0, part.dtype, part.shape, part.ctypes.data)
+            binding.bind_input(name, *where)
+            binding.bind_output(name.replace(CACHE, WRITTEN, 1), *where)
+        binding.bind_output("logits", "cpu", 0, logits.dtype, logits.shape, logits.ctypes.data)
+        self._decoder.session.run_with_iobinding(binding)
+        self.lengths[rows] = lengths
+        return logits
+
+    def _grow(self, rows: int, tokens: int) -> None:
+        """Makes room for so many texts of so many tokens; what was read stays."""
+        room = _doubled(self._room[0], rows, 1), _doubled(self._room[1], tokens, ROOM)
+        if room == self._room:
+            return
+        for name, (heads, size) in self._decoder.buffers.items():
+            grown = np.zeros((room[0], heads, room[1], size), np.float32)
+            if name in self._buffers:
+                grown[: self._room[0], :, : self._room[1]] = self._buffers[name]
+            self._buffers[name] = grown
+        self._room = room
+
+
+def together(prompts: Sequence[NDArray[np.int64]]) -> Iterator[Sequence[NDArray[np.int64]]]:
+    """Yields prompts that are read together, in their order: as many as have at most `PART` tokens when filled up, or a single one."""
+    group: list[NDArray[np.int64]] = []
+    for prompt in prompts:
+        if group and (1 + len(group)) * max(len(one) for one in (*group, prompt)) > PART:
+            yield group
+            group = []
+        group.append(prompt)
+    if group:
+        yield group
+
+
+def _doubled(size: int, wanted: int, smallest: int) -> int:
+    """Returns a size, doubled until it is as large as wanted."""
+    return next(one for one in (max(size, smallest) << times for times in itertools.count()) if one >= wanted)

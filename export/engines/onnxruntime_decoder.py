@@ -1,0 +1,232 @@
+"""ONNX Runtime for decoders that answer: one graph of fused operators, keys and values in buffers of its caller, continuous batching.
+
+For models whose layers are those of Llama (`export.generation.decoder_parts`). A small decoder is faster here than in OpenVINO GenAI, above
+all in int4 (benchmarks/README.md): there are a fifth of the operators, and integer weights are multiplied by integers. Its inputs are
+therefore rounded to int8, in w4a16 too, with a scale for each block of as many inputs as share a weight scale; parity asks torch with the
+same rounding (`export.parity.own_rounding`), and the evaluation tells what it costs.
+
+`predict` gives the logits of whole blocks through the cache: the first half of a block, then the second half. `generate` lets as many
+prompts run at once as `ROWS`; others take the place of those that end.
+
+Keys and values are kept in fp32. Threads spin while they wait, as between the hundreds of operators of a token it pays.
+
+Left out: static int8 and FP8, whose scales MatMulNBits does not take, bf16, other caches than fp32, proposals of tokens, and devices other
+than the CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+
+from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
+from compress.core.errors import InputError
+from compress.schemes.table import INT4_BY_INT8, of_precision
+from compress.standalone.decoding_rules import Rules, Text, search
+from compress.standalone.onnx_decoder import OnnxDecoder, session_options
+from compress.standalone.preprocess import Preprocessor
+from export.engines import onnxruntime as graphs
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+from export.engines.stop_texts import before_stop, stops
+from export.stored_weights import BLOCKS, attribute
+
+FOLDER, MODEL = "onnx-decoder", "model.onnx"
+MODE = "batched"
+ROWS = 32
+"""Prompts that run at once."""
+STATIC = "ONNX Runtime multiplies integer weights in a decoder by inputs that it rounds itself; give the scheme w8a8-dynamic or w4a16"
+FLOAT_CACHE = "it keeps keys and values in fp32 alone: give export.generation.kv_cache: float"
+PRECISIONS = {4: INT4_BY_INT8, 8: "int8"}
+"""What a MatMulNBits with codes of so many bits multiplies, whose input is rounded to int8."""
+ATTENTION = "GroupQueryAttention"
+
+
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why a model of this precision cannot run; None where it can."""
+    scheme = of_precision(precision)
+    if scheme is None or scheme.activations != "static":
+        return None
+    return STATIC if scheme.integer else graphs.NO_FP8
+
+
+def absence(device: str) -> str | None:
+    """Returns None: ONNX Runtime runs on every CPU."""
+    return None
+
+
+def computes_bf16() -> bool:
+    """Returns False: ONNX Runtime has no bf16 on a CPU."""
+    return False
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Writes the folder of the engine; yields its one mode."""
+    from export.generation.fused_folder import reads_of, write_fused_folder
+
+    folder, problem = request.folder / FOLDER, FLOAT_CACHE if request.kv_cache != "float" else None
+    if problem is None:
+        try:
+            write_fused_folder(request.checkpoint, folder)
+        except InputError as error:
+            problem = "; ".join(error.problems)
+    if problem is not None:
+        request.log(f"{request.engine}: {problem}")
+        yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
+        return
+    files = [folder / MODEL, folder / f"{MODEL}.data"]
+    yield request.entry(
+        MODE, files, cache_precision="fp32", properties=properties(request.target.num_threads), reads=reads_of(folder / MODEL)
+    )
+
+
+def properties(threads: int) -> dict[str, str]:
+    """Returns the settings of a session, which the server repeats."""
+    return {**graphs.properties(threads), "session.intra_op.allow_spinning": "1"}
+
+
+def open_engine(spec: EngineSpec) -> OnnxRuntimeDecoder:
+    """Opens the files of `build`."""
+    return OnnxRuntimeDecoder(spec)
+
+
+class OnnxRuntimeDecoder:
+    """An engine from the files of `build`."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = spec
+        settings = json.loads(Path(spec.path).with_name("generation_config.json").read_text(encoding="utf-8"))
+        self._end_tokens = frozenset(end_ids(settings.get("eos_token_id")))
+
+    def predict(self, features: Features) -> Logits:
+        """Returns the logits of every position, float32 [n, L, V]."""
+        ids, texts = np.asarray(features["input_ids"], np.int64), self._decoder.texts()
+        half = ids.shape[1] // 2
+        return np.concatenate([texts.forward(part) for part in (ids[:, :half], ids[:, half:]) if part.shape[1]], axis=1)
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision of each GEMM node from the session's optimized graph; int8 where integers are multiplied by integers."""
+        with tempfile.TemporaryDirectory() as folder:
+            options = session_options(self._spec.properties)
+            options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
+            onnxruntime.InferenceSession(self._spec.path, options, providers=["CPUExecutionProvider"])
+            nodes = onnx.load(options.optimized_model_filepath, load_external_data=False).graph.node
+        told: dict[str, str] = {}
+        for node in nodes:
+            if node.op_type in (BLOCKS, *graphs.FLOAT):
+                told |= dict.fromkeys(node.name.split("+"), PRECISIONS[attribute(node, "bits")] if node.op_type == BLOCKS else "fp32")
+            elif node.op_type == ATTENTION:
+                told |= {f"{node.name}/{product}": "fp32" for product in ("qk", "pv")}
+        found = {gemm: told.get(gemm) or told.get(gemm.rpartition("/")[0]) for gemm in gemms}
+        return {gemm: precision for gemm, precision in found.items() if precision is not None}
+
+    def placement(self) -> Placement:
+        """Returns the first provider of the session, and the type of its logits."""
+        session = self._decoder.session
+        (logits,) = (one.type for one in session.get_outputs() if one.name == "logits")
+        return {"device": "cpu", "provider": session.get_providers()[0], "float_precision": graphs.FLOATS[logits]}
+
+    def generate(self, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold | None = None) -> list[Answer]:
+        """Returns the answers to prompts of token ids, up to `ROWS` at once; a search with beams takes one at a time."""
+        if decoding.beams > 1:
+            return [self._searched(prompt, decoding) for prompt in prompts]
+        return _Writing(self, prompts, decoding, told or (lambda number, tokens: None)).answers()
+
+    def _searched(self, prompt: NDArray[np.int32], decoding: Decoding) -> Answer:
+        texts, (*before, start) = self._decoder.texts(), prompt.tolist()
+        if before:
+            texts.read([before])
+        else:
+            texts.lengths.append(0)
+
+        def step(tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
+            texts.keep(order if len(texts.lengths) > 1 else np.zeros_like(order))
+            return texts.step(tokens)
+
+        found = search(step, self.rules(decoding, len(prompt)), start, decoding.beams, decoding.length_penalty, before)
+        return Answer(tuple(before_stop(self.decode, one, decoding.stop) for one in found[: decoding.answers]), ())
+
+    def rules(self, decoding: Decoding, length: int) -> Rules:
+        """Returns how tokens are chosen behind a prompt of so many tokens.
+
+        Raises:
+            InputError: The model has no room for an answer.
+        """
+        shared = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "seed")
+        ends = frozenset(decoding.stop_tokens) | (frozenset() if decoding.ignore_end else self._end_tokens)
+        room = self._decoder.context - length
+        if room < 1:
+            raise InputError(f"a prompt has {length} tokens; the model reads {self._decoder.context} with its answer: give a shorter one")
+        return Rules(min(decoding.max_tokens, room), ends, **{name: getattr(decoding, name) for name in shared})
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids."""
+        assert self._preprocessor.tokenizer is not None, "a text preprocessor has a tokenizer"
+        return self._preprocessor.tokenizer.decode(list(ids))
+
+    @cached_property
+    def _preprocessor(self) -> Preprocessor:
+        return Preprocessor.load(Path(self._spec.folder))
+
+    @cached_property
+    def _decoder(self) -> OnnxDecoder:
+        return OnnxDecoder(Path(self._spec.path), self._spec.properties)
+
+    def texts(self) -> Any:
+        """Returns a cache without a text."""
+        return self._decoder.texts()
+
+
+class _Writing:
+    """The answers to prompts as they are written; as in a server, an answer that ends makes room for another."""
+
+    def __init__(self, engine: OnnxRuntimeDecoder, prompts: Sequence[NDArray[np.int32]], decoding: Decoding, told: TokensTold) -> None:
+        self._engine, self._prompts, self._decoding, self._told = engine, prompts, decoding, told
+        self._written = [Text(engine.rules(decoding, len(prompt)), int(prompt[-1]), before=prompt[:-1].tolist()) for prompt in prompts]
+        self._seconds: list[list[float]] = [[] for _ in prompts]
+        self._started = time.perf_counter()
+
+    def answers(self) -> list[Answer]:
+        """Writes all answers."""
+        texts, running, waiting = self._engine.texts(), list[int](), list(range(len(self._prompts)))
+        while running or waiting:
+            if running:
+                logits = texts.step(np.array([self._written[number].last for number in running], np.int64))
+                running = self._take(texts, running, logits)
+            arrived, waiting = waiting[: ROWS - len(running)], waiting[ROWS - len(running) :]
+            if arrived:
+                logits = texts.read([self._prompts[number] for number in arrived])
+                before, running = running, [*running, *arrived]
+                running = self._take(texts, running, logits, len(before))
+        return [self._answer(number) for number in range(len(self._prompts))]
+
+    def _take(self, texts: Any, running: list[int], logits: Logits, first: int = 0) -> list[int]:
+        """Chooses the next token of the texts from `first` on; drops those that have ended, and returns the others."""
+        for number, row in zip(running[first:], logits, strict=True):
+            text = self._written[number]
+            token = text.take(row)
+            self._seconds[number].append(time.perf_counter() - self._started)
+            if not self._decoding.stop:  # a text that ends the answer is only known once it is complete
+                self._told(number, [token])
+            elif stops(self._engine.decode, text.tokens, self._decoding.stop):
+                text.stopped = True
+        kept = [place for place, number in enumerate(running) if self._written[number].ended is None]
+        if len(kept) < len(running):
+            texts.keep(kept)
+        return [running[place] for place in kept]
+
+    def _answer(self, number: int) -> Answer:
+        text, stop = self._written[number], self._decoding.stop
+        tokens = before_stop(self._engine.decode, text.tokens, stop)
+        if stop:
+            self._told(number, tokens)
+        return Answer((tokens,), tuple(self._seconds[number][: len(tokens)]))

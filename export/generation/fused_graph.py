@@ -1,0 +1,315 @@
+"""A decoder with its cache as an ONNX graph of the fused operators of ONNX Runtime; prefill and decoding are the same graph.
+
+    layers      MatMulNBits (integer weights) or MatMul; GroupQueryAttention with rotary embeddings and the cache; QuickGelu for SiLU
+    residuals   SkipSimplifiedLayerNormalization: x + y and its RMSNorm in one operator
+    tables      int8 rows: GatherBlockQuantized looks up embeddings, MatMulNBits multiplies the head; tied ones are stored once
+
+`compress.standalone.onnx_decoder` lists inputs and outputs and runs it. A small decoder spends most of a token's time between operators:
+SmolLM2 of 30 layers has 400 of them here and above 2,000 in a trace.
+
+What MatMulNBits multiplies are the codes of the checkpoint, less their zero points, by its input rounded to int8 with a scale for every
+`block` inputs, as many as share a weight scale (accuracy_level 4; level 1 keeps the input in float and is 20 times slower). A row of an
+int8 layer has one scale, which is repeated for every block of `BLOCK` inputs. `export.parity.own_rounding` does the same in torch.
+
+Queries, keys and values are one product where their weights have one format.
+
+Left out: static int8, whose scales MatMulNBits does not take, and FP8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+from torch import Tensor
+
+from compress.core.errors import InputError
+from compress.schemes.int4 import LOW, Int4Scales
+from compress.schemes.int8 import DynamicScales
+from compress.schemes.scales import Scales
+from compress.schemes.tables import table_codes
+from compress.standalone.onnx_decoder import CACHE, CONTEXT, WRITTEN
+from export.generation.decoder_parts import Layer, Parts, parts_of
+from export.generation.on_grids import OnGrids
+
+BLOCK = 64
+"""Inputs of an int8 layer whose activations share a scale."""
+TABLE_BLOCKS = (64, 32, 16)
+"""The same for a head with int8 rows: the first that divides its width, as the look-up of embeddings asks."""
+MIDDLE = {4: -LOW, 8: 128}
+"""The zero point of symmetric codes of so many bits."""
+OPSET, MICROSOFT = 21, "com.microsoft"
+FUNCTIONS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "silu": ("QuickGelu", {"alpha": 1.0}),
+    "gelu": ("Gelu", {}),
+    "gelu_tanh": ("FastGelu", {}),
+}
+"""Operators of `decoder_parts.ACTIVATIONS`, and their attributes."""
+Array = NDArray[Any]
+
+
+def fused_graph(found: OnGrids) -> onnx.ModelProto:
+    """Returns the graph of a decoder, float or quantized.
+
+    Raises:
+        InputError: Its layers are not those of Llama, or are quantized in a scheme that MatMulNBits does not multiply.
+    """
+    others = sorted({type(scales).SCHEME for scales in found.layers.values() if not isinstance(scales, Int4Scales | DynamicScales)})
+    if others:
+        raise InputError(f"quantize: {', '.join(others)} given; ONNX Runtime multiplies w4a16 and w8a8-dynamic in a decoder")
+    parts = parts_of(found.model)
+    writer = _Writer(parts, found.layers, found.tables)
+    return writer.model()
+
+
+def block_of(scales: Scales) -> int:
+    """Returns the inputs of a layer that share a scale of activations in MatMulNBits."""
+    return scales.group_size if isinstance(scales, Int4Scales) else BLOCK
+
+
+def table_block(width: int) -> int:
+    """Returns the inputs of a head with int8 rows whose activations share a scale.
+
+    Raises:
+        InputError: None of `TABLE_BLOCKS` divides the width.
+    """
+    found = next((block for block in TABLE_BLOCKS if width % block == 0), None)
+    if found is None:
+        raise InputError(f"quantize.embeddings: true given; ONNX Runtime reads int8 tables whose width is a multiple of {TABLE_BLOCKS[-1]}")
+    return found
+
+
+class _Writer:
+    """The graph as it grows."""
+
+    def __init__(self, parts: Parts, layers: Mapping[str, Scales], tables: Mapping[str, Tensor]) -> None:
+        self._parts, self._scales, self._tables = parts, layers, tables
+        self._modules: Mapping[str, Any] = parts.modules
+        self._nodes: list[onnx.NodeProto] = []
+        self._constants: dict[str, onnx.TensorProto] = {}
+
+    def model(self) -> onnx.ModelProto:
+        """Returns the whole."""
+        parts = self._parts
+        residual = self._embedded()
+        read = self._op(
+            "SimplifiedLayerNormalization",
+            [residual, self._constant("norm.0", parts.layers[0].input_norm)],
+            ["read.0"],
+            epsilon=parts.epsilon,
+            axis=-1,
+            stash_type=1,
+        )
+        cosine, sine = self._constant("cosine", parts.cosine), self._constant("sine", parts.sine)
+        for number, layer in enumerate(parts.layers):
+            attended = self._product(self._attended(number, layer, read, cosine, sine), [layer.out])
+            read, residual = self._added(attended, residual, layer.output_norm, f"{number}.attention")
+            following = parts.layers[number + 1].input_norm if number + 1 < len(parts.layers) else parts.norm
+            gated = self._op(
+                "Mul", [self._activated(self._product(read, [layer.gate])), self._product(read, [layer.up])], [f"{layer.down}.in"]
+            )
+            read, residual = self._added(self._product(gated, [layer.down]), residual, following, f"{number}.feed_forward")
+        places = self._op("Reshape", [read, self._constant("places", np.array([-1, parts.norm.shape[0]]))], ["places.read"])
+        self._head(self._op("Gather", [places, "kept"], ["asked"], axis=0))
+        return self._whole()
+
+    def _whole(self) -> onnx.ModelProto:
+        parts, kind = self._parts, TensorProto.FLOAT
+        cache = [f"{number}.{side}" for number in range(len(parts.layers)) for side in ("key", "value")]
+        shape = ["b", parts.key_heads, "room", parts.head_size]
+        inputs = [
+            helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "n"]),
+            helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, ["b"]),
+            helper.make_tensor_value_info("total", TensorProto.INT32, []),
+            helper.make_tensor_value_info("kept", TensorProto.INT64, ["k"]),
+            *(helper.make_tensor_value_info(f"{CACHE}{name}", kind, shape) for name in cache),
+        ]
+        outputs = [
+            helper.make_tensor_value_info("logits", kind, ["k", self._modules[parts.head].weight.shape[0]]),
+            *(helper.make_tensor_value_info(f"{WRITTEN}{name}", kind, shape) for name in cache),
+        ]
+        graph = helper.make_graph(self._nodes, "decoder", inputs, outputs, list(self._constants.values()))
+        opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        model = helper.make_model(graph, opset_imports=opsets, ir_version=10, producer_name="compress")
+        helper.set_model_props(model, {CONTEXT: str(parts.context)})
+        return model
+
+    def _embedded(self) -> str:
+        """Looks up the embeddings."""
+        name = self._parts.embeddings
+        if name not in self._tables:
+            return self._op("Gather", [self._constant(name, self._modules[name].weight), "input_ids"], ["embedded"])
+        codes, scale = self._table(name)
+        width = self._modules[name].weight.shape[1]
+        block = table_block(width)
+        rows = self._op("Reshape", [codes, self._constant("width", np.array([-1, width]))], [f"{name}.rows"])
+        given: dict[str, Any] = {"bits": 8, "block_size": block, "gather_axis": 0, "quantize_axis": 1}
+        return self._op("GatherBlockQuantized", [rows, "input_ids", scale], ["embedded"], MICROSOFT, **given)
+
+    def _head(self, asked: str) -> None:
+        """Multiplies by the head."""
+        parts, head = self._parts, self._modules[self._parts.head]
+        table = parts.embeddings if parts.tied else parts.head
+        bias = None if head.bias is None else self._constant(f"{parts.head}.bias", head.bias)
+        if table in self._tables:
+            outputs, inputs = head.weight.shape
+            codes, scale = self._table(table)
+            self._of_blocks(asked, [codes, scale, "", "", bias or ""], "logits", parts.head, (outputs, inputs, table_block(inputs), 8))
+            return
+        if parts.head in self._scales:
+            self._product(asked, [parts.head], "logits")
+            return
+        product = "logits" if bias is None else "logits.product"
+        self._op("FusedMatMul", [asked, self._constant(table, head.weight)], [product], MICROSOFT, name=parts.head, transB=1)
+        if bias is not None:
+            self._op("Add", [product, bias], ["logits"])
+
+    def _attended(self, number: int, layer: Layer, read: str, cosine: str, sine: str) -> str:
+        """Attention over the cache, to which keys and values of the new tokens are added."""
+        parts, cache = self._parts, [f"{number}.key", f"{number}.value"]
+        names = [layer.query, layer.key, layer.value]
+        if layer.query_norm is None and len({self._format(name) for name in names}) == 1:
+            given = [self._product(read, names), "", ""]
+        else:
+            query, key, value = (self._product(read, [name]) for name in names)
+            given = [self._of_heads(query, layer.query_norm, parts.heads), self._of_heads(key, layer.key_norm, parts.key_heads), value]
+        outputs = [f"{number}.attended", *(f"{WRITTEN}{name}" for name in cache)]
+        return self._op(
+            "GroupQueryAttention",
+            [*given, *(f"{CACHE}{name}" for name in cache), "seqlens_k", "total", cosine, sine],
+            outputs,
+            MICROSOFT,
+            name=layer.out.rpartition(".")[0],
+            num_heads=parts.heads,
+            kv_num_heads=parts.key_heads,
+            scale=parts.scale,
+            do_rotary=1,
+            local_window_size=layer.window or -1,
+        )
+
+    def _of_heads(self, value: str, norm: Tensor | None, heads: int) -> str:
+        """Normalizes each head of queries or keys."""
+        if norm is None:
+            return value
+        parted = self._op("Reshape", [value, self._constant(f"{heads}.heads", np.array([0, 0, heads, -1]))], [f"{value}.heads"])
+        weight = self._constant(f"{value}.norm", norm)
+        made = self._op(
+            "SimplifiedLayerNormalization", [parted, weight], [f"{value}.normalized"], epsilon=self._parts.epsilon, axis=-1, stash_type=1
+        )
+        return self._op("Reshape", [made, self._constant("joined", np.array([0, 0, -1]))], [f"{value}.joined"])
+
+    def _added(self, value: str, residual: str, norm: Tensor, name: str) -> tuple[str, str]:
+        """Adds to the residual; returns its RMSNorm and the sum."""
+        weight, outputs = self._constant(f"{name}.norm", norm), [f"{name}.read", "", "", f"{name}.sum"]
+        read = self._op("SkipSimplifiedLayerNormalization", [value, residual, weight], outputs, MICROSOFT, epsilon=self._parts.epsilon)
+        return read, outputs[-1]
+
+    def _activated(self, value: str) -> str:
+        function, attributes = FUNCTIONS[self._parts.activation]
+        return self._op(function, [value], [f"{value}.activated"], MICROSOFT, **attributes)
+
+    def _format(self, name: str) -> tuple[Any, ...]:
+        """Returns what layers must share to be one product."""
+        scales, bias = self._scales.get(name), self._modules[name].bias is None
+        if isinstance(scales, Int4Scales):
+            return Int4Scales, scales.group_size, scales.symmetric, bias
+        if isinstance(scales, DynamicScales):
+            return DynamicScales, None if scales.input_smooth is None else scales.input_smooth.numpy().tobytes(), bias
+        return None, bias
+
+    def _product(self, value: str, names: Sequence[str], output: str | None = None) -> str:
+        """Multiplies by the weights of linear layers of one format, behind one another."""
+        output, layers = output or f"{names[0]}.out", [self._modules[name] for name in names]
+        biases = [layer.bias for layer in layers]
+        bias = None if biases[0] is None else self._constant(f"{names[0]}.bias", torch.cat(biases))
+        scales: Any = self._scales.get(names[0])
+        node = "+".join(names)
+        if scales is None:
+            weight = self._constant(f"{names[0]}.weight", torch.cat([layer.weight for layer in layers]).T)
+            product = output if bias is None else f"{names[0]}.product"
+            self._op("MatMul", [value, weight], [product], name=node)
+            return output if bias is None else self._op("Add", [product, bias], [output])
+        if isinstance(scales, DynamicScales) and scales.input_smooth is not None:
+            smooth = self._constant(f"{names[0]}.smooth", scales.input_smooth.reciprocal())
+            value = self._op("Mul", [value, smooth], [f"{names[0]}.smoothed"])
+        stored = [_stored(self._scales[name], layer.weight.detach().float()) for name, layer in zip(names, layers, strict=True)]
+        bits, block, inputs = (4 if isinstance(scales, Int4Scales) else 8), block_of(scales), layers[0].weight.shape[1]
+        tensors = [np.concatenate(kind) if kind[0] is not None else None for kind in zip(*stored, strict=True)]
+        given = [
+            "" if tensor is None else self._constant(f"{names[0]}.{kind}", tensor)
+            for kind, tensor in zip(("codes", "scale", "zero_point"), tensors, strict=True)
+        ]
+        outputs = sum(layer.weight.shape[0] for layer in layers)
+        return self._of_blocks(value, [*given, "", bias or ""], output, node, (outputs, inputs, block, bits))
+
+    def _of_blocks(self, value: str, given: Sequence[str], output: str, name: str, shape: tuple[int, int, int, int]) -> str:
+        """Adds a MatMulNBits; `given` are codes, scales, zero points, the order of inputs and the bias, "" for what there is not."""
+        inputs = [value, *given]
+        while not inputs[-1]:
+            inputs.pop()
+        sizes: dict[str, Any] = dict(zip(("N", "K", "block_size", "bits"), shape, strict=True))
+        return self._op("MatMulNBits", inputs, [output], MICROSOFT, name=name, accuracy_level=4, **sizes)
+
+    def _table(self, name: str) -> tuple[str, str]:
+        """Returns codes uint8 [V, blocks, block] and scales [V, blocks] of an int8 table; stored once."""
+        if f"{name}.codes" not in self._constants:
+            weight, scale_V = self._modules[name].weight.detach().float(), self._tables[name]
+            codes, scale = _blocks_of_int8(table_codes(weight, scale_V), scale_V, table_block(weight.shape[1]))
+            self._constant(f"{name}.codes", codes)
+            self._constant(f"{name}.scale", scale)
+        return f"{name}.codes", f"{name}.scale"
+
+    def _constant(self, name: str, value: Tensor | Array) -> str:
+        """Adds a constant unless it is there; returns its name."""
+        if name not in self._constants:
+            array = value.detach().float().numpy() if isinstance(value, Tensor) else value
+            self._constants[name] = numpy_helper.from_array(np.ascontiguousarray(array), name)
+        return name
+
+    def _op(self, kind: str, inputs: Sequence[str], outputs: Sequence[str], domain: str = "", name: str = "", **attributes: Any) -> str:
+        """Adds a node; returns its first output."""
+        self._nodes.append(helper.make_node(kind, list(inputs), list(outputs), name=name or outputs[0], domain=domain, **attributes))
+        return outputs[0]
+
+
+def _stored(scales: Scales, weight_OI: Tensor) -> tuple[Array, Array, Array | None]:
+    """Returns codes uint8 [O, blocks, bytes], scales float32 [O, blocks] and zero points uint8 [O, bytes] of a layer; None for symmetric
+    ones."""
+    codes_OI = scales.codes(weight_OI)
+    if isinstance(scales, DynamicScales):
+        return *_blocks_of_int8(codes_OI, scales.weight_scale, BLOCK), None
+    assert isinstance(scales, Int4Scales), type(scales)
+    group = scales.group_size
+    zero_point = None if scales.weight_zero_point is None else _packed((scales.weight_zero_point - LOW).numpy(), 0)
+    padding = (-codes_OI.shape[1]) % group
+    codes = (codes_OI - LOW).numpy().astype(np.uint8)
+    codes = np.pad(codes, ((0, 0), (0, padding)), constant_values=MIDDLE[4])
+    return _packed(codes, 0).reshape(len(codes), -1, group // 2), scales.weight_scale.numpy(), zero_point
+
+
+def _packed(codes: Array, filler: int) -> Array:
+    """Packs two codes of 4 bits a byte along the last axis, the first in the low half."""
+    even = np.pad(codes.astype(np.uint8), ((0, 0), (0, codes.shape[1] % 2)), constant_values=filler)
+    packed: Array = even[:, 0::2] | (even[:, 1::2] << 4)
+    return packed
+
+
+def _blocks_of_int8(codes_OI: Tensor, scale_O: Tensor, block: int) -> tuple[Array, Array]:
+    """Returns codes uint8 [O, blocks, block] and the scale of each block, float32 [O, blocks]."""
+    outputs, inputs = codes_OI.shape
+    codes = (codes_OI.to(torch.int16) + MIDDLE[8]).numpy().astype(np.uint8)
+    codes = np.pad(codes, ((0, 0), (0, (-inputs) % block)), constant_values=MIDDLE[8])
+    blocks = codes.reshape(outputs, -1, block)
+    # codes around 128 leave the rounding of a difference; of zeros, whose scale is 1, it would be seen
+    return blocks, np.where((blocks == MIDDLE[8]).all(axis=2), np.float32(0), scale_O.numpy()[:, None])
+
+
+def save_fused(model: onnx.ModelProto, path: Path) -> None:
+    """Writes a graph; its weights go into a file beside it."""
+    onnx.save(model, str(path), save_as_external_data=True, location=f"{path.name}.data", size_threshold=1024)

@@ -1,0 +1,152 @@
+"""Continuous batching over the texts of one cache: every step writes the next token of all answers; answers come and go between steps.
+
+    arrived ---> prompt read, short ones together, a long one part by part between the steps ---> written ---> ended
+
+Row i of the cache is text i: those that are written, in the order in which they came, then the one whose prompt is being read. A search
+with beams has a cache of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import numpy as np
+
+from .answer import CANCELLED, Answer
+from .decoding_rules import Logits, Text
+from .engine import Engine
+from .onnx_decoder import PART, OnnxDecoder, together
+from .searching import Search, rules_of
+
+
+@dataclass
+class _Written:
+    """An answer and its text."""
+
+    answer: Answer
+    text: Text
+    prompt: np.ndarray
+    """What has not been read of its prompt, int64."""
+
+    def take(self, logits: Logits) -> None:
+        """Chooses the next token and passes it on."""
+        self.answer.take([self.text.take(logits)], self.text.ended)
+
+
+class Batched(Engine):
+    """An engine for texts.
+
+    Args:
+        open_decoder: Opens the model; called again after an error.
+        ends: Tokens that end an answer.
+        room: Number of answers that run at once.
+        max_waiting: Number of answers that wait.
+    """
+
+    def __init__(self, open_decoder: Callable[[], OnnxDecoder], ends: Collection[int], room: int, max_waiting: int) -> None:
+        super().__init__(room, max_waiting)
+        self._open, self._ends = open_decoder, ends
+        self._renew()
+
+    @property
+    def running(self) -> int:
+        """Number of answers that run."""
+        return len(self._arrived) + len(self._reading) + len(self._written) + len(self._searches)
+
+    def _renew(self) -> None:
+        self._arrived: list[_Written] = []
+        self._reading: list[_Written] = []
+        """One at most."""
+        self._written: list[_Written] = []
+        self._searches: list[Search] = []
+        self._decoder = self._open()
+        self._texts = self._decoder.texts()
+
+    def _running(self) -> list[Answer]:
+        texts = [one.answer for one in (*self._arrived, *self._reading, *self._written)]
+        return [*texts, *(answer for search in self._searches for answer in search.answers)]
+
+    def _begin(self, answer: Answer) -> None:
+        prompt = np.asarray(answer.asked.prompt, np.int64)
+        before, start, rules = prompt[:-1].tolist(), int(prompt[-1]), rules_of(answer, self._ends)
+        if answer.asked.values["BEAMS"] > 1:
+            self._searches.append(Search(_Beams(self._decoder, before), answer, rules, start, before))
+        else:
+            self._arrived.append(_Written(answer, Text(rules, start, before=before), prompt))
+
+    def _step(self) -> None:
+        """Writes the next token of every answer, then reads prompts."""
+        if self._written:
+            logits = self._texts.step(np.array([one.text.last for one in self._written], np.int64))
+            for one, row in zip(self._written, logits, strict=True):
+                one.take(row)
+            self._leave()
+        self._read()
+        for search in self._searches:
+            search.step()
+        self._leave()
+
+    def _read(self) -> None:
+        """Reads the next part of a long prompt, or the short ones that have arrived first."""
+        if not self._reading and self._arrived and len(self._arrived[0].prompt) > PART:
+            self._reading = [self._arrived.pop(0)]
+        if self._reading:
+            (one,) = self._reading
+            logits = self._texts.extend(len(self._written), one.prompt[:PART])
+            one.prompt = one.prompt[PART:]
+            if not len(one.prompt):
+                self._reading = []
+                self._written.append(one)
+                one.take(logits)
+        elif self._arrived:
+            group = next(together([one.prompt for one in self._arrived]))
+            new, self._arrived = self._arrived[: len(group)], self._arrived[len(group) :]
+            logits = self._texts.read(group)
+            self._written += new
+            for one, row in zip(new, logits, strict=True):
+                one.take(row)
+
+    def _drop_due(self) -> None:
+        for answer in self._running():
+            reason = CANCELLED if self._closing else answer.due
+            if reason is not None and not answer.ended:
+                answer.end(reason)
+        self._leave()
+
+    def _leave(self) -> None:
+        """Lets go of answers that have ended; the others keep what was read of them."""
+        self._arrived = [one for one in self._arrived if not one.answer.ended]
+        rows = [*self._written, *self._reading][: len(self._texts.lengths)]  # one that is to be read may have no row yet
+        kept = [row for row, one in enumerate(rows) if not one.answer.ended]
+        if len(kept) < len(rows):
+            self._texts.keep(kept)
+        self._written, self._reading = ([one for one in ones if not one.answer.ended] for ones in (self._written, self._reading))
+        for search in self._searches:
+            search.leave()
+        self._searches = [search for search in self._searches if search.answers]
+
+
+class _Beams:
+    """The beams of one search in a cache of their own.
+
+    Args:
+        decoder: The model.
+        before: What it reads before the start.
+    """
+
+    def __init__(self, decoder: OnnxDecoder, before: list[int]) -> None:
+        self._texts, self._single = decoder.texts(), True
+        if before:
+            self._texts.read([before])
+        else:
+            self._texts.lengths.append(0)
+
+    def step(self, tokens: np.ndarray, order: np.ndarray) -> Logits:
+        """See `searching.Beams`."""
+        self._texts.keep(np.zeros_like(order) if self._single else order)  # at first all beams go on from the prompt
+        self._single = False
+        return self._texts.step(tokens)
+
+    def close(self) -> None:
+        """Nothing is shared."""

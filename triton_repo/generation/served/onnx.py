@@ -1,0 +1,42 @@
+"""A decoder in ONNX Runtime, with continuous batching."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from .asked import Limits
+from .batched import Batched
+from .onnx_decoder import OnnxDecoder
+from .opened import Opened
+from .tokenizer import GenaiTokenizer, held_letters
+
+ONNX, MODEL = "onnx", "model.onnx"
+
+
+def open_model(folder: Path, parameters: Mapping[str, str]) -> Opened:
+    """Loads tokenizer and model.
+
+    Args:
+        folder: Holds `onnx/`.
+        parameters: Those of config.pbtxt.
+    """
+    folder = folder / ONNX
+    tokenizer, properties = GenaiTokenizer(folder), json.loads(parameters["properties"])
+    limits = Limits(
+        context=int(parameters["context"]),
+        vocabulary=int(parameters["vocabulary"]),
+        seconds=float(parameters["request_seconds"]),
+        chat=tokenizer.has_template,
+        beams=True,
+        penalizes=True,
+    )
+    ends = json.loads((folder / "generation_config.json").read_text(encoding="utf-8")).get("eos_token_id")
+    engine = Batched(
+        lambda: OnnxDecoder(folder / MODEL, properties),
+        [] if ends is None else [ends] if isinstance(ends, int) else ends,
+        int(parameters["max_running"]),
+        int(parameters["max_waiting"]),
+    )
+    return Opened(tokenizer, limits, engine, held_letters(folder))

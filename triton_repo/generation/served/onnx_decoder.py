@@ -1,0 +1,5 @@
+"""Stands for `compress/standalone/onnx_decoder.py`, which lies in its place beside a served model."""
+
+from compress.standalone.onnx_decoder import PART, OnnxDecoder, together
+
+__all__ = ["PART", "OnnxDecoder", "together"]
