@@ -146,3 +146,31 @@ def test_the_report_tells_what_an_int8_cache_costs(tmp_path: Path, monkeypatch: 
     assert undocumented(found.report) == []
     assert "Cost of the cache" in (found.folder / "report.html").read_text()
     assert verify(found.folder, log=lambda line: None) == []
+
+
+def test_a_decoder_in_two_engines_is_served_by_the_one_that_answers_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, name, value in ((latency, "MAX_SAMPLES", 3), (generation, "TURNS", 1), (generation, "STREAMS", (1,))):
+        monkeypatch.setattr(module, name, value)
+    target = {"engines": ["openvino_genai", "onnxruntime_decoder"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
+    stages = [
+        {"finetune": {"epochs": 0.5, "learning_rate": 0.01}},
+        {"quantize": {"scheme": "w4a16", "group_size": 16, "symmetric": False, "embeddings": True, "calibration": {"rows": 8}}},
+        {"export": {"generation": {"prompts": 6, "tokens": 5}}},
+        {"triton_repo": {"serve": False}},
+    ]
+    model = {"config": tiny_gpt.CONFIGS["mistral"], "init": "random", "task": "text-generation"}
+    found = run(recipe(target=target, model=model, goals={}, stages=stages), tmp_path / "tiny", progress=QUIET)
+    answers = {one["engine"]: one for variant in found.report["variants"] for one in variant["answers"] if variant["id"] == "quantize"}
+    assert set(answers) == {"openvino_genai", "onnxruntime_decoder"}
+    # both multiply the same codes; one of them rounds its inputs to int8
+    perplexities = [one["metrics"]["perplexity"] for one in answers.values()]
+    assert perplexities[0] == pytest.approx(perplexities[1], rel=0.02)
+    assert perplexities[0] != perplexities[1]
+    chosen = found.report["served"]["engine"]
+    (config,) = (found.folder / "stages").glob("triton_repo-*/model_repository/quantize-w4a16/config.pbtxt")
+    assert ('string_value: "batched"' in config.read_text()) is (chosen == "onnxruntime_decoder")
+    rates = {engine: one["speed"][0]["tokens_per_s"] for engine, one in answers.items()}
+    if max(rates.values()) > 1.3 * min(rates.values()):
+        assert rates[chosen] == max(rates.values())
+    assert undocumented(found.report) == []
+    assert verify(found.folder, log=lambda line: None) == []

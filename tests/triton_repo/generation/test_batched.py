@@ -1,0 +1,177 @@
+"""Answers over one cache of a tiny decoder: each is what it is alone, whoever comes, leaves, reads a long prompt or searches beside it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from compress.core.decoding import Decoding
+from compress.standalone import onnx_decoder
+from compress.standalone.onnx_decoder import OnnxDecoder
+from export.engines.onnxruntime_decoder import MODEL, properties
+from tests.export.engines.test_onnxruntime_decoder import engine as alone_engine
+from tests.export.engines.test_onnxruntime_decoder import folder
+from tests.export.generation.genai_checkpoints import prompts, tokenizer
+from tests.triton_repo.generation.test_engine import Client
+from triton_repo.generation.served import batched as batching
+from triton_repo.generation.served import engine as module
+from triton_repo.generation.served.answer import Answer
+from triton_repo.generation.served.asked import FIELDS, Asked
+from triton_repo.generation.served.batched import Batched
+
+pytestmark = pytest.mark.whole
+
+ENDS = tuple(range(30, 60))
+ROOM, TOKENS, PENALTY = 6, 20, 3.0
+PART = 16
+
+
+@pytest.fixture(autouse=True)
+def short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    for place in (onnx_decoder, batching):
+        monkeypatch.setattr(place, "PART", PART)
+
+
+class Paused(Batched):
+    """Steps only as often as it is let."""
+
+    def __init__(self) -> None:
+        self.steps = threading.Semaphore(0)
+        self.free = False
+        self.opened: list[OnnxDecoder] = []
+        self.errors: list[Exception] = []
+        super().__init__(self._made, ENDS, ROOM, 8)
+
+    def _made(self) -> OnnxDecoder:
+        self.opened.append(OnnxDecoder(Path(folder("mistral"), MODEL), properties(1)))
+        return self.opened[-1]
+
+    def _step(self) -> None:
+        if self.free or self.steps.acquire(timeout=0.01):
+            if self.errors:
+                raise self.errors.pop()
+            super()._step()
+
+
+@contextmanager
+def batched() -> Iterator[Paused]:
+    engine = Paused()
+    engine.start()
+    yield engine
+    engine.free = True
+    engine.close()
+    assert not engine._thread.is_alive()
+
+
+def submit(engine: Batched, prompt: np.ndarray, **given: Any) -> Client:
+    values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": TOKENS, "TIMEOUT_SECONDS": 60.0, "REPETITION_PENALTY": PENALTY}
+    client = Client()
+    decode = lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True))  # noqa: E731
+    engine.submit(Answer(Asked(prompt.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
+    return client
+
+
+def tokens(client: Client) -> list[int]:
+    assert client.over.wait(30)
+    assert client.refused is None
+    return [token for piece in client.pieces for token in piece["TOKENS"]]
+
+
+def alone(prompt: np.ndarray, **given: Any) -> list[int]:
+    settings = {"max_tokens": TOKENS, "repetition_penalty": PENALTY, "stop_tokens": ENDS, "ignore_end": True, **given}
+    (answer,) = alone_engine("mistral").generate([prompt], Decoding(**settings))
+    return list(answer.tokens[0])
+
+
+def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
+    asked = prompts((3, 40, 14, 1, 33, 5), seed=11)
+    expected = [alone(prompt) for prompt in asked]
+    assert len({len(one) for one in expected}) > 2  # they end at different steps
+    with batched() as engine:
+        first = [submit(engine, prompt) for prompt in asked[:2]]
+        for _ in range(3):
+            engine.steps.release()
+        later = [submit(engine, prompt) for prompt in asked[2:]]
+        engine.free = True
+        assert [tokens(client) for client in (*first, *later)] == expected
+        reasons = [client.pieces[-1]["FINISH_REASON"] for client in (*first, *later)]
+        assert reasons == ["stop" if one[-1] in ENDS else "length" for one in expected]
+        assert engine.running == 0
+        assert engine._texts.lengths == []
+
+
+def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
+    short, long = prompts((4, 5 * PART + 3), seed=16)
+    with batched() as engine:
+        writing = submit(engine, short, IGNORE_EOS=True)
+        engine.steps.release()
+        reading = submit(engine, long, IGNORE_EOS=True)
+        for _ in range(5):
+            engine.steps.release()
+        while engine.steps._value:  # until the five steps have been taken
+            threading.Event().wait(0.01)
+        threading.Event().wait(0.1)
+        assert len([token for piece in writing.pieces for token in piece["TOKENS"]]) >= 5
+        assert reading.pieces == []  # the sixth part is still to be read
+        engine.free = True
+        assert tokens(writing) == alone(short, stop_tokens=())
+        assert tokens(reading) == alone(long, stop_tokens=())
+
+
+def test_a_search_and_a_sample_run_beside_the_others() -> None:
+    one, two, three = prompts((4, 8, 6), seed=12)
+    (best,) = alone_engine("mistral").generate(
+        [two],
+        Decoding(TOKENS, beams=3, answers=2, length_penalty=0.5, repetition_penalty=PENALTY, stop_tokens=ENDS, ignore_end=True),
+    )
+    with batched() as engine:
+        greedy = submit(engine, one)
+        searched = submit(engine, two, BEAMS=3, ANSWERS=2, STREAM=False, LENGTH_PENALTY=0.5)
+        sampled = submit(engine, three, TEMPERATURE=1.0, SEED=7)
+        engine.free = True
+        assert tokens(greedy) == alone(one)
+        assert tokens(sampled) == alone(three, temperature=1.0, seed=7)
+        tokens(searched)
+        assert [piece["TOKENS"] for piece in searched.pieces] == [list(answer) for answer in best.tokens]
+
+
+@pytest.mark.parametrize("leaving", [(0,), (1, 2), (3,), (0, 1, 2)])
+def test_who_leaves_makes_room_and_changes_nobody(leaving: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
+    asked = prompts((3, 9, 14, 3 * PART), seed=13)
+    expected = [alone(prompt, stop_tokens=()) for prompt in asked]
+    with batched() as engine:
+        clients = [submit(engine, prompt, IGNORE_EOS=True) for prompt in asked]
+        for _ in range(3):
+            engine.steps.release()
+        while engine.steps._value:
+            threading.Event().wait(0.01)
+        for number in leaving:
+            clients[number].gone = True
+        for number in leaving:
+            found = tokens(clients[number])
+            assert found == expected[number][: len(found)]
+            assert clients[number].pieces[-1]["FINISH_REASON"] == "cancelled"
+        engine.free = True
+        for number in set(range(4)) - set(leaving):
+            assert tokens(clients[number]) == expected[number]
+        assert tokens(submit(engine, asked[0], IGNORE_EOS=True)) == expected[0]
+
+
+def test_after_an_error_the_engine_starts_anew() -> None:
+    (prompt,) = prompts((5,), seed=14)
+    with batched() as engine:
+        engine.errors.append(RuntimeError("no memory"))
+        broken = submit(engine, prompt)
+        engine.free = True
+        assert broken.over.wait(30)
+        assert broken.refused is not None
+        assert "the engine failed: no memory" in broken.refused[0]
+        assert tokens(submit(engine, prompt)) == alone(prompt)
+        assert len(engine.opened) == 2
