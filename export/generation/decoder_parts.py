@@ -31,6 +31,8 @@ UNLIMITED = 2048
 TOLERANCE = 1e-3
 """Largest difference of logits, as a share of the largest: sums in another order reach about 1e-5."""
 PROOF_TOKENS = 24
+HEAD_UNIT = 16
+"""What GroupQueryAttention asks the head size to be a multiple of."""
 ACTIVATIONS: Mapping[str, Any] = {
     "silu": nn.functional.silu,
     "gelu": nn.functional.gelu,
@@ -59,6 +61,8 @@ class Layer:
     gate: str
     up: str
     down: str
+    heads: int
+    key_heads: int
     window: int | None = None
     """Tokens that attention looks back on, the own one included; None: all."""
     query_norm: Tensor | None = None
@@ -81,8 +85,6 @@ class Parts:
     """Of all norms."""
     activation: str
     """A key of `ACTIVATIONS`."""
-    heads: int
-    key_heads: int
     head_size: int
     scale: float
     """Factor of the attention scores."""
@@ -119,7 +121,7 @@ class Parts:
         if layer.query_norm is not None and layer.key_norm is not None:
             query, key = _normalized(query, layer.query_norm, self.epsilon), _normalized(key, layer.key_norm, self.epsilon)
         query, key = self._rotated(query), self._rotated(key)
-        key, value = (one.repeat_interleave(self.heads // self.key_heads, dim=1) for one in (key, value))
+        key, value = (one.repeat_interleave(layer.heads // layer.key_heads, dim=1) for one in (key, value))
         distance = torch.arange(count)[:, None] - torch.arange(count)[None]
         seen = (distance >= 0) & (distance < (layer.window or count))
         scores = (query @ key.transpose(2, 3) * self.scale).masked_fill(~seen, -torch.inf)
@@ -178,6 +180,8 @@ def _found(model: Any) -> Parts:
     cosine, sine = (one[0].float() for one in base.rotary_emb(hidden, torch.arange(context)[None]))
     if cosine.shape != (context, size):
         raise Otherwise(f"its rotary embeddings turn {cosine.shape[-1]} of the {size} numbers of a head")
+    if size % HEAD_UNIT:
+        raise Otherwise(f"its heads have {size} numbers, and attention there takes multiples of {HEAD_UNIT}")
     epsilons = {_epsilon(norm) for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)}
     if len(epsilons | {_epsilon(base.norm)}) != 1:
         raise Otherwise("its norms have different epsilons")
@@ -193,8 +197,6 @@ def _found(model: Any) -> Parts:
         norm=_weight(base.norm),
         epsilon=_epsilon(base.norm),
         activation=activation,
-        heads=attention.q_proj.out_features // size,
-        key_heads=attention.k_proj.out_features // size,
         head_size=size,
         scale=float(attention.scaling),
         cosine=cosine[:, : size // 2],
@@ -228,6 +230,8 @@ def _layer(layer: Any, number: int, config: Any, paths: Mapping[Any, str]) -> La
         gate=gate,
         up=up,
         down=down,
+        heads=attention.q_proj.out_features // attention.head_dim,
+        key_heads=attention.k_proj.out_features // attention.head_dim,
         window=_window(config, number),
         query_norm=norms[0],
         key_norm=norms[1],

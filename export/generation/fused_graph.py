@@ -121,18 +121,21 @@ class _Writer:
 
     def _whole(self) -> onnx.ModelProto:
         parts, kind = self._parts, TensorProto.FLOAT
-        cache = [f"{number}.{side}" for number in range(len(parts.layers)) for side in ("key", "value")]
-        shape = ["b", parts.key_heads, "room", parts.head_size]
+        shapes = {
+            f"{number}.{side}": ["b", layer.key_heads, "room", parts.head_size]
+            for number, layer in enumerate(parts.layers)
+            for side in ("key", "value")
+        }
         inputs = [
             helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["b", "n"]),
             helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, ["b"]),
             helper.make_tensor_value_info("total", TensorProto.INT32, []),
             helper.make_tensor_value_info("kept", TensorProto.INT64, ["k"]),
-            *(helper.make_tensor_value_info(f"{CACHE}{name}", kind, shape) for name in cache),
+            *(helper.make_tensor_value_info(f"{CACHE}{name}", kind, shape) for name, shape in shapes.items()),
         ]
         outputs = [
             helper.make_tensor_value_info("logits", kind, ["k", self._modules[parts.head].weight.shape[0]]),
-            *(helper.make_tensor_value_info(f"{WRITTEN}{name}", kind, shape) for name in cache),
+            *(helper.make_tensor_value_info(f"{WRITTEN}{name}", kind, shape) for name, shape in shapes.items()),
         ]
         graph = helper.make_graph(self._nodes, "decoder", inputs, outputs, list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
@@ -178,7 +181,7 @@ class _Writer:
             given = [self._product(read, names), "", ""]
         else:
             query, key, value = (self._product(read, [name]) for name in names)
-            given = [self._of_heads(query, layer.query_norm, parts.heads), self._of_heads(key, layer.key_norm, parts.key_heads), value]
+            given = [self._of_heads(query, layer.query_norm, layer.heads), self._of_heads(key, layer.key_norm, layer.key_heads), value]
         outputs = [f"{number}.attended", *(f"{WRITTEN}{name}" for name in cache)]
         return self._op(
             "GroupQueryAttention",
@@ -186,8 +189,8 @@ class _Writer:
             outputs,
             MICROSOFT,
             name=layer.out.rpartition(".")[0],
-            num_heads=parts.heads,
-            kv_num_heads=parts.key_heads,
+            num_heads=layer.heads,
+            kv_num_heads=layer.key_heads,
             scale=parts.scale,
             do_rotary=1,
             local_window_size=layer.window or -1,

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from compress.core.decoding import Decoding
 from compress.core.errors import InputError
@@ -32,7 +33,7 @@ from export.stored_weights import integer_weights
 from tests.export.engines.test_openvino_genai import PENALTY, TOKENS, in_transformers
 from tests.export.generation.genai_checkpoints import checkpoint, prompts
 from tests.export.generation.test_codes import ZERO_POINTS
-from tests.export.generation.tiny_decoders import CONFIGS, VOCABULARY, decoder
+from tests.export.generation.tiny_decoders import CONFIGS, GROUPED, VOCABULARY, decoder
 
 pytestmark = pytest.mark.whole
 
@@ -108,6 +109,22 @@ def test_beams_are_those_of_transformers(beams: int) -> None:
 def test_models_with_other_layers_are_refused_by_what_is_different(kind: str, why: str) -> None:
     with pytest.raises(InputError, match=f"its {CONFIGS[kind]().model_type} layers are not those of Llama.*{why}"):
         parts_of(decoder(kind))
+
+
+def test_heads_of_another_size_are_refused_and_of_another_number_taken() -> None:
+    with pytest.raises(InputError, match="its heads have 8 numbers, and attention there takes multiples of 16"):
+        parts_of(LlamaForCausalLM(LlamaConfig(**{**GROUPED, "num_attention_heads": 8})).eval())
+    model: Any = decoder("llama")
+    attention = model.model.layers[1].self_attn  # of which two heads of four are left, and one of two for keys and values
+    for name, size in (("q_proj", 32), ("k_proj", 16), ("v_proj", 16)):
+        cut_rows(getattr(attention, name), size)
+    attention.o_proj.weight.data = attention.o_proj.weight.data[:, :32].clone()
+    parts = parts_of(model)
+    assert [(layer.heads, layer.key_heads) for layer in parts.layers] == [(4, 2), (2, 1)]
+
+
+def cut_rows(layer: Any, size: int) -> None:
+    layer.weight.data, layer.out_features = layer.weight.data[:size].clone(), size
 
 
 def test_a_model_with_the_same_modules_that_computes_otherwise_is_refused() -> None:

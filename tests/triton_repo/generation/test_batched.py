@@ -70,7 +70,11 @@ def batched() -> Iterator[Paused]:
 
 
 def submit(engine: Batched, prompt: np.ndarray, **given: Any) -> Client:
-    values = {field.name: field.default for field in FIELDS} | {"MAX_TOKENS": TOKENS, "TIMEOUT_SECONDS": 60.0, "REPETITION_PENALTY": PENALTY}
+    values = {field.name: field.default for field in FIELDS} | {
+        "MAX_TOKENS": TOKENS,
+        "TIMEOUT_SECONDS": 60.0,
+        "REPETITION_PENALTY": PENALTY,
+    }
     client = Client()
     decode = lambda ids: str(tokenizer().decode(ids, skip_special_tokens=True))  # noqa: E731
     engine.submit(Answer(Asked(prompt.astype(np.int64), {**values, **given}, (), ()), client, decode, 0))
