@@ -49,7 +49,7 @@ class Paused(Batched):
         super().__init__(self._made, ENDS, ROOM, 8)
 
     def _made(self) -> OnnxDecoder:
-        self.opened.append(OnnxDecoder(Path(folder("mistral"), MODEL), properties(1)))
+        self.opened.append(OnnxDecoder(Path(folder("llama"), MODEL), properties(1)))
         return self.opened[-1]
 
     def _step(self) -> None:
@@ -89,7 +89,7 @@ def tokens(client: Client) -> list[int]:
 
 def alone(prompt: np.ndarray, **given: Any) -> list[int]:
     settings = {"max_tokens": TOKENS, "repetition_penalty": PENALTY, "stop_tokens": ENDS, "ignore_end": True, **given}
-    (answer,) = alone_engine("mistral").generate([prompt], Decoding(**settings))
+    (answer,) = alone_engine("llama").generate([prompt], Decoding(**settings))
     return list(answer.tokens[0])
 
 
@@ -130,7 +130,7 @@ def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
 
 def test_a_search_and_a_sample_run_beside_the_others() -> None:
     one, two, three = prompts((4, 8, 6), seed=12)
-    (best,) = alone_engine("mistral").generate(
+    (best,) = alone_engine("llama").generate(
         [two],
         Decoding(TOKENS, beams=3, answers=2, length_penalty=0.5, repetition_penalty=PENALTY, stop_tokens=ENDS, ignore_end=True),
     )
@@ -179,3 +179,22 @@ def test_after_an_error_the_engine_starts_anew() -> None:
         assert "the engine failed: no memory" in broken.refused[0]
         assert tokens(submit(engine, prompt)) == alone(prompt)
         assert len(engine.opened) == 2
+
+
+def test_who_leaves_while_a_long_prompt_is_read_does_not_take_it_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
+    short, long = prompts((4, 4 * PART), seed=17)
+    with batched() as engine:
+        writing = submit(engine, short, IGNORE_EOS=True)
+        engine.steps.release()
+        while not writing.pieces:
+            threading.Event().wait(0.01)
+        reading = submit(engine, long, IGNORE_EOS=True)
+        for _ in range(2):
+            engine.steps.release()
+        while engine.steps._value:
+            threading.Event().wait(0.01)
+        writing.gone = True
+        tokens(writing)
+        engine.free = True
+        assert tokens(reading) == alone(long, stop_tokens=())
