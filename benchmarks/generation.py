@@ -1,6 +1,6 @@
 """Compares the language models of a run with what a user would reach for instead: perplexity, answers, tokens per second.
 
-    compress run RECIPE --out RUN          with target.engines [openvino_genai] and export {variants: all}
+    compress run RECIPE --out RUN          with target.engines [openvino_genai, onnxruntime_decoder] and export {variants: all}
     python benchmarks/generation.py RUN [--streams 1 8] [--prompt-tokens 32] [--out FOLDER]
 
 Peers, built from the baseline of the run by `generation_peers.py`: OpenVINO GenAI with the weights compressed by NNCF to int8 and int4, in
@@ -44,9 +44,11 @@ from export.engines.openvino import GROUP
 from export.engines.openvino_genai import CACHE
 from export.engines.spec import EngineSpec, spec_of
 from export.generation.agreement import answer
+from export.generation.fused_folder import reads_of
 from export.generation.prompts import Generation, Prompts, greedy
 from export.generation.reads import reads_per_token
 
+GENAI = "openvino_genai"
 ASKED = Generation(prompts=32, tokens=64)
 BATCH_SIZE = 4
 """Blocks that are scored at once."""
@@ -103,7 +105,7 @@ def ours(run: Run, recipe: Recipe) -> dict[str, EngineSpec]:
     for build in builds(run):
         for entry in build["engines"]:
             if entry["runnable"] and ENGINES[entry["engine"]].generates:
-                name = f"ours: {build['variant']}, {build['precision']}" + (
+                name = f"ours, {ENGINES[entry['engine']].title}: {build['variant']}, {build['precision']}" + (
                     " (rest bf16)" * (entry["float_precision"] != build["float_precision"])
                 )
                 found[name] = spec_of(exported.path, build, entry, recipe.target)
@@ -112,7 +114,7 @@ def ours(run: Run, recipe: Recipe) -> dict[str, EngineSpec]:
 
 def with_nncf(specs: Mapping[str, EngineSpec], out: Path) -> dict[str, EngineSpec]:
     """Returns the fp32 engine of the run with its weights compressed by NNCF; settings as ours, but it may quantize tokens by itself."""
-    floating = next(spec for spec in specs.values() if spec.precision == "fp32")
+    floating = next(spec for spec in specs.values() if (spec.engine, spec.precision) == (GENAI, "fp32"))
     properties = {name: value for name, value in floating.properties.items() if name != GROUP}
     found = {}
     for name, settings in generation_peers.NNCF.items():
@@ -123,9 +125,11 @@ def with_nncf(specs: Mapping[str, EngineSpec], out: Path) -> dict[str, EngineSpe
 
 
 def reads(job: Job) -> Reads:
-    """Returns what an engine reads for a token; nothing where its files are not OpenVINO's."""
+    """Returns what an engine reads for a token; nothing where its files are not ours."""
     if not isinstance(job, EngineSpec):
         return Reads(0, 0)
+    if job.engine != GENAI:
+        return Reads(**reads_of(Path(job.path)))
     cache = next(name for name, told in CACHE.items() if told == job.properties["KV_CACHE_PRECISION"])
     return Reads(**reads_per_token(Path(job.path), job.float_precision, cache))
 
