@@ -197,7 +197,8 @@ class TritonRepo(Stage):
         predictions, _ = load_predictions(context.predictions[context.baseline.id])
         latency = None if context.latency is None else context.latency.path
         before = metrics(context.task, predictions, split.labels)[name]
-        return engines_that_answer(context.exported.path, latency, context.target, context.goals, (name, before))
+        scale = name, before
+        return engines_that_answer(context.exported.path, latency, context.target, context.goals, scale, proposed=self.proposals)
 
     def _write_language(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """The same for language models, which stream their answers."""

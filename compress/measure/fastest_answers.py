@@ -27,7 +27,7 @@ CLEARLY = 0.1
 
 
 def engines_that_answer(
-    exported: Path, latency: Path | None, target: Target, goals: Goals, scale: tuple[str, float]
+    exported: Path, latency: Path | None, target: Target, goals: Goals, scale: tuple[str, float], *, proposed: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """Returns the engines of each build that answer prompts, by the build's folder, the one to serve first.
 
@@ -37,6 +37,7 @@ def engines_that_answer(
         target: Its engines are in order of preference; `serve: first` keeps it.
         goals: Those of the recipe.
         scale: Name of the primary metric, and its value for the baseline in torch.
+        proposed: Whether tokens are proposed to what is served: engines that take none then come last.
     """
     rows = read_json(latency / GENERATION)["rows"] if latency is not None and (latency / GENERATION).exists() else []
     found = {}
@@ -48,7 +49,8 @@ def engines_that_answer(
         order = sorted(entries, key=list(target.engines).index)
         rates = {name: rate(rows, build, entry) for name, entry in entries.items()} if target.serve == "fastest" else {}
         misses = {name: _misses(entry, goals, scale) for name, entry in entries.items()}
-        found[build["folder"]] = tuple(_fastest_first(order, rates, misses))
+        fastest = _fastest_first(order, rates, misses)
+        found[build["folder"]] = tuple(sorted(fastest, key=lambda name: proposed and not ENGINES[name].proposed_to))
     return found
 
 

@@ -83,7 +83,8 @@ def _answering(run: Run, build: Mapping[str, Any] | None) -> str | None:
     baseline, metric = next(iter(run.variants)), TASKS[task].metric
     before = run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"][metric]
     place, goals = None if latency is None else latency.path, Goals.model_validate(run.recipe["goals"])
-    found = engines_that_answer(exported.path, place, Target.model_validate(target), goals, (metric, before))
+    proposed = any(stage.get("triton_repo", {}).get("proposals", False) for stage in run.recipe["stages"])
+    found = engines_that_answer(exported.path, place, Target.model_validate(target), goals, (metric, before), proposed=proposed)
     return next(iter(found[build["folder"]]), None)
 
 

@@ -128,7 +128,7 @@ MALFORMED_GENERATION = [
         "engines to serve",
         "  - export: {}",
         "  - export: {}\n  - triton_repo: {}",
-        ["on the CPU triton_repo serves text-generation with openvino_genai", "add it, or leave triton_repo out"],
+        ["on the CPU triton_repo serves text-generation with openvino_genai or onnxruntime_decoder", "add one, or leave triton_repo out"],
     ),
     (
         "vocabulary below the bytes",

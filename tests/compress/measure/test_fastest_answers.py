@@ -26,14 +26,20 @@ def row(engine: str, tokens: float, mode: str = "any", rest: str = "fp32") -> di
 
 
 def order(
-    tmp_path: Path, entries: list[dict[str, Any]], rows: list[dict[str, Any]] | None, goals: Goals | None = None, **target: Any
+    tmp_path: Path,
+    entries: list[dict[str, Any]],
+    rows: list[dict[str, Any]] | None,
+    goals: Goals | None = None,
+    proposed: bool = False,
+    **target: Any,
 ) -> tuple[str, ...]:
     build = {"variant": "a", "precision": "w4a16", "folder": "a-w4a16", "engines": entries}
     (tmp_path / "export.json").write_text(json.dumps({"builds": [build]}))
     if rows is not None:
         (tmp_path / "generation.json").write_text(json.dumps({"rows": rows}))
     wanted = Target(**{"engines": (GENAI, ONNX), **target})
-    return engines_that_answer(tmp_path, tmp_path if rows is not None else None, wanted, goals or Goals(), SCALE)["a-w4a16"]
+    place = tmp_path if rows is not None else None
+    return engines_that_answer(tmp_path, place, wanted, goals or Goals(), SCALE, proposed=proposed)["a-w4a16"]
 
 
 @pytest.mark.parametrize(("factor", "first"), [(1.0 + CLEARLY - 0.01, GENAI), (1.0 + CLEARLY + 0.01, ONNX), (0.5, GENAI)])
@@ -63,6 +69,11 @@ def test_the_order_of_the_target_is_kept_where_it_is_asked_or_nothing_was_timed(
     assert order(tmp_path, [entry(ONNX), entry(GENAI)], None) == (GENAI, ONNX)
     assert order(tmp_path, [entry(ONNX), entry(GENAI)], [row(ONNX, 200)]) == (GENAI, ONNX)
     assert order(tmp_path, [entry(ONNX), entry(GENAI)], rows, engines=(ONNX, GENAI)) == (ONNX, GENAI)
+
+
+def test_where_tokens_are_proposed_an_engine_that_takes_them_serves(tmp_path: Path) -> None:
+    rows = [row(GENAI, 100), row(ONNX, 200)]
+    assert order(tmp_path, [entry(GENAI), entry(ONNX)], rows, proposed=True) == (GENAI, ONNX)
 
 
 def test_an_engine_stands_with_its_recommended_mode_and_only_where_it_runs(tmp_path: Path) -> None:
