@@ -16,7 +16,7 @@ from compress.run.prepare import prepare
 
 
 def describe(recipe: Recipe, out: Path | None = None) -> str:
-    """Returns the plan as text.
+    """Returns the plan as text; of a recipe with a `search` that of the search too.
 
     Raises:
         InputError: The recipe, the data or the model does not allow the run.
@@ -40,6 +40,10 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     unknown = f", not counting {missing}: no comparable run was recorded on this machine" if missing else ""
     total = _duration(sum(known)) + unknown
     lines.append(f"total: {_bytes(sum(entry.disk_bytes for entry in planned))} on disk, time {total}")
+    if recipe.search is not None:
+        from compress.search.plan import describe as describe_search
+
+        lines += ["", describe_search(recipe, out)]
     return "\n".join(lines)
 
 

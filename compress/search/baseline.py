@@ -6,6 +6,7 @@ refers), and the float model in every engine, to which the latency of an untrain
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,10 @@ class Baseline:
     """On selection rows, in torch."""
     in_torch_ms: dict[Shape, float]
     """Median latency in torch, fp32, eager; empty without export."""
-    in_engine_ms: dict[tuple[str, Shape], float]
-    """Median latency of the float model in the recommended mode of each engine."""
+    shared_ms: dict[tuple[str, Shape], float]
+    """Median latency of `checkpoint`, the last model of the shared stages, in the recommended float mode of each engine."""
+    first_ms: dict[tuple[str, Shape], float]
+    """The same for the baseline of the report, the first model: every run times it beside what it makes."""
 
 
 def recipe_of_baseline(setup: Setup) -> Recipe:
@@ -60,13 +63,24 @@ def baseline(setup: Setup) -> Baseline:
     first = next(iter(finished.variants))
     measured = finished.of_kind("latency")
     rows: list[dict[str, Any]] = read_json(measured.path / LATENCY) if measured else []
-    in_engine: dict[tuple[str, Shape], float] = {}
-    for row in rows:
-        if row["variant"] == name and row["engine"] != REFERENCE and row["precision"] == "fp32":
-            in_engine.setdefault((row["engine"], (row["batch"], row["sequence"])), row["p50_ms"])
     return Baseline(
         checkpoint=made.path,
         metric=finished.artifacts[f"{EVALUATION}{first}"].metrics["metrics"][setup.metric_name],
         in_torch_ms={shape: row["p50_ms"] for shape, row in reference_rows(rows, first).items()},
-        in_engine_ms=in_engine,
+        shared_ms=float_times(rows, name),
+        first_ms=float_times(rows, first),
     )
+
+
+def float_times(rows: Iterable[Mapping[str, Any]], variant: str) -> dict[tuple[str, Shape], float]:
+    """Returns the median latency of a variant in fp32 by engine, other than torch, and shape; the recommended mode of an engine comes first.
+
+    Args:
+        rows: Those of latency.json, or of a variant in a report with the name of the variant.
+        variant: Its id.
+    """
+    found: dict[tuple[str, Shape], float] = {}
+    for row in rows:
+        if row["variant"] == variant and row["engine"] != REFERENCE and row["precision"] == "fp32":
+            found.setdefault((row["engine"], (row["batch"], row["sequence"])), float(row["p50_ms"]))
+    return found

@@ -1,7 +1,7 @@
 """The outcome of a search as plain data, `search.json`, and as a page, `search.html`.
 
-`search.json` is the machine interface; keys are only ever added. Figures of `candidates` are of selection rows, those of `front[].evaluation` of
-the evaluation split, with intervals.
+`search.json` is the machine interface; keys are only ever added. Figures of `candidates` are of selection rows, those of
+`front[].evaluation` of the evaluation split, with intervals.
 """
 
 from __future__ import annotations

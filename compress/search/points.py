@@ -1,8 +1,8 @@
 """The points of the front: each a recipe that `compress run` takes, run once on the evaluation split.
 
-`front/NAME.yaml` is the recipe, `front/NAME/` its run: the checkpoints come from the store, engines are built and judged anew, on the evaluation
-rows that no candidate has seen, and served where the recipe serves. That is the only time that evaluation rows are used. The engines and
-their times are those of this run, too.
+`front/NAME.yaml` is the recipe, `front/NAME/` its run: the checkpoints come from the store, engines are built and judged anew, on the
+evaluation rows that no candidate has seen, and served where the recipe serves. That is the only time that evaluation rows are used. The
+engines and their times are those of this run, too.
 """
 
 from __future__ import annotations

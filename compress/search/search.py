@@ -66,7 +66,7 @@ def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress
     Raises:
         InputError: The recipe, the space, the model, the data or the machine does not allow the search.
     """
-    folder, progress = local(out or Path("searches") / recipe.name, "--out"), progress or ConsoleProgress()
+    folder, progress = folder_of(recipe, out), progress or ConsoleProgress()
     keep_freed_memory()
     setup = Setup.of(recipe, folder, progress)
     open_folder(setup)
@@ -85,13 +85,18 @@ def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress
     return Outcome(folder, contents)
 
 
+def folder_of(recipe: Recipe, out: Path | None) -> Path:
+    """Returns the search folder."""
+    return local(out or Path("searches") / recipe.name, "--out")
+
+
 def open_folder(setup: Setup) -> None:
     """Creates the search folder, or checks that it is one of the same recipe.
 
     Raises:
         InputError: There is something else, or the study there is of another recipe.
     """
-    folder, file, given = setup.folder, setup.folder / LOCK_FILE, dump(setup.recipe)
+    folder, file = setup.folder, setup.folder / LOCK_FILE
     if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / LOCK).is_file())):
         raise InputError(f"{folder}: not empty and no search folder; give another folder with --out DIR")
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,18 +104,28 @@ def open_folder(setup: Setup) -> None:
         for name in (f"{STAGES}/{LOCKS}", TRIALS, FRONT):
             (folder / name).mkdir(parents=True, exist_ok=True)
         if not file.is_file():
-            write_text(file, yaml.safe_dump({"schema": 1, "recipe": given}, sort_keys=False, allow_unicode=True, width=140))
+            write_text(file, yaml.safe_dump({"schema": 1, "recipe": dump(setup.recipe)}, sort_keys=False, allow_unicode=True, width=140))
             return
-    document_ = parse_yaml(file.read_text(encoding="utf-8"), str(file))
-    known = document_.get("recipe") if isinstance(document_, dict) else None
-    if not isinstance(known, dict):
-        raise InputError(f"{file}: damaged; the folder of the search cannot be used: give another --out DIR")
-    changed = [path for path in _differences(known, given) if not path.startswith(MAY_CHANGE)]
+    changed = differences_from_folder(setup)
     if changed and (folder / JOURNAL).exists():
         raise InputError(
             f"{folder}: holds the study of another recipe: {', '.join(changed[:5])} {'differs' if len(changed) == 1 else 'differ'}; "
             "only search.budget may change: give another --out DIR"
         )
+
+
+def differences_from_folder(setup: Setup) -> list[str]:
+    """Returns the key paths in which a recipe differs from that of its search folder, other than those that may.
+
+    Raises:
+        InputError: The folder has no readable recipe.
+    """
+    file = setup.folder / LOCK_FILE
+    found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    known = found.get("recipe") if isinstance(found, dict) else None
+    if not isinstance(known, dict):
+        raise InputError(f"{file}: damaged; the folder of the search cannot be used: give another --out DIR")
+    return [path for path in _differences(known, dump(setup.recipe)) if not path.startswith(MAY_CHANGE)]
 
 
 def _differences(one: Any, other: Any, path: str = "") -> list[str]:

@@ -1,8 +1,8 @@
 """The space of a search: what may change in a recipe, and the recipe that a draw of values makes.
 
 A knob is a key path and its values (`compress.core.search`). Numbers are drawn as numbers, and a list of numbers as places in its order, so
-that the sampler knows that 3 lies between 2 and 4; everything else is a category, stored as JSON. Only settings of stages may change: model,
-data, target and goals are what candidates are compared under.
+that the sampler knows that 3 lies between 2 and 4; everything else is a category, stored as JSON. Only settings of stages may change:
+model, data, target and goals are what candidates are compared under.
 
 Before anything runs, the recipe of every combination is checked; of a space with more than `MOST_COMBINATIONS` (a range counts with its two
 ends) every pair of values. Each candidate is checked once more, against the model, before it costs anything.
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from compress.core.errors import InputError, nearest
+from compress.core.named import one_of
 from compress.core.search import Choices, Range, Search, same
 from compress.core.shown import shown
 from compress.recipe import Recipe, check, put, written
@@ -137,7 +138,7 @@ def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
         stage, _, rest = path.removeprefix("stages.").partition(".")
         if stage not in ids or not all(rest.split(".")):
             problems.append(
-                f"search.space.{path}: no setting of a stage; give STAGE.KEY, with one of the stages {', '.join(ids)}{nearest(stage, ids)}; "
+                f"search.space.{path}: no setting of a stage; give STAGE.KEY, where STAGE is {one_of(ids)}{nearest(stage, ids)}; "
                 "model, data, target and goals are what candidates are compared under"
             )
     found = tuple(Knob(path.removeprefix("stages."), given) for path, given in recipe.search.values().items())
@@ -161,7 +162,7 @@ def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
 def combinations(knobs: Sequence[Knob]) -> Iterator[Values]:
     """Yields combinations of values: all of them (of a range its ends) where there are few enough, else one for every pair of values."""
     samples = {knob.path: knob.samples for knob in knobs}
-    if math.prod(len(values) for values in samples.values()) <= MOST_COMBINATIONS:
+    if is_small(knobs):
         for values in itertools.product(*samples.values()):
             yield dict(zip(samples, values, strict=True))
         return
@@ -169,6 +170,11 @@ def combinations(knobs: Sequence[Knob]) -> Iterator[Values]:
     for one, other in itertools.combinations(samples, 2):
         for value, second in itertools.product(samples[one], samples[other]):
             yield {**first, one: value, other: second}
+
+
+def is_small(knobs: Sequence[Knob]) -> bool:
+    """Whether every combination is checked, and not only every pair of values."""
+    return math.prod(len(knob.samples) for knob in knobs) <= MOST_COMBINATIONS
 
 
 def each_value(knobs: Sequence[Knob]) -> Iterator[Values]:

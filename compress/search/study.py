@@ -1,8 +1,9 @@
 """The study of a search in Optuna: what was drawn, what was measured, what was dropped and why.
 
-It lies in `study.journal` of the search folder, a log that several processes append to (Optuna's journal storage). The lock on the log is an
-flock, which ends with its process: Optuna's own lock file would outlive a kill. A line that a kill cut off is removed by whoever writes
-next. Every fact of a candidate is an attribute of its trial, so that nothing has to be remembered outside: whoever opens the study goes on.
+It lies in `study.journal` of the search folder, a log that several processes append to (Optuna's journal storage). The lock on the log is
+an flock, which ends with its process: Optuna's own lock file would outlive a kill. A line that a kill cut off is removed by whoever
+writes next. Every fact of a candidate is an attribute of its trial, so that nothing has to be remembered outside: whoever opens the study
+goes on.
 
 Candidates are drawn in waves by a sampler that knows constraints and several objectives. It is seeded with the seed of the recipe and the
 number of trials so far: the same study draws the same candidate, whether or not it was interrupted before. A draw that repeats an earlier

@@ -7,8 +7,8 @@
             drop those that the rung says to drop, with the reason
 
 All of it is in the study (`compress.search.study`), so that this loop has no state: a process that was killed left a candidate without a
-record, and whoever comes next measures it. Several processes run the same loop. Whoever measures a candidate holds its lock; whoever decides
-holds the lock of the study; a decision depends on the records of the wave alone, so that it does not matter who takes it.
+record, and whoever comes next measures it. Several processes run the same loop. Whoever measures a candidate holds its lock; whoever
+decides holds the lock of the study; a decision depends on the records of the wave alone, so that it does not matter who takes it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PRICED = ("untrained", "short", "full")
 
 def rungs_of(setup: Setup, baseline: Baseline | None = None) -> dict[Rung, str | None]:
     """Returns all rungs in rising order of cost, with the reason why the search has no use for one of them."""
-    rungs: tuple[Rung, ...] = (PredictedSize(), UntrainedLatency(baseline), WithoutTraining(baseline), ShortTraining(), FullRun())
+    rungs: tuple[Rung, ...] = (PredictedSize(), UntrainedLatency(baseline), WithoutTraining(baseline), ShortTraining(), FullRun(baseline))
     return {rung: rung.absent(setup) for rung in rungs}
 
 

@@ -16,8 +16,8 @@ ESTIMATES = {"metric": "the metric", "latency": "time", "throughput": "time for 
 def losses(candidate: Candidate, rung: str, setup: Setup) -> tuple[float, ...]:
     """Returns a value for each objective, smaller is better.
 
-    The metric is that of a rung. Time is that of the untrained shape, relative to the baseline, or else the multiply-accumulates. Size is that
-    of the weights.
+    The metric is that of a rung. Time is that of the untrained shape, relative to the baseline, or else the multiply-accumulates. Size is
+    that of the weights.
     """
     size, latency = candidate.records["size"], candidate.records.get("latency", {})
     metric = float(candidate.records[rung]["metric"]) * (-1 if setup.metric.higher_is_better else 1)

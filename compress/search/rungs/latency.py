@@ -3,9 +3,9 @@
     time      per shape of the target the least over its engines, each in its recommended mode, int8 where the recipe quantizes
     relative  geometric mean over the shapes of time / time of the baseline's shape, both timed in turns
 
-A candidate is dropped where the shape misses a limit of latency, throughput or speed-up by more than `LEEWAY`: what is served is chosen later
-among more modes, so a close miss is no miss yet. `min_speedup` is judged by (torch / float engine of the baseline, from its own run) times
-(baseline / candidate in that engine, from this one): each ratio is of one run.
+A candidate is dropped where the shape misses a limit of latency, throughput or speed-up by more than `LEEWAY`: what is served is chosen
+later among more modes, so a close miss is no miss yet. `min_speedup` is judged by (torch / float engine of the baseline, from its own
+run) times (baseline / candidate in that engine, from this one): each ratio is of one run.
 
 Left out: candidates are not dropped for being slower than others; what a slower one is worth only its metric tells.
 """
@@ -137,7 +137,7 @@ class UntrainedLatency:
     def _speedup(self, shape: Shape, row: dict[str, Any]) -> float | None:
         """Returns the speed-up over torch by two ratios of one run each; None where the baseline was not timed."""
         assert self._baseline is not None
-        slow, engine = self._baseline.in_torch_ms.get(shape), self._baseline.in_engine_ms.get((row["engine"], shape))
+        slow, engine = self._baseline.in_torch_ms.get(shape), self._baseline.shared_ms.get((row["engine"], shape))
         return None if slow is None or engine is None else slow / engine * row["baseline_ms"] / row["time_ms"]
 
 

@@ -1,8 +1,8 @@
 """Rung 1: multiply-accumulates and size, predicted from the shapes; reads no weights.
 
-A candidate is dropped where its model cannot be made, and where a goal limits the size and the weights alone exceed it. The rest is kept for
-later rungs: multiply-accumulates stand for the latency where that is not timed. Left out: a limit of multiply-accumulates by the latency that
-a goal asks for, as how fast a processor does them depends on the shape.
+A candidate is dropped where its model cannot be made, and where a goal limits the size and the weights alone exceed it. The rest is kept
+for later rungs: multiply-accumulates stand for the latency where that is not timed. Left out: a limit of multiply-accumulates by the
+latency that a goal asks for, as how fast a processor does them depends on the shape.
 """
 
 from __future__ import annotations
