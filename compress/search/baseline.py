@@ -13,7 +13,7 @@ from typing import Any
 
 from compress.artifacts.artifact import read_json
 from compress.artifacts.run_folder import open_run
-from compress.artifacts.store import share
+from compress.artifacts.store import share, waited_for
 from compress.core.engines import REFERENCE
 from compress.core.step_names import EVALUATION
 from compress.measure.fastest import LATENCY, reference_rows
@@ -53,10 +53,11 @@ def _alone(export: Export) -> Export:
 
 
 def baseline(setup: Setup) -> Baseline:
-    """Runs the baseline, or finds it finished."""
+    """Runs the baseline, or finds it finished; waits where another process is at it."""
     folder = setup.folder / TRIALS / BASELINE
     share(folder, setup.folder)
-    run(recipe_of_baseline(setup), folder, progress=setup.progress_of_run(), judge="selection")
+    with waited_for(folder.with_name(f".{BASELINE}.lock")):
+        run(recipe_of_baseline(setup), folder, progress=setup.progress_of_run(), judge="selection")
     finished = open_run(folder)
     # the last variant: shared stages may have made the model smaller, and candidates start from there
     name, made = list(finished.variants.items())[-1]
@@ -73,7 +74,7 @@ def baseline(setup: Setup) -> Baseline:
 
 
 def float_times(rows: Iterable[Mapping[str, Any]], variant: str) -> dict[tuple[str, Shape], float]:
-    """Returns the median latency of a variant in fp32 by engine, other than torch, and shape; the recommended mode of an engine comes first.
+    """Returns the median latency of a variant in fp32 by engine, other than torch, and shape: that of the first row, the recommended mode.
 
     Args:
         rows: Those of latency.json, or of a variant in a report with the name of the variant.

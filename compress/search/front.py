@@ -44,7 +44,7 @@ def spread(points: Mapping[int, Losses], layer: Sequence[int]) -> dict[int, floa
     """Returns the crowding distance of each point of a layer: how far its neighbours lie apart; infinite at the ends (Deb et al. 2002)."""
     found = dict.fromkeys(layer, 0.0)
     for axis in range(len(points[layer[0]])):
-        order = sorted(layer, key=lambda number: points[number][axis])
+        order = sorted(layer, key=lambda number: (points[number][axis], number))
         width = points[order[-1]][axis] - points[order[0]][axis]
         found[order[0]] = found[order[-1]] = math.inf
         for before, number, after in zip(order, order[1:], order[2:], strict=False):

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from compress.artifacts.store import waited_for
 from compress.core.errors import InputError
+from compress.core.shown import reason
 from compress.recipe import Recipe
 from compress.search.candidate import Candidate, Dropped
 from compress.search.space import MOST_COUNTED, Knob, Values, num_combinations, own_values, untried
@@ -91,13 +92,9 @@ class Study:
         self.signs = [-1.0 if name in HIGHER or (name == "metric" and higher_is_better) else 1.0 for name in self._search.objectives]
         """-1 for an objective that is better the higher it is."""
         self._storage: optuna.storages.BaseStorage = optuna.storages.InMemoryStorage() if folder is None else _storage(folder / JOURNAL)
-        with self.locked():
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name="search",
-                directions=["minimize" if sign > 0 else "maximize" for sign in self.signs],
-                load_if_exists=True,
-            )
+        directions = ["minimize" if sign > 0 else "maximize" for sign in self.signs]
+        with self.locked(), _blaming_damage(folder):
+            self._study = optuna.create_study(storage=self._storage, study_name="search", directions=directions, load_if_exists=True)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -125,8 +122,10 @@ class Study:
             mine = [one for one in self.candidates() if one.wave == wave]
             if len(mine) >= self._search.halving.wave or not self._draw(wave):
                 break
-        self._study.set_user_attr(WHOLE_WAVES, wave + 1)
-        return [one for one in self.candidates() if one.wave == wave]
+        drawn = [one for one in self.candidates() if one.wave == wave]
+        if drawn:
+            self._study.set_user_attr(WHOLE_WAVES, wave + 1)
+        return drawn
 
     def is_drawn(self, wave: int) -> bool:
         """Whether all candidates of a wave were drawn: a kill may have come between two of them."""
@@ -284,10 +283,24 @@ def _storage(journal: Path) -> optuna.storages.BaseStorage:
     lock = FileLock(journal)
     lock.acquire()  # also removes what a kill cut off, which the reader would refuse
     lock.release()
-    try:
+    with _blaming_damage(journal.parent):
         return JournalStorage(JournalFileBackend(str(journal), lock_obj=lock))  # type: ignore[arg-type]
+
+
+@contextmanager
+def _blaming_damage(folder: Path | None) -> Iterator[None]:
+    """Reports what Optuna says of a log that it cannot read.
+
+    Raises:
+        InputError: The log of the study in this folder is damaged.
+    """
+    try:
+        yield
     except (ValueError, KeyError) as error:
-        raise InputError(f"{journal}: damaged ({error}); remove the folder of the search and start again") from error
+        if folder is None:
+            raise
+        line = f"{folder / JOURNAL}: damaged ({reason(error)}); remove the folder of the search and start again"
+        raise InputError(line) from error
 
 
 def _candidate(trial: FrozenTrial) -> Candidate:

@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from compress.report import phrases
+from compress.report.summary import plain_text
 from compress.search.space import words
 
 
-def summary(contents: Mapping[str, Any], folder: Path) -> Iterator[str]:
-    """Yields the lines: the points of the front on the evaluation split, the recommended one, and where everything lies.
+def summary(contents: Mapping[str, Any], folder: Path) -> list[str]:
+    """Returns the points of the front on the evaluation split, the recommended one, and where everything lies; one line each, ASCII.
 
     Args:
         contents: As in `search.json`.
         folder: The search folder.
     """
+    return [plain_text(line) for line in _lines(contents, folder)]
+
+
+def _lines(contents: Mapping[str, Any], folder: Path) -> Iterator[str]:
     metric, states = contents["metric"]["name"], [one["state"] for one in contents["candidates"]]
     yield (
         f"{len(states)} candidates: {states.count('finished')} went all the way, {states.count('dropped')} were dropped, "
