@@ -10,8 +10,10 @@ from compress.search.front import dominates, front_of, layers_of, ranked, recomm
 from compress.search.halving import survivors
 
 SMALL = st.integers(0, 4).map(float)  # few values, so that ties and domination are frequent
-POINTS = st.integers(1, 3).flatmap(lambda axes: st.lists(st.tuples(*[SMALL] * axes), min_size=1, max_size=14)).map(
-    lambda rows: dict(enumerate(rows))
+POINTS = (
+    st.integers(1, 3)
+    .flatmap(lambda axes: st.lists(st.tuples(*[SMALL] * axes), min_size=1, max_size=14))
+    .map(lambda rows: dict(enumerate(rows)))
 )
 
 
