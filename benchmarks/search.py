@@ -2,9 +2,9 @@
 
     python benchmarks/search.py [--recipe sst2-minilm-search] [--by-hand sst2-minilm] [--set KEY=VALUE ...] [--nncf] [--out FOLDER]
 
-Every point of the front, and the recipe made by hand, is opened as its run would serve it. `--nncf` quantizes the baseline with NNCF, in
-static shapes and on the same calibration rows, and shows ratios against it; for text classification. `--set` reaches the search and the recipe
-made by hand alike: local copies, for instance. Prints a table and writes `search-peers.json` with hardware, versions, n and percentiles.
+Every point of the front, and the recipe made by hand, is opened as its run would serve it. `--nncf` adds int8 by NNCF of the baseline, in
+static shapes and calibrated on the same rows, and shows ratios against it; for text classification. `--set` reaches the search and the
+recipe made by hand alike: local copies, for instance. Prints a table and writes `search-peers.json` with hardware and versions.
 """
 
 from __future__ import annotations

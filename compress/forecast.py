@@ -6,8 +6,8 @@ runs on this machine (`compress.run.durations`); None without any. A step is cac
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -49,22 +49,24 @@ class PlannedStep:
 
 
 def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[PlannedStep]:
-    """Yields the prediction for every step, in order."""
+    """Yields the prediction for every step, in order, with what a run folder already holds."""
+    yield from looked_up(predicted(recipe, context), folder, context)
+
+
+def predicted(recipe: Recipe, context: Context) -> list[PlannedStep]:
+    """Returns the prediction for every step of a run that starts from nothing, without times: `looked_up` adds those."""
     tokenizer = resolve_tokenizer(recipe.tokenizer, context.data.tokenizer)
     checked = check_model(recipe.model, num_classes(context.task, context.data.labels), recipe.data.max_length, tokenizer)
     config, size = checked.config, count(checked.config, context.task, context.max_length)
-    steps, macs, state = plan_steps(recipe), size.macs, RunState()
+    steps, macs = plan_steps(recipe), size.macs
     behind = lines(steps)
     variants: dict[str, Variant] = {}
     sizes: dict[str, Counts] = {}
-    chain = True
+    planned: list[PlannedStep] = []
     for step in steps:
         if (named := input_named(step)) is not None:
             name = next(iter(variants)) if named == "baseline" else named
             config, size, macs = variants[name].config, sizes[name], sizes[name].macs
-        state = state.before(step) if chain else state
-        found = _find(step, state, context, folder) if chain else None
-        chain = found is not None
         work, after = step.work(macs, context.data), step.config_after(config)
         if after is not config:
             config, size = after, count(after, context.task, context.max_length)
@@ -73,11 +75,25 @@ def steps_of(recipe: Recipe, folder: Path, context: Context) -> Iterator[Planned
             made_by = tuple(stage for stage in behind[str(step.id)] if is_variant(stage, steps))
             variants[str(step.id)], sizes[str(step.id)] = Variant(config, made_by), size
         macs = size.macs if isinstance(step, Evaluate) else macs  # as in a run: from the last evaluation
-        disk = found.size_bytes if found else predicted_bytes(step, config, variants, context)
-        seconds = 0.0 if found else durations.predict(step.NAME, work)
         made = size if step.PRODUCES == "checkpoint" else None
-        yield PlannedStep(step, found, made, config, made_by, disk, work, seconds)
-        state = state.after(step, found, variant=is_variant(step, steps)) if found else state
+        disk = predicted_bytes(step, config, variants, context)
+        planned.append(PlannedStep(step, None, made, config, made_by, disk, work, None))
+    return planned
+
+
+def looked_up(planned: Sequence[PlannedStep], folder: Path, context: Context) -> Iterator[PlannedStep]:
+    """Yields the steps with their artifacts in a run folder, as far as these are there from the first step on, and with the times of the
+    others, predicted from what has run until now."""
+    steps, state, chain = [entry.step for entry in planned], RunState(), True
+    for entry in planned:
+        state = state.before(entry.step) if chain else state
+        found = _find(entry.step, state, context, folder) if chain else None
+        chain = found is not None
+        if found is not None:
+            yield replace(entry, cached=found, disk_bytes=found.size_bytes, seconds=0.0)
+        else:
+            yield replace(entry, seconds=durations.predict(entry.step.NAME, entry.work))
+        state = state.after(entry.step, found, variant=is_variant(entry.step, steps)) if found else state
 
 
 def _find(step: Stage, state: RunState, context: Context, folder: Path) -> Artifact | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from compress.core.progress import ConsoleProgress
@@ -19,6 +19,8 @@ from compress.search.study import JOURNAL, Study
 from compress.search.work import PRICED, rungs_of
 
 MOST_SHOWN = 10
+HALVED = ("untrained", "short")
+"""Rungs that drop by comparison."""
 
 
 def describe(recipe: Recipe, out: Path | None = None) -> str:
@@ -46,19 +48,23 @@ def lines(setup: Setup) -> Iterator[str]:
     if known:
         states = [one.state for one in known]
         yield f"  the study holds {len(known)} candidates: {', '.join(f'{states.count(state)} {state}' for state in dict.fromkeys(states))}"
-    first = known or study.draw_wave()
-    begun = Price.of(setup.forecast(recipe_of_baseline(setup)))
+    first = (known or study.draw_wave())[:MOST_SHOWN]
+    rungs, begun = rungs_of(setup), Price.of(setup.forecast(recipe_of_baseline(setup)))
+    prices = {rung.NAME: _prices(rung, first, setup) for rung, absent in rungs.items() if absent is None and rung.NAME in PRICED}
     yield f"baseline, once for all: {_seconds(begun)}"
-    share = 1.0
-    for rung, absent in rungs_of(setup).items():
+    share, total, unknown = 1.0, begun.seconds, set(begun.unknown)
+    for rung, absent in rungs.items():
         if absent is not None:
             yield f"rung {rung.NAME:<10} left out: {absent}"
             continue
-        yield f"rung {rung.NAME:<10} {rung.ABOUT}: {share:.0%} of a wave{_cost(rung, first, setup)}"
-        share *= setup.search.halving.keep if rung.NAME in ("untrained", "short") else 1.0
-    yield _total(first, setup, begun, share)
+        found = prices.get(rung.NAME, [])
+        yield f"rung {rung.NAME:<10} {rung.ABOUT}: {share:.0%} of a wave{_cost(found)}"
+        total += share * setup.search.budget.trials * sum(price.seconds for price in found) / max(1, len(found))
+        unknown.update(name for price in found for name in price.unknown)
+        share *= setup.search.halving.keep if rung.NAME in HALVED else 1.0
+    yield _total(setup, total, unknown)
     yield "candidates of the study:" if known else "first candidates:"
-    yield from (f"  {one.name} {words(one.values)}{' (the recipe itself)' if one.own else ''}" for one in first[:MOST_SHOWN])
+    yield from (f"  {one.name} {words(one.values)}{' (the recipe itself)' if one.own else ''}" for one in first)
 
 
 def _checked(setup: Setup) -> str:
@@ -73,33 +79,30 @@ def _study(setup: Setup) -> Study:
     return Study(setup.folder if exists else None, setup.recipe, setup.knobs, setup.metric.higher_is_better)
 
 
-def _cost(rung: Rung, candidates: list[Candidate], setup: Setup) -> str:
-    """Returns what a rung costs for the cheapest and the dearest of the first candidates."""
-    if rung.NAME not in PRICED or not candidates:
+def _prices(rung: Rung, candidates: Sequence[Candidate], setup: Setup) -> list[Price]:
+    """Returns what a rung costs for each of these candidates."""
+    return [Price.of(setup.forecast(rung.recipe(one, setup))) for one in candidates]
+
+
+def _cost(prices: Sequence[Price]) -> str:
+    """Returns what a rung costs for the cheapest and the dearest candidate."""
+    if not prices:
         return ""
-    prices = [Price.of(setup.forecast(rung.recipe(one, setup))) for one in candidates[:MOST_SHOWN]]
     seconds = sorted(price.seconds for price in prices)
-    unknown = sorted({name for price in prices for name in price.unknown})
     ends = dict.fromkeys(phrases.duration(value) for value in (seconds[0], seconds[-1]))
-    text = f", {' to '.join(ends)} each"
-    return text + (f", not counting {', '.join(unknown)}: no comparable run was recorded on this machine" if unknown else "")
+    unknown = sorted({name for price in prices for name in price.unknown})
+    return f", {' to '.join(ends)} each" + (f" besides {', '.join(unknown)}" if unknown else "")
 
 
-def _total(candidates: list[Candidate], setup: Setup, begun: Price, share: float) -> str:
+def _total(setup: Setup, seconds: float, unknown: Collection[str]) -> str:
     """Returns the price of the whole search as far as it can be told."""
     budget = setup.search.budget
     limit = f", at most {budget.hours:g} h of work" if budget.hours is not None else ""
-    total, unknown, share = begun.seconds, bool(begun.unknown), 1.0
-    for rung, absent in rungs_of(setup).items():
-        if absent is None and rung.NAME in PRICED and candidates:
-            prices = [Price.of(setup.forecast(rung.recipe(one, setup))) for one in candidates[:MOST_SHOWN]]
-            total += share * budget.trials * sum(price.seconds for price in prices) / len(prices)
-            unknown |= any(price.unknown for price in prices)
-            share *= setup.search.halving.keep if rung.NAME != "full" else 1.0
-    told = f"about {phrases.duration(total)}" + (" and what is unknown" if unknown else "")
-    return f"budget: {budget.trials} candidates{limit}; {told} by prediction, without what they share among each other, and then the front"
+    besides = f" besides {', '.join(sorted(unknown))}, of which no comparable run was recorded on this machine" if unknown else ""
+    told = f"about {phrases.duration(seconds)} by prediction{besides}"
+    return f"budget: {budget.trials} candidates{limit}; {told}, less what candidates share, and then the front"
 
 
 def _seconds(price: Price) -> str:
     known = phrases.duration(price.seconds)
-    return known if not price.unknown else f"{known}, not counting {', '.join(price.unknown)}"
+    return known if not price.unknown else f"{known} besides {', '.join(price.unknown)}"

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from compress.artifacts.artifact import digest
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.search import Search
 from compress.core.tasks import TASKS
 from compress.data.splits import Data
-from compress.forecast import PlannedStep, steps_of
+from compress.forecast import PlannedStep, looked_up, predicted
 from compress.measure.metrics import Metric, primary
 from compress.pipeline import check_server
-from compress.recipe import Recipe, written
+from compress.recipe import Recipe, dump, written
 from compress.run.prepare import context_of, prepare
 from compress.search.candidate import Candidate
 from compress.search.space import Knob, each_value, knobs_of, recipe_of, words
@@ -40,6 +41,7 @@ class Setup:
     """Judged on selection rows."""
     progress: ConsoleProgress
     """Of the search itself; the runs of candidates write to their own logs."""
+    _predicted: dict[str, list[PlannedStep]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def of(cls, recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Setup:
@@ -61,7 +63,7 @@ class Setup:
             except InputError as error:
                 problems.update({problem: words(values) for problem in error.problems if problem not in problems})
         if problems:
-            raise InputError(*(f"search.space: with {words}: {problem}" for problem, words in problems.items()))
+            raise InputError(*(f"search.space: with {given}: {problem}" for problem, given in problems.items()))
         return setup
 
     @property
@@ -120,7 +122,10 @@ class Setup:
 
     def forecast(self, recipe: Recipe) -> list[PlannedStep]:
         """Returns the prediction for every step of a recipe, with what the store already holds."""
-        return list(steps_of(recipe, self.folder, self.context_of(recipe)))
+        context, key = self.context_of(recipe), digest(dump(recipe))
+        if key not in self._predicted:  # shapes take a second, and are asked for again and again
+            self._predicted[key] = predicted(recipe, context)
+        return list(looked_up(self._predicted[key], self.folder, context))
 
     def run_folder(self, candidate: Candidate, rung: str) -> Path:
         """Returns the run folder of a candidate on a rung."""

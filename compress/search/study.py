@@ -85,6 +85,7 @@ class Study:
 
     def __init__(self, folder: Path | None, recipe: Recipe, knobs: Sequence[Knob], higher_is_better: bool) -> None:
         import optuna
+        from optuna.study import StudyDirection
 
         assert recipe.search is not None, "a recipe without a search has no study"
         optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -92,7 +93,7 @@ class Study:
         self.signs = [-1.0 if name in HIGHER or (name == "metric" and higher_is_better) else 1.0 for name in self._search.objectives]
         """-1 for an objective that is better the higher it is."""
         self._storage: optuna.storages.BaseStorage = optuna.storages.InMemoryStorage() if folder is None else _storage(folder / JOURNAL)
-        directions = ["minimize" if sign > 0 else "maximize" for sign in self.signs]
+        directions = [StudyDirection.MINIMIZE if sign > 0 else StudyDirection.MAXIMIZE for sign in self.signs]
         with self.locked(), _blaming_damage(folder):
             self._study = optuna.create_study(storage=self._storage, study_name="search", directions=directions, load_if_exists=True)
 

@@ -134,10 +134,9 @@ class Work:
             verdicts = failed | rung.verdicts([one for one in here if one.number not in failed], self._setup)
             for one in undecided:
                 self._conclude(rung, one, verdicts.get(one.number))
-        if len(failed) == len(here):
-            raise InputError(
-                *(f"every candidate failed on the rung {rung.NAME}: {verdict.reason}" for verdict in list(failed.values())[:1])
-            )
+        reasons = {verdict.reason for verdict in failed.values()}
+        if not waiting and len(failed) == len(here) > 1 and len(reasons) == 1:
+            raise InputError(f"all {len(failed)} candidates of a wave failed on the rung {rung.NAME}: {reasons.pop()}")
 
     def _conclude(self, rung: Rung, one: Candidate, verdict: Verdict | None) -> None:
         if verdict is not None:

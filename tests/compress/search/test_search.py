@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -96,16 +97,17 @@ def test_a_point_of_the_front_is_a_recipe_that_runs(finished: Outcome, tmp_path:
     assert checkpoints == {name: searched[name].digest for name in checkpoints}
 
 
-def test_the_same_command_does_no_work_and_a_larger_budget_goes_on(recipe: Recipe, tmp_path: Path) -> None:
-    small = tiny_search(goals={"max_drop": 0.5}, **{**BUDGET, "budget": {"trials": 2}})
-    run_search(small, tmp_path / "s")
-    before = sorted(path.name for path in (tmp_path / "s" / "stages").iterdir()), essence(tmp_path / "s")
-    run_search(small, tmp_path / "s")
-    assert (sorted(path.name for path in (tmp_path / "s" / "stages").iterdir()), essence(tmp_path / "s")) == before
-    more = run_search(recipe, tmp_path / "s")
-    assert [one["wave"] for one in more.contents["candidates"]] == [0, 0, 1]
+def test_the_same_command_does_no_work_and_a_larger_budget_goes_on(recipe: Recipe, finished: Outcome, tmp_path: Path) -> None:
+    folder = tmp_path / "moved"
+    shutil.copytree(finished.folder, folder, symlinks=True)
+    before = sorted(path.name for path in (folder / "stages").iterdir()), essence(folder)
+    run_search(recipe, folder)
+    assert (sorted(path.name for path in (folder / "stages").iterdir()), essence(folder)) == before
+    more = run_search(tiny_search(goals={"max_drop": 0.5}, **{**BUDGET, "budget": {"trials": 4}}), folder)
+    assert [one["wave"] for one in more.contents["candidates"]] == [0, 0, 1, 2]
+    assert essence(folder)[0][:3] == before[1][0]
     with pytest.raises(InputError, match=r"holds the study of another recipe: search\.halving\.wave differs"):
-        run_search(tiny_search(goals={"max_drop": 0.5}, budget={"trials": 3}, halving={"wave": 3}), tmp_path / "s")
+        run_search(tiny_search(goals={"max_drop": 0.5}, budget={"trials": 3}, halving={"wave": 3}), folder)
 
 
 def test_a_candidate_cannot_be_judged_on_evaluation_rows_and_the_store_not_be_cleaned(finished: Outcome) -> None:
@@ -151,7 +153,7 @@ def test_two_processes_share_one_study(recipe: Recipe, finished: Outcome, tmp_pa
 
 def test_kills_change_nothing(recipe: Recipe, finished: Outcome, tmp_path: Path) -> None:
     generator, kept = random.Random(0), set[str]()
-    for _ in range(6):
+    for _ in range(4):
         worker = FORKED.Process(target=run_search, args=(recipe, tmp_path / "s"))
         worker.start()
         time.sleep(generator.uniform(0.3, 2.0))
