@@ -105,6 +105,34 @@ def run(
     _finish(work, verbose)
 
 
+@app.command(
+    epilog="Examples: compress search sst2-minilm-search; compress search recipe.yaml --set search.budget.trials=60; "
+    "the same command goes on where it was stopped, and a second one beside it helps"
+)
+def search(
+    recipe: RecipeFile,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="The search folder; default: searches/<name>.")] = None,
+    settings: Settings = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only warnings and the result.")] = False,
+    verbose: Verbose = False,
+) -> None:
+    """Search for the best settings of a recipe: what may change is in its key `search`. Resumable, and shared by several processes."""
+
+    def work() -> int:
+        from compress.core.progress import ConsoleProgress
+        from compress.search.search import search as search_recipe
+        from compress.search.summary import summary
+
+        outcome = search_recipe(
+            _read(recipe, settings), out, progress=ConsoleProgress("quiet" if quiet else "verbose" if verbose else "normal")
+        )
+        for line in summary(outcome.contents, outcome.folder):
+            typer.echo(line)
+        return 3 if outcome.missed else 0
+
+    _finish(work, verbose)
+
+
 @app.command()
 def report(folder: RunFolder, verbose: Verbose = False) -> None:
     """Rebuild report.html and report.json from the manifests of a run."""

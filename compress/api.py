@@ -42,6 +42,7 @@ __all__ = [
     "load_test",
     "plan",
     "run",
+    "search",
     "serve",
     "verify",
 ]
@@ -105,6 +106,26 @@ def run(
 
     outcome = run_recipe(recipe, _path(out), start=start, force=force, progress=ConsoleProgress(volume))
     return Report(outcome.report, outcome.folder)
+
+
+def search(recipe: Recipe, out: str | Path | None = None, *, volume: Volume = "normal") -> dict[str, Any]:
+    """Searches for the best settings of a recipe with a `search`, and goes on where it was stopped.
+
+    Args:
+        recipe: A recipe of `load_recipe`.
+        out: The search folder; `searches/<name>` where absent.
+        volume: As of `run`.
+
+    Returns:
+        The contents of `search.json`: `front`, `recommended`, `candidates`, `importances` and others.
+
+    Raises:
+        InputError: The recipe, the space, the model, the data or the machine is not fit for it.
+    """
+    from compress.core.progress import ConsoleProgress
+    from compress.search.search import search as search_recipe
+
+    return dict(search_recipe(recipe, _path(out), progress=ConsoleProgress(volume)).contents)
 
 
 def bench(folder: str | Path, *, volume: Volume = "normal") -> Report:

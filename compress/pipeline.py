@@ -21,18 +21,19 @@ from compress.artifacts.run_folder import (
     LOCK_FILE,
     Run,
     end_list,
+    keep_judge,
     link_repository,
     locked,
     open_run,
     start_list,
-    sweep,
     write_lock,
 )
+from compress.artifacts.store import sweep
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, EVALUATION, LATENCY, SOURCE
-from compress.data.splits import Data
+from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import keep_freed_memory
@@ -46,6 +47,8 @@ from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
 from export.export import Export
 from triton_repo.triton_repo import TritonRepo
+
+UNSEEN = "a candidate of a search: every figure here is of selection rows, which its stages chose by, too; no evaluation row was used"
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,7 @@ def run(
     again: str | None = None,
     progress: ConsoleProgress | None = None,
     team: Team = ALONE,
+    judge: Judge = "evaluation",
 ) -> Outcome:
     """Runs a recipe: every step that is not cached, then the report.
 
@@ -83,6 +87,7 @@ def run(
         again: Id of a single step to run again.
         progress: Where progress is shown; default: the terminal.
         team: The processes of the run (`compress.machine.parallel.joined`); all of them make this call with the same arguments.
+        judge: The rows that models are judged on; selection leaves the evaluation rows unseen, and the report says so.
 
     Returns:
         The run folder and its report. A missed goal is not an error; see `Outcome.missed`.
@@ -95,15 +100,17 @@ def run(
     keep_freed_memory()
     steps = plan_steps(recipe)
     _check_start(start, steps)
-    if recipe.target.device == "cpu":
-        _check_server(steps)
+    check_server(recipe)
     with locked(folder) if team.is_first else nullcontext():
         if team.is_first:
+            keep_judge(folder, judge)
             sweep(folder)
             start_list(folder)
             progress.file = folder / "log.txt"
         team.broadcast(None)  # the folder exists and is locked
-        context = prepare(recipe, folder, progress, team)
+        context = prepare(recipe, folder, progress, team, judge)
+        if judge == "selection":
+            progress.warn(UNSEEN)
         results: dict[str, tuple[Artifact, bool, float]] = {}
         state = RunState()
         for step in steps:
@@ -176,9 +183,13 @@ def _check_start(start: str | None, steps: list[Stage]) -> None:
         raise InputError(f"--from {start}: no such stage; stages: {', '.join(ids)}{nearest(start, ids)}")
 
 
-def _check_server(steps: list[Stage]) -> None:
-    """Checks before the first stage runs that the Triton server of the last stage is installed."""
-    if any(isinstance(step, TritonRepo) and step.serve for step in steps):
+def check_server(recipe: Recipe) -> None:
+    """Checks before the first stage runs that the Triton server of the last stage is installed.
+
+    Raises:
+        InputError: It is not.
+    """
+    if recipe.target.device == "cpu" and any(isinstance(stage, TritonRepo) and stage.serve for stage in recipe.stages):
         from triton_repo import environment as server
 
         server.check()

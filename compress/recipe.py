@@ -20,6 +20,7 @@ from compress.core.files import local, read_plain
 from compress.core.goals import Goals
 from compress.core.named import one_of
 from compress.core.problems import explain
+from compress.core.search import Search
 from compress.core.shown import reason, shown
 from compress.core.step_names import BASELINE, INPUT, is_reserved
 from compress.core.target import Parallel, Target
@@ -72,6 +73,8 @@ class Recipe(Config):
     """Deployment target: device, engines and shapes."""
     parallel: Parallel = Parallel()
     """Training with several processes; see `docs/how-to/several-processes.md`."""
+    search: Search | None = None
+    """What `compress search` may change, and what counts; see `docs/how-to/search.md`. Has no effect on a run."""
     stages: tuple[Any, ...] = ()
     """List of one-key maps, in order: the key is the stage, the value its settings."""
 
@@ -122,6 +125,18 @@ def dump(recipe: Recipe) -> dict[str, Any]:
     data = recipe.model_dump(mode="json", exclude={"stages"})
     data["stages"] = [{stage.NAME: stage.model_dump(mode="json")} for stage in recipe.stages]
     return data
+
+
+def written(recipe: Recipe) -> dict[str, Any]:
+    """Returns the recipe as plain data without the defaults: what its author wrote."""
+    data = recipe.model_dump(mode="json", exclude={"stages"}, exclude_unset=True)
+    data["stages"] = [{stage.NAME: _written(stage)} for stage in recipe.stages]
+    return data
+
+
+def _written(stage: Stage) -> dict[str, Any]:
+    settings = stage.model_dump(mode="json", exclude_unset=True)
+    return {key: value for key, value in settings.items() if (key, value) != ("id", stage.NAME)}
 
 
 def schema() -> dict[str, Any]:
@@ -186,6 +201,10 @@ def _merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+PATHS = (".teacher", ".extra_text.path", ".corpus.path")
+"""Ends of keys of `search.space` whose values are paths."""
+
+
 def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
     """Makes the local paths of one recipe file absolute, in place; Hub ids stay unchanged."""
 
@@ -215,6 +234,12 @@ def _resolve_paths(raw: dict[str, Any], folder: Path) -> None:
             resolve(body, "teacher")
             for key in ("extra_text", "corpus"):
                 resolve(body.get(key) if isinstance(body, dict) else None, "path")
+    search = raw.get("search")
+    space = search.get("space") if isinstance(search, dict) else None
+    given: dict[Any, Any] = space if isinstance(space, dict) else {}
+    for key, values in given.items():
+        if str(key).endswith(PATHS):
+            given[key] = {**values, "choices": resolved(values.get("choices"))} if isinstance(values, dict) else resolved(values)
 
 
 def _apply(raw: dict[str, Any], setting: str) -> None:
@@ -222,7 +247,21 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
     parts = key.strip().split(".")
     if not separator or not all(parts) or len(parts) > DEEPEST:
         raise InputError(f"--set {shown(setting)}: not of the form key.path=value; for example --set data.max_length=64")
-    value = parse_yaml(text, f"--set {key}")
+    put(raw, parts, parse_yaml(text, f"--set {key}"), f"--set {setting}")
+
+
+def put(raw: dict[str, Any], parts: Sequence[str], value: Any, setting: str) -> None:
+    """Sets one value of plain recipe data, in place; maps are merged.
+
+    Args:
+        raw: The recipe as a map.
+        parts: The key path; a stage is named by its id.
+        value: The value.
+        setting: Where it was given, for messages.
+
+    Raises:
+        InputError: No stage has the id, or a value on the way has no keys.
+    """
     if parts[0] == "stages" and len(parts) > 1:
         entry, name = _stage_entry(raw, parts[1], setting)
         _check_below(entry[name], parts, 2, setting)
@@ -256,7 +295,7 @@ def _check_below(value: Any, parts: Sequence[str], depth: int, setting: str) -> 
     while depth < len(parts):
         if not isinstance(value, dict | bool | None):
             above = ".".join(parts[:depth])
-            raise InputError(f"--set {setting}: {above} is {shown(value)}, which has no keys; set {above} itself")
+            raise InputError(f"{setting}: {above} is {shown(value)}, which has no keys; set {above} itself")
         value = value.get(parts[depth]) if isinstance(value, dict) else None
         depth += 1
 
@@ -273,7 +312,7 @@ def _stage_entry(raw: dict[str, Any], stage_id: str, setting: str) -> tuple[dict
             ids.append(named if isinstance(named, str) else str(name))
             if ids[-1] == stage_id:
                 return entry, name
-    raise InputError(f"--set {setting}: no stage has the id {stage_id!r}; stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
+    raise InputError(f"{setting}: no stage has the id {stage_id!r}; stages: {', '.join(ids) or 'none'}{nearest(stage_id, ids)}")
 
 
 def _nest(parts: Sequence[str], value: Any) -> dict[str, Any]:

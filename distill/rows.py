@@ -61,7 +61,7 @@ def gather_corpus(
 
 def unlabelled(text: PlainText, data: Data, known: Split, key: str, log: Callable[[str], None]) -> Split:
     """Returns unlabelled text as rows with label 0, excluding evaluation, selection and already known rows."""
-    rows, held_out, duplicates = new_rows(read_plain(text, key, log), [*data.evaluation.rows, *data.selection.rows], known.rows)
+    rows, held_out, duplicates = new_rows(read_plain(text, key, log), data.never_trained, known.rows)
     log(f"  {key}: {len(rows)} rows; excluded: {held_out} in the evaluation or selection split, {duplicates} duplicates")
     return Split(rows, np.zeros(len(rows), data.train.labels.dtype))
 

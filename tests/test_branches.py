@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from compress.artifacts.run_folder import open_run
-from compress.commands.plan import describe, steps_of
+from compress.commands.plan import describe
 from compress.core.progress import ConsoleProgress
+from compress.forecast import steps_of
 from compress.pipeline import Outcome, run
 from compress.recipe import check
 from compress.run.prepare import prepare

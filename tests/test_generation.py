@@ -10,9 +10,10 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from compress.artifacts.run_folder import open_run
-from compress.commands.plan import describe, steps_of
+from compress.commands.plan import describe
 from compress.commands.verify import verify
 from compress.core.progress import ConsoleProgress
+from compress.forecast import steps_of
 from compress.measure import generation, latency
 from compress.measure.fastest_answers import rate
 from compress.pipeline import Outcome, run

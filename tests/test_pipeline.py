@@ -11,10 +11,11 @@ import pytest
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import locked, open_run
 from compress.commands.clean import clean
-from compress.commands.plan import describe, steps_of
+from compress.commands.plan import describe
 from compress.commands.verify import verify
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.forecast import steps_of
 from compress.pipeline import Outcome, plan_steps, run
 from compress.recipe import Recipe, check
 from tests.tiny_recipes import tiny_vit

@@ -14,7 +14,7 @@ from compress.schemes.table import SCHEMES
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compress", "quantize", "distill", "prune", "export", "triton_repo")
 METHODS = {"quantize", "distill", "prune", "export", "triton_repo"}
-MAY_NAME_METHODS = ("compress.pipeline", "compress.recipe", "compress.run", "compress.commands", "compress.api")
+MAY_NAME_METHODS = ("compress.pipeline", "compress.recipe", "compress.run", "compress.search", "compress.commands", "compress.api")
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
     for package in PACKAGES

@@ -120,8 +120,9 @@ class TritonRepo(Stage):
         from triton_repo import environment
 
         chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
-        if TASKS[context.task].answer == "tokens" and context.target.device == "cpu":
-            chosen = [{folder: engines[0] for folder, engines in self._engines(context).items() if engines}]
+        if TASKS[context.task].answer == "tokens" and context.target.device == "cpu" and context.exported is not None:
+            engines = self._engines(context.exported.path, context)
+            chosen = [{folder: names[0] for folder, names in engines.items() if names}]
         if not self._starts(context):
             return {"chosen": chosen} if chosen else None
         streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
@@ -189,16 +190,15 @@ class TritonRepo(Stage):
         measured = Measured(context.exported.path, context.latency.path, line, context.baseline.id, before)
         return fastest(measured, context.goals, name)
 
-    def _engines(self, context: Context) -> dict[str, tuple[str, ...]]:
+    def _engines(self, exported: Path, context: Context) -> dict[str, tuple[str, ...]]:
         """Returns the engines that answer prompts by build, the one to serve first."""
-        if context.exported is None:
-            return {}
-        name, split = TASKS[context.task].metric, context.data.evaluation
-        predictions, _ = load_predictions(context.predictions[context.baseline.id])
+        scale = None
+        if context.goals.max_drop is not None and context.baseline.id in context.predictions:
+            name, split = TASKS[context.task].metric, context.data.evaluation
+            predictions, _ = load_predictions(context.predictions[context.baseline.id])
+            scale = name, metrics(context.task, predictions, split.labels)[name]
         latency = None if context.latency is None else context.latency.path
-        before = metrics(context.task, predictions, split.labels)[name]
-        scale = name, before
-        return engines_that_answer(context.exported.path, latency, context.target, context.goals, scale, proposed=self.proposals)
+        return engines_that_answer(exported, latency, context.target, context.goals, scale, proposed=self.proposals)
 
     def _write_language(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """The same for language models, which stream their answers."""
@@ -206,7 +206,7 @@ class TritonRepo(Stage):
         from triton_repo.generation.layout import write_language_repository
         from triton_repo.layout import served_models
 
-        models = served_models(parent, self._engines(context))
+        models = served_models(parent, self._engines(parent.path, context))
         batch_sizes, most = context.target.batch_sizes, self.max_batch_size
         written = write_language_repository(
             out / REPOSITORY,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +29,8 @@ MOST_BYTES = 10_000_000
 """Bytes of that file."""
 REPOSITORY = "model_repository"
 UNFINISHED = ".unfinished"
+JUDGE = ".judge"
+"""Holds the rows that the run is judged on, where these are not the evaluation rows."""
 
 
 @dataclass(frozen=True)
@@ -223,10 +224,18 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def sweep(folder: Path) -> None:
-    """Removes the partial files of a killed run, except the training checkpoints within a stage."""
-    for leftover in [*folder.glob("stages/.*.tmp"), *folder.glob("stages/.*.old"), *folder.glob(".*.tmp")]:
-        if leftover.is_dir() and not leftover.is_symlink():
-            shutil.rmtree(leftover)
-        else:
-            leftover.unlink()
+def keep_judge(folder: Path, judge: str) -> None:
+    """Notes in a new run folder which rows its models are judged on, and holds later runs in it to that.
+
+    Raises:
+        InputError: The folder was judged on other rows.
+    """
+    note, usual = folder / JUDGE, "evaluation"
+    known = note.read_text(encoding="utf-8").strip() if note.is_file() else judge
+    if judge != known:
+        raise InputError(
+            f"{folder}: a candidate of a search, whose figures are of {known} rows; run its {LOCK_FILE} with another --out DIR to get "
+            f"those of {judge} rows"
+        )
+    if judge != usual:
+        artifact.write_text(note, judge)

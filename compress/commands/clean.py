@@ -6,6 +6,8 @@ import shutil
 from pathlib import Path
 
 from compress.artifacts.run_folder import locked, open_run, unfinished
+from compress.artifacts.store import is_shared
+from compress.core.errors import InputError
 
 
 def clean(folder: Path) -> list[Path]:
@@ -22,6 +24,8 @@ def clean(folder: Path) -> list[Path]:
     Raises:
         InputError: The folder holds no finished run, or another process writes to it.
     """
+    if is_shared(folder):
+        raise InputError(f"{folder}: its stages are shared with other runs of a search; remove the folder of the search to free them")
     open_run(folder)  # a folder that is no run is not locked, and so not created
     with locked(folder):
         names = {found.path.name for found in open_run(folder).artifacts.values()} | unfinished(folder)

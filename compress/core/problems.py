@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -40,9 +41,12 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
 
 def _is_union_tag(part: Any) -> bool:
     # pydantic adds the name of the union member that it tried ("int", "Model", "tuple[...]", "constrained-str") to the path
+    if isinstance(part, str) and _PATH.fullmatch(part):  # a key of `search.space`
+        return False
     return isinstance(part, str) and (not part.replace("_", "").isalnum() or part[:1].isupper() or part in _PRIMITIVES)
 
 
+_PATH = re.compile(r"[a-z][a-z0-9_-]*(\.[A-Za-z0-9_-]+)+")
 _PRIMITIVES = frozenset({"str", "int", "float", "bool", "none", "dict", "list"})
 
 
@@ -61,7 +65,8 @@ def _follow(model: type[BaseModel], location: Sequence[Any]) -> tuple[list[Any],
             continue
         written.append(part)
         if isinstance(part, str) and position < len(location) - 1:
-            models = [inner for found in models if part in found.model_fields for inner in _models_in(found.model_fields[part].annotation)]
+            inside = [inner for found in models if part in found.model_fields for inner in _models_in(found.model_fields[part].annotation)]
+            models = inside if any(part in found.model_fields for found in models) else models  # else it is the key of a map
     return written, models
 
 

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 SELECTION_SHARE = 0.05
 SELECTION_ROWS = (200, 2000)
 LARGEST_SHARE = 0.2
+Judge = Literal["evaluation", "selection"]
+"""Rows that models are judged on. selection: those of a candidate of a search, which must not see evaluation rows."""
 
 
 def content_key(row: Row) -> bytes:
@@ -93,12 +95,41 @@ class Data:
     """Class names by id; ("score",) for regression, () where text is generated."""
     tokenizer: TrainedTokenizer | None = None
     """The tokenizer trained on the train split; None if the recipe names one or needs none."""
+    hidden: Split | None = None
+    """The true evaluation rows, where selection rows have taken their place."""
 
     @cached_property
     def digest(self) -> str:
-        """sha256 (hex) of all splits and label names."""
+        """sha256 (hex) of all splits and label names; the same whatever models are judged on, as training depends on none of that."""
+        if self.hidden is not None:
+            return replace(self, evaluation=self.hidden, hidden=None).digest
         parts = [repr(self.labels), self.train.digest, self.selection.digest, self.evaluation.digest]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+    @property
+    def judge(self) -> Judge:
+        """Which rows `evaluation` holds."""
+        return "evaluation" if self.hidden is None else "selection"
+
+    @property
+    def never_trained(self) -> list[Row]:
+        """The rows that no model may learn from: those of the evaluation and the selection split."""
+        return [*(self.hidden or self.evaluation).rows, *self.selection.rows]
+
+    def judged_on(self, judge: Judge) -> Data:
+        """Returns the data with the rows that models are judged on as `evaluation`.
+
+        Raises:
+            InputError: Selection rows are asked for, and there are none.
+        """
+        if judge == self.judge:
+            return self
+        if judge == "evaluation":
+            assert self.hidden is not None, "the judge is another one"
+            return replace(self, evaluation=self.hidden, hidden=None)
+        if not len(self.selection):
+            raise InputError("data: there are no selection rows, which candidates are judged on; give more train rows")
+        return replace(self, evaluation=self.selection, hidden=self.evaluation)
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
         """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order."""

@@ -27,7 +27,7 @@ CLEARLY = 0.1
 
 
 def engines_that_answer(
-    exported: Path, latency: Path | None, target: Target, goals: Goals, scale: tuple[str, float], *, proposed: bool = False
+    exported: Path, latency: Path | None, target: Target, goals: Goals, scale: tuple[str, float] | None, *, proposed: bool = False
 ) -> dict[str, tuple[str, ...]]:
     """Returns the engines of each build that answer prompts, by the build's folder, the one to serve first.
 
@@ -36,7 +36,7 @@ def engines_that_answer(
         latency: Folder of generation.json; None where nothing was timed.
         target: Its engines are in order of preference; `serve: first` keeps it.
         goals: Those of the recipe.
-        scale: Name of the primary metric, and its value for the baseline in torch.
+        scale: Name of the primary metric, and its value for the baseline in torch; None where it is not known.
         proposed: Whether tokens are proposed to what is served: engines that take none then come last.
     """
     rows = read_json(latency / GENERATION)["rows"] if latency is not None and (latency / GENERATION).exists() else []
@@ -46,7 +46,7 @@ def engines_that_answer(
         for entry in build["engines"]:
             if entry["runnable"] and ENGINES[entry["engine"]].generates:
                 entries.setdefault(entry["engine"], entry)
-        order = sorted(entries, key=list(target.engines).index)
+        order = list(entries)  # that of the target, in which export.json lists them
         rates = {name: rate(rows, build, entry) for name, entry in entries.items()} if target.serve == "fastest" else {}
         misses = {name: _misses(entry, goals, scale) for name, entry in entries.items()}
         fastest = _fastest_first(order, rates, misses)
@@ -62,10 +62,12 @@ def rate(rows: Sequence[Row], build: Mapping[str, Any], entry: Mapping[str, Any]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else None
 
 
-def _misses(entry: Mapping[str, Any], goals: Goals, scale: tuple[str, float]) -> bool:
+def _misses(entry: Mapping[str, Any], goals: Goals, scale: tuple[str, float] | None) -> bool:
     """Whether an engine loses more than `goals.max_drop`."""
+    if goals.max_drop is None or scale is None:
+        return False
     metric, before = scale
-    return goals.max_drop is not None and METRICS[metric].drop(before, entry["metrics"][metric]) > goals.max_drop + EXACT
+    return METRICS[metric].drop(before, entry["metrics"][metric]) > goals.max_drop + EXACT
 
 
 def _fastest_first(order: Sequence[str], rates: Mapping[str, float | None], misses: Mapping[str, bool]) -> list[str]:

@@ -40,7 +40,7 @@ def render(report: Report) -> str:
         One self-contained HTML document.
     """
     whole = complete(report)
-    return _template().render(
+    return template("report.html.j2").render(
         name=whole.get("name") or "unnamed run",
         facts=_facts(whole),
         verdict=phrases.verdict(whole),
@@ -100,7 +100,8 @@ def _fill(value: Any) -> Any:
 
 
 @cache
-def _template() -> Template:
+def template(name: str) -> Template:
+    """Returns a template of this folder, which escapes everything it prints."""
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -108,7 +109,7 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("report.html.j2")
+    return environment.get_template(name)
 
 
 def _metric(report: Report) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import list_artifact
+from compress.artifacts.store import holding
 from compress.machine.parallel import ALONE, Team
 from compress.machine.process import peak_memory_bytes
 from compress.run import durations
@@ -33,11 +35,29 @@ def advance(step: Stage, state: RunState, context: Context, folder: Path, force:
     Returns:
         The artifact, whether it was cached, and the seconds that the step took.
     """
-    context, parent, team = state.context_for(step, context), state.parent, context.team
-    key = team.broadcast(cache_key(step, parent, context) if team.is_first else "")
+    context, team = state.context_for(step, context), context.team
+    key = team.broadcast(cache_key(step, state.parent, context) if team.is_first else "")
     destination = folder / "stages" / f"{step.id}-{key[:8]}"
     if team.is_first:
         list_artifact(folder, destination.name)
+    with holding(folder, destination.name, context.progress.log) if team.is_first else nullcontext():
+        return _found_or_made(step, state, context, destination, key, force)
+
+
+def _found_or_made(
+    step: Stage, state: RunState, context: Context, destination: Path, key: str, force: bool
+) -> tuple[Artifact, bool, float]:
+    """Does what `advance` says.
+
+    Args:
+        step: The step.
+        state: The state before the step.
+        context: The context of the step.
+        destination: The folder of its artifact.
+        key: Its cache key.
+        force: Run the step even if its artifact is cached.
+    """
+    parent, team, folder = state.parent, context.team, destination.parent.parent
     found = None if force or not team.is_first else find(destination, key, context)
     if team.broadcast(found is not None):
         context.progress.log(f"{step.id}: cached in {destination}")

@@ -32,6 +32,8 @@ def cache_key(step: Stage, parent: Artifact | None, context: Context) -> str:
     }
     if step.PRODUCES != "checkpoint":
         contents |= {"target": context.target.model_dump(mode="json", exclude={"serve"}), **context.fingerprint}  # read by what asks for it
+        if context.data.judge != "evaluation":
+            contents["judge"] = context.data.judge
     if step.PRODUCES not in ("checkpoint", "evaluation"):  # these read every variant
         contents["checkpoints"] = {name: checkpoint.digest for name, checkpoint in context.checkpoints.items()}
     return artifact.digest(contents)

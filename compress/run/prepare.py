@@ -15,6 +15,7 @@ from compress.core.step_names import BASELINE, INPUT
 from compress.core.target import Target
 from compress.core.tasks import num_classes
 from compress.data.load import load_data
+from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
 from compress.models.config import ModelConfig, label_names
@@ -38,9 +39,14 @@ if TYPE_CHECKING:
     from export.engines.spec import EngineSpec
 
 
-def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
+def prepare(recipe: Recipe, folder: Path, progress: ConsoleProgress, team: Team = ALONE, judge: Judge = "evaluation") -> Context:
     """Loads the data and returns the context of the first step; its `count_macs` checks the model without reading weights."""
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
+    return context_of(recipe, data.judged_on(judge), folder, progress, team)
+
+
+def context_of(recipe: Recipe, data: Data, folder: Path, progress: ConsoleProgress, team: Team = ALONE) -> Context:
+    """Returns the context of the first step on data that is loaded already; see `prepare`."""
     context = Context(
         task=recipe.model.task,
         data=data,

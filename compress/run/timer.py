@@ -58,24 +58,25 @@ class Timer:
         """The recipe settings that affect the latency, apart from the target; JSON types."""
         return [self._fast_quantizer().model_dump(mode="json"), self.exporter.float_precision]
 
-    def __call__(self, checkpoints: Sequence[Path], shape: Shape, precision: TimedPrecision) -> list[float]:
+    def __call__(self, checkpoints: Sequence[Path], shape: Shape, precision: TimedPrecision | Sequence[TimedPrecision]) -> list[float]:
         """Returns the median latency of each checkpoint in ms.
 
         Args:
             checkpoints: Float checkpoints.
             shape: (batch, sequence); the sequence is None for images.
-            precision: int8 quantizes the checkpoints first, as in the recipe; fp32 leaves them as they are.
+            precision: int8 quantizes the checkpoints first, as in the recipe; fp32 leaves them as they are. A list has one for each.
 
         Raises:
             InputError: The first engine of the target does not run here.
             EngineError: An engine failed.
         """
         context, specs = self.context, []
+        precisions = [precision] * len(checkpoints) if isinstance(precision, str) else precision
         with tempfile.TemporaryDirectory(dir=checkpoints[0].parent, prefix="engines-") as folder:
             for number, checkpoint in enumerate(context.progress.track(checkpoints, "building engines to time")):
                 work = Path(folder, str(number))
                 work.mkdir()
-                made = self._quantized(checkpoint, work / "int8") if precision == "int8" else checkpoint
+                made = self._quantized(checkpoint, work / "int8") if precisions[number] == "int8" else checkpoint
                 specs.append(self._engine(made, work))
             groups = [specs[start : start + GROUP] for start in range(1, len(specs), GROUP)] or [[]]
             found = [[float(row["p50_ms"]) for row in measure([specs[0], *group], [shape], context.progress)] for group in groups]

@@ -31,13 +31,15 @@ class MeasureLatency(Protocol):
     def settings(self) -> Any:
         """The recipe settings that affect the latency, apart from the target; JSON types."""
 
-    def __call__(self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision) -> list[float]:
+    def __call__(
+        self, checkpoints: Sequence[Path], shape: tuple[int, int | None], precision: TimedPrecision | Sequence[TimedPrecision]
+    ) -> list[float]:
         """Returns the median latency in ms of float checkpoints in the first engine of the target.
 
         Args:
             checkpoints: The checkpoints.
             shape: (batch, sequence); the sequence is None for images.
-            precision: Precision of the GEMMs; for int8 the checkpoints are quantized first.
+            precision: Precision of the GEMMs; for int8 the checkpoints are quantized first. A list has one for each checkpoint.
         """
 
 

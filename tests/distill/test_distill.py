@@ -360,8 +360,8 @@ RECIPE: dict[str, Any] = {
 
 def test_a_run_distills_twice_and_plans_what_it_makes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from compress.artifacts.run_folder import open_run
-    from compress.commands.plan import steps_of
     from compress.core.progress import ConsoleProgress
+    from compress.forecast import steps_of
     from compress.pipeline import run
     from compress.recipe import check
     from compress.run.prepare import prepare

@@ -33,6 +33,7 @@ def shrunk(folder: Path, path: str, given: Sequence[str]) -> list[str]:
     recipe = read(Path(path), settings)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     small = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
+    small += ["search=null"] if recipe.search is not None else []  # its values are those of the large model
     engine = recipe.target.engines[0]
     small += [f"target={{engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}", *_source(recipe, folder)]
     return [word for setting in small for word in ("--set", setting)]

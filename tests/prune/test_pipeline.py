@@ -10,9 +10,10 @@ import pytest
 import transformers
 
 from compress.artifacts.run_folder import open_run
-from compress.commands.plan import describe, steps_of
+from compress.commands.plan import describe
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.forecast import steps_of
 from compress.models.checkpoint import load
 from compress.models.size import count
 from compress.pipeline import Outcome, run

@@ -1,4 +1,4 @@
-"""Predicts the disk space of each step from the model shapes: the disk column of `compress plan`.
+"""Predicts the disk space of each step from the model shapes: the disk column of `compress plan`, and the size of candidates of a search.
 
 Weights dominate: 4 bytes each in float, 1 byte in int8. Graphs, tokenizer and predictions are estimated. TensorRT engines are not counted,
 because their size is only known after the build.
@@ -94,6 +94,12 @@ def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], c
         )
     sizes = _sizes(config, context, None)
     return sizes.prediction_bytes if isinstance(step, Evaluate) else sizes.float_bytes + sizes.tokenizer_bytes
+
+
+def weight_bytes(variant: Variant, context: Context) -> int:
+    """Returns the size in bytes of the weights of a model as an engine loads them: 1 byte where they become int8, else 4."""
+    sizes = _sizes(variant.config, context, variant.quantizer if variant.stages else None)
+    return sizes.int8_bytes
 
 
 def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:

@@ -1,0 +1,63 @@
+"""A candidate of a search: its values, what was measured of it on each rung, and what became of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["open", "dropped", "finished"]
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Why a candidate went no further."""
+
+    rung: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One trial of the study."""
+
+    number: int
+    wave: int
+    """Candidates of one wave were drawn together, and are compared with each other."""
+    values: Mapping[str, Any]
+    """The value of each knob by its path."""
+    own: bool = False
+    """Whether these are the values of the recipe itself."""
+    records: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What was measured on each rung, with the `seconds` that it took."""
+    passed: tuple[str, ...] = ()
+    """The rungs that it has passed."""
+    dropped: Dropped | None = None
+    results: tuple[float, ...] | None = None
+    """The objectives of a finished candidate, in the order of the recipe."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder."""
+        return f"{self.number:04d}"
+
+    @property
+    def state(self) -> State:
+        """open: it is not decided yet."""
+        return "dropped" if self.dropped else "finished" if self.results is not None else "open"
+
+    @property
+    def seconds(self) -> float:
+        """The time that it has taken."""
+        return sum(float(record.get("seconds", 0.0)) for record in self.records.values())
+
+    @property
+    def excess(self) -> dict[str, float]:
+        """By how much it exceeds each goal of the recipe, at most 0 where it meets it; empty before it has finished."""
+        found: dict[str, float] = dict(self.records.get("full", {}).get("excess", {}))
+        return found
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it has finished and meets the goals."""
+        return self.results is not None and all(value <= 0 for value in self.excess.values())

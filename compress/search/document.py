@@ -1,0 +1,116 @@
+"""The outcome of a search as plain data, `search.json`, and as a page, `search.html`.
+
+`search.json` is the machine interface; keys are only ever added. Figures of `candidates` are of selection rows, those of
+`front[].evaluation` of the evaluation split, with intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from compress.artifacts.artifact import write_json, write_text
+from compress.core.search import Range
+from compress.machine import environment
+from compress.report import goals as judged
+from compress.search import page
+from compress.search.baseline import Baseline
+from compress.search.candidate import Candidate
+from compress.search.points import Front, name_of, recipe_file, why_recommended
+from compress.search.rungs.full import OF_A_KIND, figures_of
+from compress.search.setup import FRONT, Setup
+from compress.search.space import Knob, num_combinations
+from compress.search.study import Study
+from compress.search.work import rungs_of
+
+SCHEMA = 1
+FILE, PAGE = "search.json", "search.html"
+Reports = Mapping[int, Mapping[str, Any]]
+"""The report of each point of the front on the evaluation split."""
+
+
+def write(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, Any]:
+    """Writes `search.json` and `search.html`; returns the contents of the former."""
+    contents = collect(setup, study, before, found, reports)
+    write_json(setup.folder / FILE, contents)
+    write_text(setup.folder / PAGE, page.render(contents))
+    return contents
+
+
+def collect(setup: Setup, study: Study, before: Baseline, found: Front, reports: Reports) -> dict[str, Any]:
+    """Returns the outcome of a search as plain data, in the schema of `search.json`."""
+    candidates = study.candidates()
+    fingerprint = environment.fingerprint()
+    points = [_point(one, setup, reports[one.number]) for one in found.candidates]
+    chosen = next((point for one, point in zip(found.candidates, points, strict=True) if one is found.chosen), None)
+    return {
+        "schema": SCHEMA,
+        "name": setup.recipe.name,
+        "task": setup.recipe.model.task,
+        "environment": {**fingerprint["hardware"], "versions": fingerprint["versions"]},
+        "metric": {"name": setup.metric_name, "higher_is_better": setup.metric.higher_is_better},
+        "objectives": list(setup.search.objectives),
+        "goals": setup.recipe.goals.model_dump(mode="json", exclude_none=True),
+        "budget": setup.search.budget.model_dump(mode="json"),
+        "halving": setup.search.halving.model_dump(mode="json"),
+        "rows": {"selection": len(setup.data.selection), "evaluation": len(setup.data.hidden or setup.data.evaluation)},
+        "space": [_knob(knob) for knob in setup.knobs],
+        "combinations": num_combinations(setup.knobs),
+        "rungs": [{"name": rung.NAME, "about": rung.ABOUT, "left_out": absent} for rung, absent in rungs_of(setup).items()],
+        "seconds": round(study.baseline_seconds + sum(one.seconds for one in candidates), 1),
+        "baseline": {"metric": before.metric},
+        "candidates": [_candidate(one, found, setup) for one in candidates],
+        "importances": study.importances(),
+        "meets_goals": found.meets,
+        "front": points,
+        "recommended": chosen and {**chosen, "reason": why_recommended(found, setup.search.objectives, setup)},
+    }
+
+
+def _knob(knob: Knob) -> dict[str, Any]:
+    kind = "range" if isinstance(knob.given, Range) else "choices"
+    return {"path": knob.path, "kind": kind, **knob.given.model_dump(mode="json", exclude_none=True)}
+
+
+def _candidate(one: Candidate, found: Front, setup: Setup) -> dict[str, Any]:
+    """Returns a candidate: its values, what every rung said, and what became of it."""
+    full = one.records.get("full", {})
+    return {
+        "number": one.number,
+        "name": one.name,
+        "wave": one.wave,
+        "own": one.own,
+        "values": dict(one.values),
+        "state": one.state,
+        "front": one in found.candidates,
+        "dropped": None if one.dropped is None else {"rung": one.dropped.rung, "reason": one.dropped.reason},
+        "rungs": {name: dict(record) for name, record in one.records.items()},
+        "results": full.get("results") if one.results is not None else None,
+        "missed": full.get("missed", []) if one.results is not None else [],
+        "feasible": one.feasible,
+        "seconds": round(one.seconds, 1),
+        "run": str(setup.run_folder(one, "full").relative_to(setup.folder)) if one.results is not None else None,
+    }
+
+
+def _point(one: Candidate, setup: Setup, report: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a point of the front: its figures on selection rows, and on the evaluation split with intervals."""
+    figures, cost = figures_of(report), judged.drop(report)
+    cell = judged.served_accuracy(report).get(judged.last_backend(report) or "") or {}
+    return {
+        "number": one.number,
+        "name": name_of(one, setup),
+        "values": dict(one.values),
+        "recipe": str(recipe_file(one, setup).relative_to(setup.folder)),
+        "run": f"{FRONT}/{name_of(one, setup)}",
+        "selection": one.records["full"]["results"],
+        "evaluation": {
+            **{name: value for name, value in figures.items() if name != "metric"},
+            "metric": {key: cell.get(key) for key in ("value", "low", "high", "n")},
+            "drop": {"value": cost.value, "low": cost.low, "high": cost.high},
+            "speedup": judged.speedup(report).value,
+        },
+        "served": {key: (report.get("served") or {}).get(key) for key in ("variant", "precision", "float_precision", "engine", "mode")},
+        "goals": report["goals"],
+        "missed": [name for name in judged.missed(report) if name not in OF_A_KIND],
+    }

@@ -1,0 +1,48 @@
+"""What candidates are compared by before they are trained in full: their objectives, as far as they are known, as losses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from compress.search.candidate import Candidate
+from compress.search.halving import survivors
+from compress.search.rungs.rung import Verdict
+from compress.search.setup import Setup
+
+ESTIMATES = {"metric": "the metric", "latency": "time", "throughput": "time for a row", "size": "bytes"}
+"""What stands for each objective; time is relative to the baseline, or in multiply-accumulates."""
+
+
+def losses(candidate: Candidate, rung: str, setup: Setup) -> tuple[float, ...]:
+    """Returns a value for each objective, smaller is better.
+
+    The metric is that of a rung. Time is that of the untrained shape, relative to the baseline, or else the multiply-accumulates. Size is
+    that of the weights.
+    """
+    size, latency = candidate.records["size"], candidate.records.get("latency", {})
+    metric = float(candidate.records[rung]["metric"]) * (-1 if setup.metric.higher_is_better else 1)
+    time = float(latency.get("relative", size["macs"]))
+    known = {"metric": metric, "latency": time, "throughput": time, "size": float(size["weight_bytes"])}
+    return tuple(known[name] for name in setup.search.objectives)
+
+
+def halved(wave: Sequence[Candidate], rung: str, setup: Setup) -> dict[int, Verdict]:
+    """Returns the candidates that successive halving drops (`compress.search.halving`), with what they were beaten by.
+
+    The recipe itself is never dropped by comparison: a search ends with how it compares with what was there before.
+    """
+    points = {one.number: losses(one, rung, setup) for one in wave}
+    kept = survivors(points, setup.search.halving.keep) if points else []
+    dropped = [one.number for one in wave if one.number not in kept and not one.own]
+    return {number: Verdict(_why(number, kept, points, setup)) for number in dropped}
+
+
+def _why(number: int, kept: Sequence[int], points: Mapping[int, Sequence[float]], setup: Setup) -> str:
+    """Returns the objectives of a candidate beside those of the candidates that went on."""
+    told = []
+    for index, name in enumerate(setup.search.objectives):
+        own, others = points[number][index], [points[other][index] for other in kept]
+        sign = -1 if name == "metric" and setup.metric.higher_is_better else 1
+        low, high = sorted((sign * min(others), sign * max(others)))
+        told.append(f"{ESTIMATES[name]} {sign * own:.4g} ({low:.4g} to {high:.4g})")
+    return f"{len(kept)} of {len(points)} go on, and this one is not among them; beside theirs it has {', '.join(told)}"

@@ -1,0 +1,124 @@
+"""Rung 5: the whole run, with engines: the objectives of what would be served, on selection rows, and the goals that it misses.
+
+    metric       of the served model in its engine            latency     the time that `compress.measure.fastest` compares, ms
+    size         bytes that its engine loads                  throughput  rows per second at its best shape
+    phase        geometric mean over engines and shapes of the baseline's float latency in this run / in the run of the baseline
+    excess       per goal: how far beyond its limit; drops in the unit of the metric, everything else as a share of the limit
+
+Latency is divided by the phase, and throughput multiplied by it: a machine that is slow for an hour is slow for the baseline too, which
+every run times in turns with what it makes. The goals are judged on the figures of the run, as `compress run` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from compress.artifacts.store import share
+from compress.core.errors import InputError
+from compress.pipeline import run
+from compress.recipe import Recipe
+from compress.report import goals as judged
+from compress.search.baseline import Baseline, float_times
+from compress.search.candidate import Candidate
+from compress.search.rungs.rung import Verdict
+from compress.search.setup import Setup
+
+OF_A_KIND = ("int8_faster",)
+"""Goals that are no property of one candidate: int8 that loses is reported, and float is served."""
+DROPS = ("max_drop", "max_bleu_drop")
+AT_LEAST = ("min_speedup", "min_throughput")
+EXACT = 1e-9
+
+
+class FullRun:
+    """Runs a candidate as `compress run` would; see above.
+
+    Args:
+        baseline: Its times are what the phase of the machine is told by.
+    """
+
+    NAME: ClassVar[str] = "full"
+    ABOUT: ClassVar[str] = "full training, engines"
+
+    def __init__(self, baseline: Baseline | None = None) -> None:
+        self._baseline = baseline
+
+    def absent(self, setup: Setup) -> str | None:
+        """Applies always."""
+        return None
+
+    def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
+        """The recipe of the candidate."""
+        return setup.recipe_of(candidate.values)
+
+    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+        """Returns `results` (the objectives), `phase`, `excess`, `missed` (goals that were not met) and `served` (what it would serve)."""
+        assert self._baseline is not None, "the baseline runs first"
+        folder = setup.run_folder(candidate, self.NAME)
+        share(folder, setup.folder)
+        report = run(self.recipe(candidate, setup), folder, progress=setup.progress_of_run(), judge="selection").report
+        phase = phase_of(report, self._baseline)
+        figures = corrected(figures_of(report), phase)
+        missing = [name for name in setup.search.objectives if figures[name] is None]
+        if missing:
+            raise InputError(f"{', '.join(missing)} of candidate {candidate.name} was not measured: no engine of the target ran")
+        excess = {}
+        for index, goal in enumerate(report["goals"]):
+            if goal["goal"] not in OF_A_KIND and goal["value"] is not None:
+                several = [other["goal"] for other in report["goals"]].count(goal["goal"]) > 1
+                excess[f"{goal['goal']}_{index}" if several else goal["goal"]] = exceeds(goal)
+        missed = [goal["goal"] for goal in report["goals"] if goal["met"] is False and goal["goal"] not in OF_A_KIND]
+        served = {key: (report.get("served") or {}).get(key) for key in ("variant", "precision", "float_precision", "engine", "mode")}
+        return {"results": figures, "phase": phase, "excess": excess, "missed": missed, "served": served}
+
+    def verdicts(self, wave: Sequence[Candidate], setup: Setup) -> dict[int, Verdict]:
+        """Drops nothing: who has come here has finished."""
+        return {}
+
+
+def figures_of(report: Mapping[str, Any]) -> dict[str, float | None]:
+    """Returns the objectives of what a report says is served: `metric`, `latency`, `size`, `throughput`; None where not measured."""
+    served = report.get("served") or {}
+    backend = judged.last_backend(report)
+    metric = judged.served_accuracy(report).get(backend or "") or {}
+    ranking = served.get("ranking") or ()
+    cells = judged.served_cells(report)
+    times = [float(row["p50_ms"]) for row in cells.values()]
+    own = math.exp(sum(map(math.log, times)) / len(times)) if times else None
+    return {
+        "metric": metric.get("value"),
+        "latency": ranking[0]["time_ms"] if ranking else own,
+        "size": judged.served_size(report),
+        "throughput": judged.throughput(report).value,
+    }
+
+
+def phase_of(report: Mapping[str, Any], before: Baseline) -> float:
+    """Returns how many times slower the machine was in a run than in that of the baseline; 1 where nothing was timed in both."""
+    name = str(report["baseline"])
+    rows = [{**row, "variant": name} for row in judged.baseline(report).get("latency") or ()]
+    now = float_times(rows, name)
+    ratios = [time / before.first_ms[key] for key, time in now.items() if key in before.first_ms]
+    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else 1.0
+
+
+def corrected(figures: Mapping[str, float | None], phase: float) -> dict[str, float | None]:
+    """Returns objectives as they would be if the machine were as fast as it was in the run of the baseline."""
+    factors = {"latency": 1 / phase, "throughput": phase}
+    return {name: None if value is None else value * factors.get(name, 1) for name, value in figures.items()}
+
+
+def exceeds(goal: Mapping[str, Any]) -> float:
+    """Returns by how much a judged goal is exceeded: at most 0 where it is met."""
+    limit, value = float(goal["limit"]), float(goal["value"])
+    if goal["met"]:
+        return min(0.0, _excess(goal["goal"], limit, value))
+    return max(EXACT, _excess(goal["goal"], limit, value))
+
+
+def _excess(name: str, limit: float, value: float) -> float:
+    if name in DROPS:
+        return value - limit
+    return (limit - value) / limit if name in AT_LEAST else (value - limit) / limit

@@ -1,0 +1,52 @@
+"""What a rung is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+from compress.recipe import Recipe
+from compress.search.candidate import Candidate
+from compress.search.setup import Setup
+
+FAILED = "failed"
+"""Key of a record whose run failed: the reason."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why a candidate is dropped."""
+
+    reason: str
+    excess: dict[str, float] = field(default_factory=dict)
+    """By how much it exceeds a goal, where that is the reason."""
+
+
+class Rung(Protocol):
+    """One rung: a measurement of each candidate, and the decision which of a wave are dropped by it."""
+
+    NAME: ClassVar[str]
+    ABOUT: ClassVar[str]
+    """What it measures, in a few words."""
+
+    def absent(self, setup: Setup) -> str | None:
+        """Returns in one line why a search has no use for this rung; None where it has."""
+
+    def recipe(self, candidate: Candidate, setup: Setup) -> Recipe:
+        """Returns the recipe whose price is that of the measurement."""
+
+    def measure(self, candidate: Candidate, setup: Setup) -> dict[str, Any]:
+        """Measures a candidate; returns figures of JSON types.
+
+        Raises:
+            InputError, ParityError, EngineError: The candidate cannot be made; whoever calls drops it for that.
+        """
+
+    def verdicts(self, wave: Sequence[Candidate], setup: Setup) -> dict[int, Verdict]:
+        """Returns which candidates are dropped, by number, and why.
+
+        Args:
+            wave: The candidates of a wave that have come here, all measured.
+            setup: The search.
+        """

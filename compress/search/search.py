@@ -1,0 +1,138 @@
+"""`compress search`: a study of runs that share one store, its front on the evaluation split, and the report.
+
+searches/<name>/
+  search.html  search.json   the front, the recommended point, importance of the knobs, every candidate and why it was dropped
+  front/NAME.yaml  NAME/     every point of the front: a recipe for `compress run`, and its run on the evaluation split
+  trials/NNNN/RUNG/          the runs of each candidate, judged on selection rows: report, lock file and log of their own
+  stages/                    the store: artifacts of all of these, each made once
+  study.journal              the study (Optuna)
+  search.lock.yaml  log.txt  the recipe of the search, and its log
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from compress.artifacts.artifact import write_text
+from compress.artifacts.store import LOCKS, STAGES, waited_for
+from compress.core.errors import InputError
+from compress.core.files import local
+from compress.core.progress import ConsoleProgress
+from compress.core.yaml_file import parse_yaml
+from compress.machine.process import keep_freed_memory
+from compress.recipe import Recipe, dump
+from compress.search import document
+from compress.search.baseline import baseline
+from compress.search.points import evaluate, front
+from compress.search.setup import FRONT, TRIALS, Setup
+from compress.search.study import JOURNAL, Study
+from compress.search.work import Work, rungs_of
+
+LOCK, LOCK_FILE, LOG = ".search", "search.lock.yaml", "log.txt"
+MAY_CHANGE = ("name", "search.budget")
+"""Keys that may change from one call to the next; `search.budget.trials` raised goes on."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a search."""
+
+    folder: Path
+    """The search folder, with `search.html` and `search.json`."""
+    contents: Mapping[str, Any]
+    """The contents of `search.json`."""
+
+    @property
+    def missed(self) -> list[str]:
+        """The goals that the recommended point misses on the evaluation split; `search` where no candidate has finished."""
+        chosen = self.contents["recommended"]
+        return ["search"] if chosen is None else list(chosen["missed"])
+
+
+def search(recipe: Recipe, out: Path | None = None, *, progress: ConsoleProgress | None = None) -> Outcome:
+    """Searches for the best settings of a recipe; goes on where it was stopped. Several processes may work in one folder.
+
+    Args:
+        recipe: A checked recipe with a `search`.
+        out: The search folder; default `searches/<name>`.
+        progress: Where progress is shown; default: the terminal.
+
+    Raises:
+        InputError: The recipe, the space, the model, the data or the machine does not allow the search.
+    """
+    folder, progress = folder_of(recipe, out), progress or ConsoleProgress()
+    keep_freed_memory()
+    setup = Setup.of(recipe, folder, progress)
+    open_folder(setup)
+    progress.file = folder / LOG
+    study = Study(folder, recipe, setup.knobs, setup.metric.higher_is_better)
+    for rung, absent in rungs_of(setup).items():
+        progress.log(f"rung {rung.NAME}: {rung.ABOUT}" + (f"; left out: {absent}" if absent else ""))
+    progress.log("baseline: the stages that all candidates share")
+    started = time.monotonic()
+    before = baseline(setup)
+    study.note_baseline(time.monotonic() - started)
+    Work(setup, study, before).run()
+    found = front(study, setup)
+    reports = evaluate(found, setup)
+    contents = document.write(setup, study, before, found, reports)
+    return Outcome(folder, contents)
+
+
+def folder_of(recipe: Recipe, out: Path | None) -> Path:
+    """Returns the search folder."""
+    return local(out or Path("searches") / recipe.name, "--out")
+
+
+def open_folder(setup: Setup) -> None:
+    """Creates the search folder, or checks that it is one of the same recipe.
+
+    Raises:
+        InputError: There is something else, or the study there is of another recipe.
+    """
+    folder, file = setup.folder, setup.folder / LOCK_FILE
+    if folder.exists() and (not folder.is_dir() or (any(folder.iterdir()) and not (folder / LOCK).is_file())):
+        raise InputError(f"{folder}: not empty and no search folder; give another folder with --out DIR")
+    folder.mkdir(parents=True, exist_ok=True)
+    with waited_for(folder / LOCK):
+        for name in (f"{STAGES}/{LOCKS}", TRIALS, FRONT):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        if not file.is_file():
+            write_text(file, yaml.safe_dump({"schema": 1, "recipe": dump(setup.recipe)}, sort_keys=False, allow_unicode=True, width=140))
+            return
+    changed = differences_from_folder(setup)
+    if changed and (folder / JOURNAL).exists():
+        raise InputError(
+            f"{folder}: holds the study of another recipe: {', '.join(changed[:5])} {'differs' if len(changed) == 1 else 'differ'}; "
+            "only search.budget may change: give another --out DIR"
+        )
+
+
+def differences_from_folder(setup: Setup) -> list[str]:
+    """Returns the key paths in which a recipe differs from that of its search folder, other than those that may.
+
+    Raises:
+        InputError: The folder has no readable recipe.
+    """
+    file = setup.folder / LOCK_FILE
+    found = parse_yaml(file.read_text(encoding="utf-8"), str(file))
+    known = found.get("recipe") if isinstance(found, dict) else None
+    if not isinstance(known, dict):
+        raise InputError(f"{file}: damaged; the folder of the search cannot be used: give another --out DIR")
+    return [path for path in _differences(known, dump(setup.recipe)) if not path.startswith(MAY_CHANGE)]
+
+
+def _differences(one: Any, other: Any, path: str = "") -> list[str]:
+    """Returns the key paths where two pieces of plain data differ."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        keys = dict.fromkeys([*one, *other])
+        return [found for key in keys for found in _differences(one.get(key), other.get(key), f"{path}.{key}" if path else str(key))]
+    if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        return [found for index, pair in enumerate(zip(one, other, strict=True)) for found in _differences(*pair, f"{path}[{index}]")]
+    return [] if one == other else [path]

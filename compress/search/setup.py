@@ -1,0 +1,137 @@
+"""What all candidates of a search share: the recipe, its knobs, the data and the store."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from compress.artifacts.artifact import digest
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.core.search import Search
+from compress.core.tasks import TASKS
+from compress.data.splits import Data
+from compress.forecast import PlannedStep, looked_up, predicted
+from compress.measure.metrics import Metric, primary
+from compress.pipeline import check_server
+from compress.recipe import Recipe, dump, written
+from compress.run.prepare import context_of, prepare
+from compress.search.candidate import Candidate
+from compress.search.space import Knob, each_value, knobs_of, recipe_of, words
+from compress.stage.context import Context
+from compress.stage.stage import Stage
+from export.export import Export
+from triton_repo.triton_repo import TritonRepo
+
+TRIALS, FRONT = "trials", "front"
+
+
+@dataclass(frozen=True)
+class Setup:
+    """A search that was checked; `Setup.of` makes one."""
+
+    recipe: Recipe
+    knobs: tuple[Knob, ...]
+    folder: Path
+    """The search folder."""
+    data: Data
+    """Judged on selection rows."""
+    progress: ConsoleProgress
+    """Of the search itself; the runs of candidates write to their own logs."""
+    _predicted: dict[str, list[PlannedStep]] = field(default_factory=dict, repr=False, compare=False)
+
+    @classmethod
+    def of(cls, recipe: Recipe, folder: Path, progress: ConsoleProgress) -> Setup:
+        """Loads the data and checks the recipe of every combination, and every value against the model.
+
+        Raises:
+            InputError: The recipe or the space is wrong; one line for each problem.
+        """
+        knobs = knobs_of(recipe)
+        check_server(recipe)
+        setup = cls(recipe, knobs, folder, prepare(recipe, folder, ConsoleProgress("silent"), judge="selection").data, progress)
+        timed = [name for name in setup.search.objectives if name in ("latency", "size", "throughput")]
+        if timed and not any(isinstance(stage, Export) for stage in recipe.stages):
+            raise InputError(f"search.objectives: {', '.join(timed)} given, but no engine is built; add `- export: {{}}` to the stages")
+        problems: dict[str, str] = {}
+        for values in setup.each_value():
+            try:
+                setup.context_of(setup.recipe_of(values)).count_macs()
+            except InputError as error:
+                problems.update({problem: words(values) for problem in error.problems if problem not in problems})
+        if problems:
+            raise InputError(*(f"search.space: with {given}: {problem}" for problem, given in problems.items()))
+        return setup
+
+    @property
+    def search(self) -> Search:
+        """The section of the recipe."""
+        assert self.recipe.search is not None, "checked by knobs_of"
+        return self.recipe.search
+
+    @property
+    def metric(self) -> Metric:
+        """The primary metric."""
+        return primary(self.recipe.model.task)
+
+    @property
+    def metric_name(self) -> str:
+        """Its name."""
+        return TASKS[self.recipe.model.task].metric
+
+    @cached_property
+    def base(self) -> dict[str, Any]:
+        """The recipe as its author wrote it, plain data."""
+        return written(self.recipe)
+
+    @cached_property
+    def shared(self) -> tuple[Stage, ...]:
+        """The stages before the first one that a knob changes: every candidate begins with them."""
+        changed = {knob.stage for knob in self.knobs}
+        first = next(index for index, stage in enumerate(self.recipe.stages) if stage.id in changed)
+        return tuple(self.recipe.stages[:first])
+
+    @property
+    def own(self) -> tuple[Stage, ...]:
+        """The stages after those, without export and server."""
+        rest = self.recipe.stages[len(self.shared) :]
+        return tuple(stage for stage in rest if not isinstance(stage, Export | TritonRepo))
+
+    def recipe_of(self, values: Mapping[str, Any]) -> Recipe:
+        """Returns the recipe of a candidate, which serves nothing: a server says no more of it than its engine does.
+
+        Raises:
+            InputError: A stage refuses a value.
+        """
+        return without_stages(recipe_of(self.base, values), TritonRepo)
+
+    def each_value(self) -> list[dict[str, Any]]:
+        """Returns combinations of values in which every value occurs, of a range its ends."""
+        return list(each_value(self.knobs))
+
+    def context_of(self, recipe: Recipe) -> Context:
+        """Returns the context of the first step of a recipe, on the data of the search."""
+        return context_of(recipe, self.data, self.folder, ConsoleProgress("silent"))
+
+    def progress_of_run(self) -> ConsoleProgress:
+        """Returns the progress of the run of one candidate: its log file gets everything, the terminal only where all is asked for."""
+        return ConsoleProgress("normal" if self.progress.volume == "verbose" else "silent")
+
+    def forecast(self, recipe: Recipe) -> list[PlannedStep]:
+        """Returns the prediction for every step of a recipe, with what the store already holds."""
+        context, key = self.context_of(recipe), digest(dump(recipe))
+        if key not in self._predicted:  # shapes take a second, and are asked for again and again
+            self._predicted[key] = predicted(recipe, context)
+        return list(looked_up(self._predicted[key], self.folder, context))
+
+    def run_folder(self, candidate: Candidate, rung: str) -> Path:
+        """Returns the run folder of a candidate on a rung."""
+        return self.folder / TRIALS / candidate.name / rung
+
+
+def without_stages(recipe: Recipe, *kinds: type[Stage]) -> Recipe:
+    """Returns a recipe without its stages of these kinds."""
+    return recipe.model_copy(update={"stages": tuple(stage for stage in recipe.stages if not isinstance(stage, kinds))})

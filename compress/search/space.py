@@ -1,0 +1,261 @@
+"""The space of a search: what may change in a recipe, and the recipe that a draw of values makes.
+
+A knob is a key path and its values (`compress.core.search`). Numbers are drawn as numbers, and a list of numbers as places in its order, so
+that the sampler knows that 3 lies between 2 and 4; everything else is a category, stored as JSON. Only settings of stages may change:
+model, data, target and goals are what candidates are compared under.
+
+Before anything runs, the recipe of every combination is checked; of a space with more than `MOST_COMBINATIONS` (a range counts with its two
+ends) every pair of values. Each candidate is checked once more, against the model, before it costs anything.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from compress.core.errors import InputError, nearest
+from compress.core.named import one_of
+from compress.core.search import Choices, Range, Search, same
+from compress.core.shown import shown
+from compress.recipe import Recipe, check, put, written
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+MOST_COMBINATIONS = 512
+MOST_COUNTED = 10_000
+"""Of a space with at most so many combinations the untried ones are listed."""
+Values = dict[str, Any]
+"""The value of each knob by its path."""
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One setting that may change."""
+
+    path: str
+    """As in the recipe: `prune.sparsity`."""
+    given: Range | Choices
+
+    @property
+    def stage(self) -> str:
+        """Id of the stage that it belongs to."""
+        return self.path.split(".")[0]
+
+    @property
+    def choices(self) -> tuple[Any, ...] | None:
+        """The values, numbers in rising order; None for a range."""
+        if isinstance(self.given, Range):
+            return None
+        values = self.given.choices
+        return tuple(sorted(values)) if self._numeric else values
+
+    @property
+    def _numeric(self) -> bool:
+        return isinstance(self.given, Choices) and all(_is_number(value) for value in self.given.choices)
+
+    @property
+    def distribution(self) -> BaseDistribution:
+        """What the sampler draws from."""
+        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+        if self.choices is not None:
+            if self._numeric:
+                return IntDistribution(0, len(self.choices) - 1)
+            return CategoricalDistribution([json.dumps(value, sort_keys=True) for value in self.choices])
+        low, high, step, log = self.given.low, self.given.high, self.given.step, self.given.log  # type: ignore[union-attr]
+        if isinstance(low, int):
+            whole = 1 if step is None else int(step)
+            return IntDistribution(low, low + (int(high) - low) // whole * whole, log=log, step=whole)
+        if step is not None:
+            high = low + math.floor((high - low) / step + 1e-9) * step
+        return FloatDistribution(low, float(high), log=log, step=None if step is None else float(step))
+
+    def value(self, drawn: Any) -> Any:
+        """Returns the value in the recipe of what the sampler drew."""
+        if self.choices is None:
+            return drawn
+        return self.choices[drawn] if self._numeric else json.loads(drawn)
+
+    def drawn(self, value: Any) -> Any:
+        """Returns what the sampler would have drawn for a value; None where the value is outside the space."""
+        if self.choices is not None:
+            found = next((index for index, other in enumerate(self.choices) if same(value, other) or _equal(value, other)), None)
+            return found if found is None or self._numeric else json.dumps(self.choices[found], sort_keys=True)
+        if not _is_number(value):
+            return None
+        number = float(value) if isinstance(self.given.low, float) else value  # type: ignore[union-attr]
+        distribution: Any = self.distribution
+        inside = distribution.low <= number <= distribution.high and type(number) is type(distribution.low)
+        return number if inside and distribution._contains(number) else None
+
+    @property
+    def samples(self) -> tuple[Any, ...]:
+        """Every value of choices; the two ends of a range."""
+        distribution: Any = self.distribution
+        return self.choices if self.choices is not None else (distribution.low, distribution.high)
+
+    @property
+    def count(self) -> int | None:
+        """How many values there are; None for a range of real numbers."""
+        if self.choices is not None:
+            return len(self.choices)
+        distribution: Any = self.distribution
+        return None if distribution.step is None else round((distribution.high - distribution.low) / distribution.step) + 1
+
+    @property
+    def all(self) -> tuple[Any, ...]:
+        """Every value; only where `count` is known."""
+        if self.choices is not None:
+            return self.choices
+        distribution: Any = self.distribution
+        return tuple(distribution.low + index * distribution.step for index in range(self.count or 0))
+
+    def __str__(self) -> str:
+        """The knob in one line."""
+        if self.choices is not None:
+            return f"{self.path}: one of {', '.join(json.dumps(value) for value in self.choices)}"
+        step, log = self.given.step, self.given.log  # type: ignore[union-attr]
+        how = f", in steps of {step:g}" if step is not None else ", by its logarithm" if log else ""
+        return f"{self.path}: {self.given.low:g} to {self.given.high:g}{how}"  # type: ignore[union-attr]
+
+
+def knobs_of(recipe: Recipe) -> tuple[Knob, ...]:
+    """Returns the knobs of a recipe, in order, after every combination of their values was checked.
+
+    Raises:
+        InputError: The recipe has no `search`, a path does not exist, or a stage refuses a value.
+    """
+    if recipe.search is None:
+        raise InputError("search: missing; give what may change, such as `search: {space: {prune.sparsity: [0.3, 0.8]}}`")
+    ids, problems = [str(stage.id) for stage in recipe.stages], []
+    for path in recipe.search.space:
+        stage, _, rest = path.removeprefix("stages.").partition(".")
+        if stage not in ids or not all(rest.split(".")):
+            problems.append(
+                f"search.space.{path}: no setting of a stage; give STAGE.KEY, where STAGE is {one_of(ids)}{nearest(stage, ids)}; "
+                "model, data, target and goals are what candidates are compared under"
+            )
+    found = tuple(Knob(path.removeprefix("stages."), given) for path, given in recipe.search.values().items())
+    twice = [knob.path for index, knob in enumerate(found) if knob.path in [other.path for other in found[:index]]]
+    problems += [f"search.space.stages.{path}: also given without `stages.`; leave one of them out" for path in twice]
+    if problems:
+        raise InputError(*problems)
+    base = written(recipe)
+    refused: dict[str, Values] = {}
+    for values in combinations(found):
+        try:
+            recipe_of(base, values)
+        except InputError as error:
+            for problem in error.problems:
+                refused.setdefault(problem, values)
+    if refused:
+        raise InputError(*(f"search.space: with {words(values)}: {problem}" for problem, values in refused.items()))
+    return found
+
+
+def combinations(knobs: Sequence[Knob]) -> Iterator[Values]:
+    """Yields combinations of values: all of them (of a range its ends) where there are few enough, else one for every pair of values."""
+    samples = {knob.path: knob.samples for knob in knobs}
+    if is_small(knobs):
+        for values in itertools.product(*samples.values()):
+            yield dict(zip(samples, values, strict=True))
+        return
+    first = {path: values[0] for path, values in samples.items()}
+    for one, other in itertools.combinations(samples, 2):
+        for value, second in itertools.product(samples[one], samples[other]):
+            yield {**first, one: value, other: second}
+
+
+def is_small(knobs: Sequence[Knob]) -> bool:
+    """Whether every combination is checked, and not only every pair of values."""
+    return math.prod(len(knob.samples) for knob in knobs) <= MOST_COMBINATIONS
+
+
+def each_value(knobs: Sequence[Knob]) -> Iterator[Values]:
+    """Yields for every value of every knob one combination that has it."""
+    first = {knob.path: knob.samples[0] for knob in knobs}
+    yield first
+    for knob in knobs:
+        for value in knob.samples[1:]:
+            yield {**first, knob.path: value}
+
+
+def recipe_of(base: Mapping[str, Any], values: Mapping[str, Any], name: str | None = None) -> Recipe:
+    """Returns the recipe that a draw makes, checked and without its `search`.
+
+    Args:
+        base: The recipe as plain data (`compress.recipe.written`).
+        values: The value of each knob.
+        name: Its name; absent: that of the base.
+
+    Raises:
+        InputError: A stage refuses a value, or values do not go together.
+    """
+    return check(plain_of(base, values, name))
+
+
+def plain_of(base: Mapping[str, Any], values: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Returns the recipe that a draw makes as plain data; see `recipe_of`."""
+    raw = {key: value for key, value in deepcopy(dict(base)).items() if key != "search"}
+    for path, value in values.items():
+        put(raw, ["stages", *path.split(".")], deepcopy(value), f"search.space.{path}")
+    return {**raw, "name": name or raw["name"]}
+
+
+def own_values(recipe: Recipe, knobs: Sequence[Knob]) -> Values | None:
+    """Returns the values that the recipe itself gives to the knobs; None where it leaves the space with one of them."""
+    values: Values = {}
+    for knob in knobs:
+        value: Any = recipe.stage(knob.stage).model_dump(mode="json")
+        for part in knob.path.split(".")[1:]:
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if knob.drawn(value) is None:
+            return None
+        values[knob.path] = knob.value(knob.drawn(value))
+    return values
+
+
+def num_combinations(knobs: Sequence[Knob]) -> int | None:
+    """Returns how many combinations the space has; None where a range makes them countless."""
+    counts = [knob.count for knob in knobs]
+    return None if None in counts else math.prod(count for count in counts if count is not None)
+
+
+def untried(knobs: Sequence[Knob], tried: Sequence[Values]) -> Iterator[Values]:
+    """Yields the combinations of a space of at most `MOST_COUNTED` ones that are not among those tried."""
+    known = {json.dumps(values, sort_keys=True) for values in tried}
+    for values in itertools.product(*(knob.all for knob in knobs)):
+        found = dict(zip((knob.path for knob in knobs), values, strict=True))
+        if json.dumps(found, sort_keys=True) not in known:
+            yield found
+
+
+def words(values: Mapping[str, Any]) -> str:
+    """Returns values as text: `prune.sparsity=0.5, quantize.mode=ptq`."""
+    return ", ".join(f"{path}={_short(value)}" for path, value in values.items())
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return value if isinstance(value, str) else json.dumps(value) if not isinstance(value, dict) else shown(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two numbers are equal, 3 and 3.0 too."""
+    return _is_number(value) and _is_number(other) and value == other
+
+
+def searched(search: Search) -> dict[str, Any]:
+    """Returns what makes one study: everything but its budget, plain data."""
+    return search.model_dump(mode="json", exclude={"budget"})
