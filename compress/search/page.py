@@ -41,7 +41,7 @@ def render(contents: Contents) -> str:
         objectives=contents["objectives"],
         rungs=_rungs(contents),
         candidates=[_candidate(one, contents) for one in contents["candidates"]],
-        goals=[f"{name}: {value}" for name, value in contents["goals"].items()],
+        goals=[f"{name}: {value}" for name, value in contents["goals"].items() if value not in (None, [])],
         environment=[(key, str(value)) for key, value in contents["environment"]["versions"].items()],
         meets=contents["meets_goals"],
     )

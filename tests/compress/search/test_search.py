@@ -125,6 +125,8 @@ def test_the_page_shows_front_knobs_rungs_and_every_candidate(finished: Outcome)
     for one in finished.contents["candidates"]:
         assert one["name"] in page
     assert "http://" not in page.replace("http://www.w3.org", "")
+    assert "built-in method" not in page  # what a map says of itself where a template takes a method for a key
+    assert "minmax" in page or "mse" in page
 
 
 def test_plan_draws_what_the_search_draws_and_tells_the_price(recipe: Recipe, finished: Outcome, tmp_path: Path) -> None:
