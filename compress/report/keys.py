@@ -86,6 +86,7 @@ KEYS: tuple[Key, ...] = tuple(
         ("variants[].attention[].precision", "text", "Precision of its build."),
         ("variants[].attention[].float_precision", "text", "Precision of the layers that are not quantized."),
         ("variants[].attention[].fused", "integer", "Attentions that run as one kernel, by the list of its layers."),
+        ("variants[].attention[].required", "integer", "Those without which the build would have failed; the others are not promised."),
         ("variants[].attention[].of", "integer", "Attentions of the model."),
         ("variants[].attention[].reason", "text", "Why not all of them have to be fused; null where they have to."),
         ("variants[].metrics.BACKEND.METRIC", "number", "Every metric in every backend."),

@@ -146,9 +146,9 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
 
 def _attention(run: Run, name: str) -> list[dict[str, Any]]:
     """Returns how many attentions run as one kernel, for each engine that tells: built, or proved for a compute capability."""
-    keys = ("engine", "capability", "float_precision")
+    keys, counts = ("engine", "capability", "float_precision"), ("fused", "required", "of", "reason")
     return [
-        {"precision": build["precision"], **{key: entry.get(key) for key in keys}, **{key: told[key] for key in ("fused", "of", "reason")}}
+        {"precision": build["precision"], **{key: entry.get(key) for key in keys}, **{key: told[key] for key in counts}}
         for build in evaluations.builds(run)
         if build["variant"] == name
         for entry in build["engines"]

@@ -255,8 +255,9 @@ def _either(job: dict[str, Any]) -> dict[str, Any]:
             nodes of the first.
 
     Returns:
-        The answer of the child, with `attention`: how many are `fused`, `of` how many, as `reason` why not all of them have to be, and
-        `groups`: `group` (the shapes), `nodes`, and the `reason` of each, None where it has to be fused.
+        The answer of the child, with `attention`: how many are `fused`, `of` how many, how many have to be (`required`: the build would
+        have failed), as `reason` why not all of them, and `groups`: `group` (the shapes), `nodes`, and the `reason` of each, None where it
+        has to be fused.
     """
     left = [{"group": "no node", "nodes": [name], "reason": reason} for name, reason in job["left"].items()]
     if job["fused"] is None:
@@ -291,7 +292,8 @@ def _with_attention(
     missing = [(len(group["nodes"]), f"{group['group']}: {group['reason']}") for group in groups if group["reason"]]
     told = "; ".join(f"{count} of {len(job['ends'])}: {reason}" for count, reason in missing)
     figures = {"fused": fused_attentions(_layers(answer), job["ends"]), "of": len(job["ends"]), "reason": why or told or None}
-    return {**answer, "attention": {**figures, "groups": [dict(group) for group in groups]}}
+    required = sum(len(group["nodes"]) for group in answer["gates"])
+    return {**answer, "attention": {**figures, "required": required, "groups": [dict(group) for group in groups]}}
 
 
 def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:

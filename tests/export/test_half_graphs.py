@@ -264,3 +264,16 @@ def test_a_group_that_a_build_refused_leaves_the_graph_that_is_deployed(tmp_path
 
 def nodes_of(path: Path) -> list[str]:
     return [node.name for node in onnx.load(str(path)).graph.node if node.op_type == "Attention"]
+
+
+def test_products_that_are_split_are_split_for_engines_with_half_graphs_alone(tmp_path: Path) -> None:
+    source = half_graphs.quantized("gpt2")
+    context = two(tmp_path / "scratch")
+    (tmp_path / "out").mkdir()
+    build = Build("quantize", sentiment.quantized(), "int8", "baseline")
+    made = Exporter(build, context, tmp_path / "out", "auto", {}, Agreement(context, Generation()), HalfGraphs(context, "auto"))
+    found = made._graph("tensorrt", source)
+    assert (found.parent, found.name) == (tmp_path / "out" / "quantize-int8", "model_split.onnx")
+    assert "Split" not in {node.op_type for node in onnx.load(str(found)).graph.node}
+    assert made._graph("onnxruntime", source) == source
+    assert made._graph("tensorrt", half_graphs.quantized("ragged")) == half_graphs.quantized("ragged")  # nothing to split

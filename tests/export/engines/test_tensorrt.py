@@ -298,7 +298,7 @@ def test_a_crash_of_the_gate_falls_back_to_separate_products(monkeypatch, tmp_pa
     }
     monkeypatch.setattr(tensorrt, "run_child", lambda job: answers[job["onnx"]])
     found = tensorrt._either({"onnx": "plain", "fused": "fused", "ends": ["a/pv"], "left": {}})
-    assert found["attention"] == {"fused": 0, "of": 1, "reason": "crashed", "groups": []}
+    assert found["attention"] == {"fused": 0, "of": 1, "reason": "crashed", "required": 0, "groups": []}
     assert tensorrt._either({"onnx": "fused", "fused": None, "ends": [], "left": {}}) == {"error": "crashed"}
 
 

@@ -96,10 +96,11 @@ def test_it_compiles_to_the_types_of_the_graph_with_its_attention_fused(kind, pr
     assert sum(len(group["nodes"]) for group in attention["groups"]) == (ATTENTIONS[kind] if halves else 0)
     if failed:
         promised = sum(len(group["nodes"]) for group in attention["groups"] if group["reason"] is None)
+        assert attention["required"] == promised
         assert 1 <= promised <= attention["fused"] <= ATTENTIONS[kind]  # the rest is fused where the library likes to
         assert "not supported by a dedicated kernel" in attention["reason"]
     else:
-        assert attention["fused"] == (ATTENTIONS[kind] if halves else 0)
+        assert attention["fused"] == attention["required"] == (ATTENTIONS[kind] if halves else 0)
         assert attention["reason"] == (None if halves else tensorrt.NO_NODES)
     types = {layer["precision"] for layer in listed if layer["kind"] == "weight"}
     rest = precision.removeprefix("int8+")
