@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from compress.artifacts.artifact import lineage
 from compress.core.engines import ENGINES
 from compress.stage.context import Context
 from export.engines.registry import engine_module
 from export.graph.quantized import precision_of
+
+HALVES: Final = ("fp16", "bf16")
 
 
 @dataclass(frozen=True)
@@ -32,16 +34,22 @@ class Build:
     @property
     def float_precision(self) -> str:
         """What its float part runs in."""
-        return "bf16" if self.precision == "bf16" else "fp32"
+        return self.precision if self.is_half else "fp32"
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is a float build in 16 bits, from the graph of the fp32 one."""
+        return self.precision in HALVES
 
     @property
     def is_quantized(self) -> bool:
         """Whether its checkpoint is quantized."""
-        return self.precision not in ("fp32", "bf16")
+        return self.precision not in ("fp32", *HALVES)
 
 
 def planned(context: Context, variants: Literal["ends", "all"], draft: str | None = None) -> list[Build]:
-    """Returns what is built, in order: variants first to last, then the float one behind the last in bf16, from the files of its fp32.
+    """Returns what is built, in order: variants first to last, then on a processor with bf16 the float one behind the last in that, from
+    the files of its fp32. What half graphs add is in `rivals`.
 
     Args:
         context: That of the stage.
@@ -55,6 +63,23 @@ def planned(context: Context, variants: Literal["ends", "all"], draft: str | Non
     builds = {name: Build(name, context.checkpoints[name].path, precisions[name], floating[name]) for name in names}
     last = replace(builds[floating[names[-1]]], precision="bf16")
     return [*builds.values(), *([last] if computes_bf16(context) else [])]
+
+
+def rivals(builds: Sequence[Build], half: str) -> list[Build]:
+    """Returns what `planned` lacks of the float build in a half that the last int8 has to beat; for engines with half graphs.
+
+    Args:
+        builds: What `planned` gave.
+        half: fp16 or bf16.
+    """
+    last = [build for build in builds if not build.is_half][-1]
+    rival = Build(last.floating, next(build.checkpoint for build in builds if build.variant == last.floating), half, last.floating)
+    return [] if rival in builds else [rival]
+
+
+def has_half_graphs(context: Context) -> bool:
+    """Whether an engine is built whose graph says what runs in halves."""
+    return any(ENGINES[engine].half_graph for engine in context.target.engines)
 
 
 def floating_of(line: Sequence[str], is_float: Callable[[str], bool]) -> str:

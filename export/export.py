@@ -7,12 +7,14 @@ What is built, each in a folder `<variant>-<precision>`:
     all    every variant, int8 where it is quantized
 
 A processor with bf16 adds the float variant behind the last one in bf16, from the files of its fp32 build: there bf16 is what int8 has
-to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`).
+to beat. An int8 build gets a mode there whose float part is bf16 (`export.float_part`). For engines whose graph says what runs in halves,
+as TensorRT's does, the same holds of fp16 or bf16 (`export.half_graphs`): where such an engine runs, both modes of an int8 build are made
+and its answers decide; where it does not, the ranges do, and the mode in halves alone is proved.
 
 Every engine runs in a process of its own, in the configuration that is timed and served. First it has to agree with torch on selection rows
 (`export.parity.parity`), or is left out; where no mode of an engine agrees, the stage fails. Only an engine that stays predicts the whole
-evaluation split, so what is built, left out or recommended does not depend on evaluation rows. bf16 is compared but not held
-to it: of an int8 build the same files are, with their float part in fp32. A cache of keys and values in less
+evaluation split, so what is built, left out or recommended does not depend on evaluation rows. Halves are compared but not held
+to it: of an int8 build the same graph is, with its float part in fp32. A cache of keys and values in less
 than float is not held to it either: the engine is with a float cache, and what less costs is recorded (`export.generation.float_cache`).
 `export.json` lists all of it: engines in the order of `target.engines`, of an engine the recommended mode first.
 
@@ -21,6 +23,8 @@ Left out: engines that need another machine are recorded with `runnable: false` 
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -34,14 +38,16 @@ from compress.core.tasks import TASKS
 from compress.models.library import model_class
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from export.builds import computes_bf16, planned
-from export.exporter import Asked, Exporter
+from compress.standalone.preprocess import Preprocessor
+from export.builds import Build, computes_bf16, has_half_graphs, planned, rivals
+from export.exporter import MODEL, Asked, Exporter
 from export.float_part import FloatPrecision
 from export.generation.agreement import Agreement
 from export.generation.prompts import Generation
 from export.generation.proposals import with_proposals
 from export.generation.questions import KEY, read_questions
 from export.graph.quantized import precision_of
+from export.half_graphs import HalfGraphs
 
 EXPORTED = "export.json"
 COMPRESSED = "compressed-tensors"
@@ -50,7 +56,7 @@ COMPRESSED = "compressed-tensors"
 class Export(Stage):
     """Builds the engines of the target, checks them against torch and evaluates them."""
 
-    VERSION: ClassVar[int] = 6
+    VERSION: ClassVar[int] = 7
     NAME: ClassVar[str] = "export"
     PRODUCES: ClassVar[Kind] = "engine"
 
@@ -58,8 +64,10 @@ class Export(Stage):
     """ends: the baseline, the last variant (of a recipe with branches that of each), and the float variant that it was quantized from;
     all: every variant."""
     float_precision: FloatPrecision | Literal["auto"] = "auto"
-    """What int8 engines of OpenVINO compute their float part in, on processors with bf16 (fp32 on others). auto: bf16, unless that brings
-    the answers to selection rows further from the float model than int8 does by itself."""
+    """What int8 engines compute their float part in: OpenVINO in bf16 on processors that have it (fp32 on others), TensorRT in fp16 or
+    bf16. auto: a half, unless that brings the answers to selection rows further from the float model than int8 does by itself. Which half
+    TensorRT takes is decided by the ranges of its tensors on selection rows: fp16, or bf16 where fp16 would leave matrix products in
+    float32. Where no TensorRT runs, nothing but the ranges decides."""
     compressed_tensors: bool | Literal["auto"] = "auto"
     """Whether to write the last variant in the format compressed-tensors too, which Transformers, vLLM and SGLang load; auto: where it is
     a quantized decoder that the format can hold."""
@@ -86,8 +94,12 @@ class Export(Stage):
 
     def _check_precision(self, context: Context) -> None:
         _check_target(context)
-        if self.float_precision == "bf16" and not computes_bf16(context):
-            raise InputError(f"stages.{self.id or self.NAME}.float_precision: bf16 given; this processor has no bf16: give auto or fp32")
+        key, typed = f"stages.{self.id or self.NAME}.float_precision", has_half_graphs(context)
+        if self.float_precision == "bf16" and not (typed or computes_bf16(context)):
+            raise InputError(f"{key}: bf16 given; this processor has no bf16: give auto or fp32")
+        if self.float_precision == "fp16" and not typed:
+            able = one_of([name for name, row in ENGINES.items() if row.half_graph])
+            raise InputError(f"{key}: fp16 given; of the engines {able} has it: add it to target.engines, or give auto")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes one folder for each build, and `export.json`.
@@ -105,13 +117,26 @@ class Export(Stage):
         self._check_precision(context)
         entries, agreement = [], Agreement(context, self.generation)
         answers: dict[Asked, NDArray[Any]] = {}
-        for build in planned(context, self.variants, self.generation.draft):
+        builds = planned(context, self.variants, self.generation.draft)
+        graphs = HalfGraphs(context, self.float_precision)
+        for build in self._with_rivals(builds, graphs, context, out):
             context.progress.log(f"  {build.name}")
-            entries.append(Exporter(build, context, out, self.float_precision, answers, agreement).run())
+            entries.append(Exporter(build, context, out, self.float_precision, answers, agreement, graphs).run())
         entries = with_proposals(entries, self.generation, context, out)
         packed = self._compressed(context, out)
         write_json(out / EXPORTED, {"schema": 1, "builds": entries, "compressed_tensors": packed})
         return {"builds": [_summary(entry) for entry in entries], "compressed_tensors": packed}
+
+    def _with_rivals(self, builds: Sequence[Build], graphs: HalfGraphs, context: Context, out: Path) -> Iterator[Build]:
+        """Yields the builds, and last those in halves; which half that is in half graphs is read off the fp32 build, made by then."""
+        yield from (build for build in builds if not build.is_half)
+        if has_half_graphs(context):
+            last = [build for build in builds if not build.is_half][-1]
+            folder = out / replace(last, variant=last.floating, precision="fp32").name
+            graphs.rival = graphs.half_of(folder / MODEL, Preprocessor.load(folder))
+        yield from (build for build in builds if build.is_half)
+        if graphs.rival is not None:
+            yield from rivals(builds, graphs.rival)
 
     def _compressed(self, context: Context, out: Path) -> str | None:
         """Writes the last variant in the format compressed-tensors; returns its folder, None where there is none."""

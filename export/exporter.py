@@ -19,23 +19,25 @@ from compress.schemes.table import is_static_int8, of_precision
 from compress.schemes.tables import load_tables
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
-from export.builds import Build, computes_bf16
+from export.builds import HALVES, Build, computes_bf16
 from export.engines.registry import engine_module
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest
 from export.float_part import FloatPrecision, Judgement, judge, recommended_first, trial_rows
 from export.generation.agreement import Agreement
 from export.generation.float_cache import FloatCache, rounds_cache, with_float_cache
 from export.graph.quantized import write_graphs
+from export.graph.split_products import split_products
+from export.half_graphs import HalfGraph, HalfGraphs
 from export.parity.own_rounding import Rounding
 from export.parity.rows import gate_rows
 
-MODEL = "model.onnx"
+MODEL, SPLIT = "model.onnx", "model_split.onnx"
 NO_GRAPH = "torch has no graph of its own that could be counted"
 BATCH_SIZE = 32
 PROBED_TOKENS = 256
 """Tokens that the layers are compared on: each layer then compares about 100,000 codes."""
-Asked = tuple[str, str, str]
-"""Variant, precision and float precision."""
+Asked = tuple[str, str, str, str]
+"""Engine, variant, precision and float precision."""
 
 
 class Exporter:
@@ -49,6 +51,7 @@ class Exporter:
         rest: FloatPrecision | Literal["auto"],
         answers: dict[Asked, NDArray[Any]],
         agreement: Agreement,
+        graphs: HalfGraphs | None = None,
     ) -> None:
         """Looks at one build.
 
@@ -57,15 +60,16 @@ class Exporter:
             context: That of the stage.
             out: Where its folder goes.
             rest: The setting `float_precision`.
-            answers: What OpenVINO's static engines answered to the trial rows so far; added to.
+            answers: What engines with a choice of float precision answered to the trial rows so far; added to.
             agreement: Compares the tokens of engines that generate.
+            graphs: Writes half graphs; None: engines that need one are built in fp32 alone.
         """
 
         self.build, self.context, self.out, self.answers, self.agreement = build, context, out, answers, agreement
-        self.rest: FloatPrecision | Literal["auto"] = rest if computes_bf16(context) else "fp32"
+        self.rest, self.graphs = rest, graphs
         self.folder = out / build.name
         self.folder.mkdir()
-        self.files = self.folder if build.precision != "bf16" else out / replace(build, precision="fp32").name
+        self.files = out / replace(build, precision="fp32").name if build.is_half else self.folder
         self.preprocessor: Preprocessor = context.preprocessor(build.checkpoint)
         self.preprocessor.save(self.folder)
         self._rounded: dict[Rounding, NDArray[Any]] = {}
@@ -74,11 +78,12 @@ class Exporter:
         """Builds, evaluates, compares; returns the entry of export.json."""
         model = self._onnx()
         names = self._engines()
-        engines = [entry for engine in names for entry in self._engine(engine, model)]
+        engines = [entry for engine in names for entry in self._engine(engine, self._graph(engine, model))]
         self._require(engines)
-        judgement = self._judgement(engines)
-        precision = judgement.precision if judgement else self.rest if is_static_int8(self.build.precision) else self.build.float_precision
-        engines = recommended_first(engines, precision)
+        judged = {engine: judgement for engine in names if (judgement := self._judgement(engine, engines)) is not None}
+        asked = {engine: self._rest(engine) for engine in names if is_static_int8(self.build.precision)}
+        engines = recommended_first(engines, asked | {engine: judgement.precision for engine, judgement in judged.items()})
+        self._tell_undecided(engines)
         return {
             "variant": self.build.variant,
             "precision": self.build.precision,
@@ -87,34 +92,86 @@ class Exporter:
             "onnx": self._relative(model),
             "engines": sorted(engines, key=lambda entry: (names.index(entry["engine"]), not entry["runnable"])),
             "parity": _worst([entry for entry in engines if entry["float_precision"] == self.build.float_precision]),
-            "float_part": asdict(judgement) if judgement else None,
+            "float_part": asdict(next(iter(judged.values()))) if judged else None,
         }
 
-    def _judgement(self, engines: list[dict[str, Any]]) -> Judgement | None:
-        """Decides between fp32 and bf16 for the float part where that is asked for and both were built."""
-        half = next((entry for entry in engines if entry["float_precision"] == "bf16"), None)
-        if not is_static_int8(self.build.precision) or self.rest != "auto" or half is None or not half["runnable"]:
+    def _judgement(self, engine: EngineName, engines: list[dict[str, Any]]) -> Judgement | None:
+        """Decides between fp32 and a half for the float part of an engine, where that is asked for and both have answered."""
+        halves = [entry for entry in engines if entry["engine"] == engine and entry["float_precision"] in HALVES and entry["runnable"]]
+        if not halves or not self._decides_float_part(halves[0]):
             return None
-        floating = self.answers[self.build.floating, "fp32", "fp32"]
-        int8 = {precision: self.answers[self.build.variant, self.build.precision, precision] for precision in ("fp32", "bf16")}
-        found = judge(self.context.task, floating, int8["fp32"], int8["bf16"])
+        build, half = self.build, halves[0]["float_precision"]
+        floating = self.answers.get((engine, build.floating, "fp32", "fp32"))
+        exact = floating if build.is_half else self.answers.get((engine, build.variant, build.precision, "fp32"))
+        if floating is None or exact is None:
+            self.context.progress.warn(f"{build.name} {engine}: {half} cannot be judged, since an engine in fp32 was not built")
+            return None
+        found = judge(self.context.task, floating, exact, self.answers[engine, build.variant, build.precision, half], half)
         self.context.progress.log(
             f"    float part in {found.precision}: on {found.rows} selection rows the distance to the float model is "
-            f"{found.bf16:.5f} in bf16, {found.fp32:.5f} in fp32"
+            f"{found.half:.5f} in {half}, {found.fp32:.5f} in fp32"
         )
         return found
 
+    def _tell_undecided(self, engines: list[dict[str, Any]]) -> None:
+        """Says which halves stand although no answers were there to judge them by."""
+        for entry in engines:
+            if entry.get("half_graph") and not entry["runnable"] and self._rest(entry["engine"]) == "auto":
+                self.context.progress.log(
+                    f"    {entry['engine']}: {entry['float_precision']} by the ranges of {entry['half_graph']['range_rows']} rows alone; "
+                    "no engine ran whose answers could be judged"
+                )
+                return
+
+    def _rest(self, engine: EngineName) -> FloatPrecision | Literal["auto"]:
+        """Returns the setting as far as an engine can follow it: fp16 needs a half graph, bf16 that or a processor that computes it."""
+        if ENGINES[engine].half_graph:
+            return self.rest if self.graphs is not None else "fp32"
+        able = ENGINES[engine].bf16_float_part and self.rest != "fp16" and computes_bf16(self.context)
+        return self.rest if able else "fp32"
+
     def _engines(self) -> list[EngineName]:
-        """Returns the engines that are built; a float build in bf16 needs one that computes it from the files of fp32."""
-        halves = self.build.precision == "bf16"
-        return [engine for engine in self.context.target.engines if ENGINES[engine].bf16_float_part or not halves]
+        """Returns the engines that are built; a float build in a half needs one that computes it from the files of fp32."""
+        return [engine for engine in self.context.target.engines if not self.build.is_half or self._has_half(engine)]
+
+    def _has_half(self, engine: EngineName) -> bool:
+        """Whether an engine is built in the half of a float build."""
+        if ENGINES[engine].half_graph:
+            return self.graphs is not None and self.graphs.rival == self.build.precision
+        return ENGINES[engine].bf16_float_part and self.build.precision == "bf16" and computes_bf16(self.context)
+
+    def _half_graph(self, engine: EngineName, model: Path) -> HalfGraph | None:
+        """Writes the half graph of an engine that runs one; returns None where there is none."""
+        if self.graphs is None or not ENGINES[engine].half_graph or not (self.build.is_half or is_static_int8(self.build.precision)):
+            return None
+        half = self.graphs.rival if self.build.is_half else self.graphs.half_of(model, self.preprocessor)
+        if half is None:
+            return None
+        made = self.graphs.write(model, half, self.preprocessor, self.folder)
+        rules = ", ".join(f"{rule} {count}" for rule, count in sorted(made.islands.items()))
+        self.context.progress.log(
+            f"    {engine} in {half}: {sum(made.islands.values())} of {made.of} operations stay float32 ({rules or 'none'}), "
+            f"by the ranges of {made.rows} rows"
+        )
+        return made
 
     def _onnx(self) -> Path:
-        """Writes the ONNX model, float or quantized; returns its path. bf16 has that of fp32."""
+        """Writes the ONNX model, float or quantized; returns its path. A half has that of fp32."""
         destination = self.files / MODEL
-        if self.build.precision == "bf16":
+        if self.build.is_half:
             return destination
         return write_graphs(self.build.checkpoint, self.preprocessor, destination, self.context.target.engines)
+
+    def _graph(self, engine: EngineName, model: Path) -> Path:
+        """Returns the graph that an engine is built from: for engines with half graphs int8 products are split where their results are."""
+        if not (ENGINES[engine].half_graph and is_static_int8(self.build.precision)):
+            return model
+        from onnx import load
+
+        from export.graph.onnx import save
+
+        proto = load(str(model))
+        return save(proto, self.folder / SPLIT) if split_products(proto) else model
 
     def _engine(self, engine: EngineName, model: Path) -> Iterator[dict[str, Any]]:
         """Builds one engine and judges its modes; where modes are alternatives, those behind the first that passes are left out."""
@@ -147,7 +204,8 @@ class Exporter:
             shared=self.files,
             precision=self.build.precision,
             float_precision=self.build.float_precision,
-            bf16_float_part=is_static_int8(self.build.precision) and self.rest != "fp32",
+            bf16_float_part=is_static_int8(self.build.precision) and self._rest(engine) != "fp32",
+            half_graph=self._half_graph(engine, model),
             buckets=self.preprocessor.buckets,
             target=self.context.target,
             kv_cache=self.agreement.settings.kv_cache,
@@ -257,7 +315,7 @@ class Exporter:
         probed = ENGINES[entry["engine"]].probed and entry["float_precision"] == "fp32"
         compared = self._compared(entry, answers, self._layers(process, model, entry["engine"]) if probed else [])
         if self._decides_float_part(entry):
-            asked = self.build.variant, self.build.precision, entry["float_precision"]
+            asked = entry["engine"], self.build.variant, self.build.precision, entry["float_precision"]
             self.answers[asked] = process.predict(trial_rows(self.context), batch)
         reason = compared.pop("reason")
         if reason is None and ENGINES[entry["engine"]].generates:
@@ -271,8 +329,8 @@ class Exporter:
         return self._evaluated(entry, compared, process.predict(self.context.data.evaluation.rows, batch))
 
     def _half(self, entry: Mapping[str, Any]) -> str:
-        """Returns what the files of a bf16 mode of an int8 build are marked with."""
-        return "-bf16" if entry["float_precision"] != self.build.float_precision else ""
+        """Returns what the files of a mode of an int8 build whose float part is in halves are marked with."""
+        return f"-{entry['float_precision']}" if entry["float_precision"] != self.build.float_precision else ""
 
     def _answers(self, process: EngineProcess, entry: Mapping[str, Any], amplifies: bool) -> tuple[dict[str, Any], str | None]:
         """Compares the tokens of an engine with those of torch; returns the comparison, and why it does not pass, or None."""
@@ -321,7 +379,8 @@ class Exporter:
         name = f"{self.build.name} {entry['engine']} {entry['mode']}"
         check_layers(name, layers)
         compared = compare_predictions(self.context.task, expected, answers, split.labels)
-        rest = ", rest bf16" if entry["float_precision"] not in (self.build.float_precision, self.build.precision) else ""
+        own = entry["float_precision"] in (self.build.float_precision, self.build.precision)
+        rest = "" if own else f", rest {entry['float_precision']}"
         self.context.progress.log(
             f"    {entry['engine']} {entry['mode']}{rest}: on selection rows {compared['disagreements']} of {compared['n']} predictions "
             f"differ from torch, median |d{compared['differs']}| {compared['median_abs']:.4f}, max {compared['max_abs']:.4f}"
@@ -359,10 +418,13 @@ class Exporter:
         return {**entry, **there, "runnable": True, "reason": None, "parity": {key: compared[key] for key in compared if key != "reason"}}
 
     def _decides_float_part(self, entry: Mapping[str, Any]) -> bool:
-        """Whether the answers of an engine to the trial rows are needed to choose between fp32 and bf16."""
-        if not ENGINES[entry["engine"]].bf16_float_part or entry["mode"] == "dynamic" or self.rest != "auto":
+        """Whether the answers of an engine to the trial rows are needed to choose between fp32 and a half."""
+        engine, precision = entry["engine"], self.build.precision
+        if self._rest(engine) != "auto":
             return False
-        return self.build.precision == "fp32" or is_static_int8(self.build.precision)
+        if ENGINES[engine].half_graph:
+            return self.build.is_half or precision == "fp32" or is_static_int8(precision)
+        return entry["mode"] != "dynamic" and (precision == "fp32" or is_static_int8(precision))
 
     def _require(self, engines: list[dict[str, Any]]) -> None:
         """Raises where no mode of an engine passed; warns of each one that did not."""

@@ -27,12 +27,13 @@ sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to
 
 import numpy as np
 from cuda_driver import CudaError, Device, capabilities, load_driver  # type: ignore[import-not-found]
-from tensorrt_plan import Plan, PlanError, build, gemm_precisions  # type: ignore[import-not-found]
+from tensorrt_plan import Plan, PlanError, build, fused_attentions, gemm_precisions, with_products  # type: ignore[import-not-found]
 from tolerance import judge  # type: ignore[import-not-found]
 
 SPEC, BASE_CONFIG, GOLDEN, RECORD, STAGING, TIMING_CACHE = "gpu.json", "plan.pbtxt", "golden.npz", "plans.json", "staging", "timing-cache"
 ARTIFACT = "manifest.json"
 """File beside this repository while it lies in the run that made it."""
+SOME = "some attentions are no nodes of the graph: no kernel runs them"
 SINGLE_ROWS = 4
 """Rows of each bucket that also run one by one: some engines are correct only at batch 1, others only at larger batches."""
 
@@ -80,7 +81,8 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
     """Builds one plan into the staging folder and checks it.
 
     Returns:
-        Its record: file, hash of the graph, TensorRT version, seconds, size, parity, precisions of the GEMMs.
+        Its record: file, hash of the graph, TensorRT version, seconds, size, what its float part runs in, parity, precisions of the GEMMs,
+        and `attention`: how many are `fused`, `of` how many, and the `reason` why they need not be, None where all of them have to.
 
     Raises:
         PlanError: The plan does not build or load.
@@ -88,16 +90,19 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
     """
     cache = root / f"{TIMING_CACHE}-sm{device.capability}"
     known = cache.read_bytes() if cache.exists() else b""
-    built = build(trt, root / spec["onnx"], spec["buckets"], spec["max_batch_size"], timing_cache=known)
+    built, reason = build_either(root, spec, trt, known, log)
     cache.write_bytes(built.timing_cache)
     file = f"sm{device.capability}.plan"
     (root / STAGING / file).write_bytes(built.plan)
     plan = Plan(trt, device, built.plan)
     parity = compare(plan, np.load(root / GOLDEN, allow_pickle=False), spec)
-    precisions = gemm_precisions(plan.layers(), spec["int8_gemms"])
+    layers = with_products(plan.layers())
+    precisions = gemm_precisions(layers, spec["int8_gemms"])
+    attention = {"fused": fused_attentions(layers, spec["attentions"]), "of": len(spec["attentions"]), "reason": reason}
     count = sum(precision == "int8" for precision in precisions.values())
     log(
-        f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; {parity}"
+        f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; "
+        f"{attention['fused']} of {attention['of']} attentions fused; {parity}"
     )
     if not parity["passed"]:
         raise Refused(f"the logits of the plan for sm{device.capability} differ from the golden logits: {parity}")
@@ -108,10 +113,34 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
         "tensorrt": str(trt.__version__),
         "seconds": built.seconds,
         "size_bytes": len(built.plan),
+        "float_precision": spec["float_precision"],
         "parity": parity,
+        "attention": attention,
         "int8_gemms": count,
         "precisions": precisions,
     }
+
+
+def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes, log: Callable[[str], None]) -> tuple[Any, str | None]:
+    """Builds the graph whose attention has to be fused, and where that does not build or is not there, the other one.
+
+    Returns:
+        What was built, and why its attention need not be fused, or None.
+
+    Raises:
+        PlanError: Neither builds.
+    """
+    settings = spec["buckets"], spec["max_batch_size"]
+    reason = "this repository has no graph with attention nodes"
+    if spec["fused"] is not None:
+        try:
+            built = build(trt, root / spec["fused"], *settings, timing_cache=cache)
+        except PlanError as error:
+            reason = str(error)
+            log(f"attention is not fused: {reason}")
+        else:
+            return built, None if len(spec["attentions"]) == sum(len(gate.nodes) for gate in built.gates) else SOME
+    return build(trt, root / spec["onnx"], *settings, timing_cache=cache), reason
 
 
 def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,16 +161,20 @@ def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any
     judged = {}
     for kind, found in pairs.items():
         judged[kind] = compared(
-            np.concatenate([first for first, _ in found]), np.concatenate([second for _, second in found]), spec["unit"]
+            np.concatenate([first for first, _ in found]),
+            np.concatenate([second for _, second in found]),
+            spec["unit"],
+            spec["float_precision"],
         )
     return {**judged, "passed": all(figures["passed"] for figures in judged.values())}
 
 
-def compared(expected: np.ndarray, logits: np.ndarray, unit: float) -> dict[str, Any]:
-    """Compares logits [n, C] with the golden logits, in units of `unit`; for regression (C = 1) there are no classes that could differ."""
+def compared(expected: np.ndarray, logits: np.ndarray, unit: float, float_precision: str) -> dict[str, Any]:
+    """Compares logits [n, C] with the golden logits, in units of `unit`, within the limits of what the float part runs in; for regression
+    (C = 1) there are no classes that could differ."""
     expected, logits = expected.astype(np.float64), logits.astype(np.float64)
     changed = logits.argmax(axis=1) != expected.argmax(axis=1)
-    figures = judge(changed, np.abs(logits - expected) / unit)
+    figures = judge(changed, np.abs(logits - expected) / unit, float_precision)
     return {**figures, "median_abs": round(figures["median_abs"], 6), "max_abs": round(figures["max_abs"], 6)}
 
 
@@ -189,15 +222,17 @@ def read_record(root: Path) -> dict[str, Any]:
 
 
 def check_graph(root: Path, spec: Mapping[str, Any]) -> None:
-    """Checks that the graph has not changed since the repository was written.
+    """Checks that the graphs have not changed since the repository was written.
 
     Raises:
-        Refused: It has changed.
+        Refused: One has changed.
     """
-    with (root / spec["onnx"]).open("rb") as file:
-        digest = hashlib.sha256(file.read()).hexdigest()
-    if digest != spec["onnx_sha256"]:
-        raise Refused(f"{spec['onnx']} has changed since this repository was written: sha256 {digest}, {spec['onnx_sha256']} expected")
+    for name in ("onnx", "fused"):
+        if spec[name] is None:
+            continue
+        digest, expected = hashlib.sha256((root / spec[name]).read_bytes()).hexdigest(), spec[f"{name}_sha256"]
+        if digest != expected:
+            raise Refused(f"{spec[name]} has changed since this repository was written: sha256 {digest}, {expected} expected")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     out/
       README.md                        the commands, and what has never been run
       build_plans.py  tensorrt_plan.py  cuda_driver.py  tolerance.py
-      model.onnx  golden.npz           the graph; 64 preprocessed rows and their logits
+      model.onnx  golden.npz           the graph; 64 preprocessed rows and their logits in torch, fp32
+      model_fused.onnx                 where its float part is in halves: the graph with attention as nodes, which is tried first
       gpu.json  plan.pbtxt             settings of build_plans.py; configuration of the plan without its file names
       models/                          the repository that Triton serves
         NAME/                          ensemble: preprocess -> plan -> postprocess
@@ -38,7 +39,8 @@ from compress.standalone import cuda_driver, preprocess, tensorrt_plan, toleranc
 from compress.standalone.preprocess import Preprocessor, Row
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, from_text, to_text
 
-ONNX, GOLDEN, SPEC, BASE_CONFIG, MODELS = "model.onnx", "golden.npz", "gpu.json", "plan.pbtxt", "models"
+ONNX, FUSED = "model.onnx", "model_fused.onnx"
+GOLDEN, SPEC, BASE_CONFIG, MODELS = "golden.npz", "gpu.json", "plan.pbtxt", "models"
 OUTPUT = "logits"
 """Output name of the graph; clients see LOGITS, as in the CPU repository."""
 PREPROCESS_INSTANCES = 2
@@ -80,10 +82,10 @@ def write_gpu_repository(
 
     Args:
         out: Folder to write into; created.
-        onnx_file: The Q/DQ (or float) graph.
+        onnx_file: The float, Q/DQ or half graph. Beside a half graph may lie `<name>_fused.onnx`, the same with attention as nodes.
         preprocessor: Preprocessor of the same checkpoint; defines inputs, buckets and labels.
         rows: Golden rows.
-        logits: Their logits from another engine, float32 [n, C].
+        logits: Their logits in torch, the float part in fp32, float32 [n, C].
         name: Name of the ensemble, which clients call.
         max_batch_size: Maximum batch size of all models and of the optimization profiles.
         unit: Unit of differences from the golden logits (`compress.measure.agreement.unit`).
@@ -106,10 +108,14 @@ def write_gpu_repository(
             _write_model(models / config.name, config)
     for part in (names.preprocess, names.postprocess):
         _write_python(models / part / "1", f"gpu_{part.removeprefix(name + '_')}.py", preprocessor)
-    _copy_graph(onnx_file, out)
+    _copy_graph(onnx_file, out / ONNX)
+    fused = onnx_file.with_name(f"{onnx_file.stem}_fused.onnx")
+    if fused.exists():
+        _copy_graph(fused, out / FUSED)
     arrays: dict[str, Any] = dict(golden_arrays(preprocessor, rows, logits))
     np.savez(out / GOLDEN, **arrays)
-    (out / SPEC).write_text(json.dumps(_spec(out, names, preprocessor, inputs, max_batch_size, unit), indent=1) + "\n", encoding="utf-8")
+    spec = _spec(out, names, preprocessor, inputs, max_batch_size) | {"unit": unit}
+    (out / SPEC).write_text(json.dumps(spec, indent=1) + "\n", encoding="utf-8")
     for source in (cuda_driver.__file__, tensorrt_plan.__file__, tolerance.__file__, Path(__file__).with_name("build_plans.py")):
         shutil.copyfile(source, out / Path(source).name)
     (out / "README.md").write_text(readme(names.ensemble), encoding="utf-8")
@@ -195,11 +201,28 @@ def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArr
 
 
 def quantized_nodes(onnx_file: Path) -> list[str]:
-    """Returns the names of the GEMM nodes with DequantizeLinear on both inputs."""
+    """Returns the names of the GEMM nodes with DequantizeLinear on both inputs, cast or not."""
     graph = onnx.load(str(onnx_file), load_external_data=False).graph
-    made = {output for node in graph.node if node.op_type == "DequantizeLinear" for output in node.output}
+    made: set[str] = set()
+    for node in graph.node:
+        if node.op_type == "DequantizeLinear" or (node.op_type == "Cast" and node.input[0] in made):
+            made |= set(node.output)
     gemms = [node for node in graph.node if node.op_type in ("MatMul", "Gemm", "Conv")]
     return [node.name for node in gemms if node.input[0] in made and node.input[1] in made]
+
+
+def float_precision(onnx_file: Path) -> str:
+    """Returns what a graph runs its float part in, fp32, fp16 or bf16: the narrowest float type that it stores or casts to."""
+    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    casts = {attribute.i for node in graph.node if node.op_type == "Cast" for attribute in node.attribute if attribute.name == "to"}
+    types = casts | {item.data_type for item in graph.initializer}
+    return "fp16" if TensorProto.FLOAT16 in types else "bf16" if TensorProto.BFLOAT16 in types else "fp32"
+
+
+def attentions(onnx_file: Path) -> list[str]:
+    """Returns the names of the last products of attention, one for each."""
+    graph = onnx.load(str(onnx_file), load_external_data=False).graph
+    return [node.name for node in graph.node if node.op_type == "MatMul" and node.name.rpartition("/")[2].split(".")[0] == "pv"]
 
 
 def readme(name: str) -> str:
@@ -260,26 +283,30 @@ def _write_python(version: Path, template: str, preprocessor: Preprocessor) -> N
 
 
 def _copy_graph(onnx_file: Path, out: Path) -> None:
-    shutil.copyfile(onnx_file, out / ONNX)
+    shutil.copyfile(onnx_file, out)
     data = onnx_file.with_name(f"{onnx_file.name}.data")  # external data for weights above 2 GB; the graph refers to this name
     if data.exists():
-        shutil.copyfile(data, out / data.name)
+        shutil.copyfile(data, out.with_name(data.name))
 
 
 def _spec(
-    out: Path, names: _Names, preprocessor: Preprocessor, inputs: dict[str, tuple[int, list[int]]], max_batch_size: int, unit: float
+    out: Path, names: _Names, preprocessor: Preprocessor, inputs: dict[str, tuple[int, list[int]]], max_batch_size: int
 ) -> dict[str, Any]:
+    fused = (out / FUSED).exists()
     return {
         "schema": 1,
         "model": names.plan,
         "task": preprocessor.task,
         "onnx": ONNX,
         "onnx_sha256": hashlib.sha256((out / ONNX).read_bytes()).hexdigest(),
+        "fused": FUSED if fused else None,
+        "fused_sha256": hashlib.sha256((out / FUSED).read_bytes()).hexdigest() if fused else None,
         "inputs": list(inputs),
         "buckets": list(preprocessor.buckets),
         "max_batch_size": max_batch_size,
         "int8_gemms": quantized_nodes(out / ONNX),
-        "unit": unit,
+        "attentions": attentions(out / ONNX),
+        "float_precision": float_precision(out / ONNX),
     }
 
 
@@ -301,8 +328,10 @@ Use the same release of NVIDIA's images in both commands, so that both have the 
         bash -c "pip install numpy && python3 /repository/build_plans.py"
 
 The script builds one plan for each compute capability of the visible GPUs, runs the golden rows through it (in batches and one by one),
-compares the logits, and only then writes `models/@NAME@_plan/config.pbtxt`. `plans.json` holds the figures of each plan. Run it again on a
-machine with other GPUs to add their plans, and again for each new release. If it prints "not ready" with the reason, nothing is served.
+compares the logits, and only then writes `models/@NAME@_plan/config.pbtxt`. Where there is a `model_fused.onnx`, its attention has to run
+as fused kernels; where that does not build, `model.onnx` is built. `plans.json` holds the figures of each plan, and why its attention is
+not fused. Run it again on a machine with other GPUs to add their plans, and again for each new release. If it prints "not ready" with the
+reason, nothing is served.
 
 The two Python models need tokenizers and Pillow, which the server image does not contain:
 
@@ -320,6 +349,6 @@ Image models take `IMAGE`, the bytes of a PNG or JPEG file; text-pair models tak
 ## What has never been run
 
 None of the commands above was run on the machine that wrote this repository, which had no GPU and no container. That machine checked that
-the configurations parse and that their types and shapes match the graph and the profiles. The golden logits were measured with this model
-on another engine.
+the configurations parse and that their types and shapes match the graph and the profiles. The golden logits are those of torch with the
+float part in fp32; a plan whose float part is in halves is held to wider limits (`tolerance.py`).
 """

@@ -57,12 +57,14 @@ GOLDEN_ROWS = 64
 STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us")
+HALVES = ("fp16", "bf16")
 QUEUED = ("max_waiting", "request_seconds")
 
 
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
+    VERSION: ClassVar[int] = 2
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
 
@@ -236,7 +238,14 @@ class TritonRepo(Stage):
         return results
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
-        """Writes the GPU repository of the last variant (int8 if it was quantized); returns its entry of triton.json and its layout."""
+        """Writes the GPU repository of the last variant: int8 if it was quantized, the float part in halves where the export chose so.
+
+        Returns:
+            Its entry of triton.json, and its layout.
+
+        Raises:
+            InputError: The last variant was not evaluated in torch, so that there are no golden logits.
+        """
         from compress.measure.agreement import unit
         from compress.standalone.preprocess import Preprocessor
         from triton_repo.config import MIN_BATCH
@@ -244,17 +253,16 @@ class TritonRepo(Stage):
         from triton_repo.plans import write_gpu_repository
 
         builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-        build = [one for one in builds if one["precision"] != "bf16"][-1]
-        known = next((engine for engine in build["engines"] if engine.get("predictions")), None)
-        if known is None:
-            raise InputError("target.engines: no engine that runs here was built, so there are no golden logits; add torch or onnxruntime")
-        logits, _ = load_predictions(parent.path / known["predictions"])
+        build, half = deployed(builds)
+        if build["variant"] not in context.predictions:
+            raise InputError(f"{build['variant']}: was not evaluated in torch, so there are no golden logits")
+        logits, _ = load_predictions(context.predictions[build["variant"]])
         rows = context.data.evaluation.rows
         chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)
         name = f"{build['variant']}-{build['precision']}"
         figures = write_gpu_repository(
             folder,
-            parent.path / build["onnx"],
+            parent.path / (half["plain"] if half else build["onnx"]),
             Preprocessor.load(parent.path / build["folder"]),
             [rows[index] for index in chosen],
             logits[chosen],
@@ -266,6 +274,7 @@ class TritonRepo(Stage):
             "model": name,
             "variant": build["variant"],
             "precision": build["precision"],
+            "float_precision": half["half"] if half else build["float_precision"],
             "engine": served_on("cuda")[0],
             "mode": "static",
         }
@@ -360,6 +369,22 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
+
+
+def deployed(builds: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Returns the build that a GPU serves, and its `half_graph`, None where its float part is fp32.
+
+    It is that of the last variant. Where that is float, its build in halves is, unless the answers of an engine have decided otherwise.
+    """
+    engine = served_on("cuda")[0]
+    last = [build for build in builds if build["precision"] not in HALVES][-1]
+    found = [build for build in builds if build["variant"] == last["variant"] and build["precision"] in HALVES]
+    for build in [*found, last]:
+        first = next((entry for entry in build["engines"] if entry["engine"] == engine), None)
+        judged = (build.get("float_part") or {}).get("precision", build["precision"])
+        if first is not None and first.get("half_graph") and (build is last or judged == build["precision"]):
+            return build, first["half_graph"]
+    return last, None
 
 
 def serves(model: Served, chosen: Ranked) -> bool:

@@ -40,6 +40,8 @@ class EngineFacts:
     """Whether it can output intermediate tensors, so that parity compares layer by layer."""
     bf16_float_part: bool = False
     """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
+    half_graph: bool = False
+    """Whether its graph says which parts run in 16-bit floats (`export.graph.halves`), fp16 or bf16."""
     token_scales_in_graph: bool = False
     """Whether dynamic int8 needs a graph that computes the scale of each token."""
     rounds_blocks: bool = False
@@ -124,6 +126,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         where="NVIDIA GPUs; proved ahead of time without one",
         library="tensorrt",
         marker="triangle",
+        half_graph=True,
         proved=True,
         serves="cuda",
     ),

@@ -131,6 +131,7 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "integer_weights": first.get("integer_weights") if first else None,
         "int8_share_reason": first.get("int8_share_reason") if first else "no engine was built for this variant",
         "int8_layers": first.get("layers", []) if first else [],
+        "attention": _attention(run, name),
         "metrics": {one.backend: one.metrics for one in mine},
         "accuracy": _accuracy(run, name, task, mine, build),
         "drops": {one.backend: intervals.paired(metric, reference.logits, one.logits, one.labels) for one in mine if one is not reference},
@@ -141,6 +142,18 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
         "sparsity": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "sparsify" else None,
     }
+
+
+def _attention(run: Run, name: str) -> list[dict[str, Any]]:
+    """Returns how many attentions run as one kernel, for each engine that tells: built, or proved for a compute capability."""
+    keys, counts = ("engine", "capability", "float_precision"), ("fused", "required", "of", "reason")
+    return [
+        {"precision": build["precision"], **{key: entry.get(key) for key in keys}, **{key: told[key] for key in counts}}
+        for build in evaluations.builds(run)
+        if build["variant"] == name
+        for entry in build["engines"]
+        if (told := entry.get("attention"))
+    ]
 
 
 def _accuracy(run: Run, name: str, task: Task, mine: list[Evaluation], build: dict[str, Any] | None) -> dict[str, Any]:

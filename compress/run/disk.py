@@ -25,7 +25,7 @@ from compress.schemes.scales import Layer
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
-from export.builds import computes_bf16, ends, floating_of
+from export.builds import computes_bf16, ends, floating_of, has_half_graphs
 from export.export import Export
 from quantize.convolutions import block_prefixes, convolutions
 from quantize.ptq import choose_layers
@@ -139,16 +139,20 @@ def _builds(variants: Mapping[str, Variant], context: Context) -> list[tuple[str
     floating = {name: floating_of(line, lambda other: variants[other].quantizer is None) for name, line in made.items()}
     names = ends(made, floating)
     builds = [("fp32" if variants[name].quantizer is None else "int8", variants[name]) for name in names]
-    return builds + [("bf16", variants[floating[names[-1]]])] * computes_bf16(context)
+    last = variants[floating[names[-1]]]
+    return builds + [("bf16", last)] * computes_bf16(context) + [("fp16", last)] * has_half_graphs(context)
 
 
 def _build_bytes(precision: str, sizes: Sizes, context: Context) -> int:
     if precision == "bf16":  # uses the files of fp32
         return sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
+    if precision == "fp16":  # a half graph twice, with attention as nodes and without
+        return sizes.float_bytes + sizes.tokenizer_bytes + 2 * sizes.prediction_bytes
     weights = sizes.int8_bytes if precision == "int8" else sizes.float_bytes
     kind = "int8" if precision == "int8" else "float"
     engines = [ENGINES[engine] for engine in context.target.engines]
     copies = 1 + sum(kind in engine.stores for engine in engines)  # model.onnx, openvino.bin, model_uint8.onnx, ...
+    copies += 2 * (precision == "int8" and has_half_graphs(context))
     graph = sizes.layers * GRAPH_BYTES_PER_LAYER * sum("float" in engine.stores for engine in engines)
     return copies * weights + graph + sizes.tokenizer_bytes + 3 * sizes.prediction_bytes
 

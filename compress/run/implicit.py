@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compress.artifacts.artifact import Artifact, Kind, write_json
+from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.engines import ENGINES
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import save_predictions
+from compress.measure.fastest import competing
 from compress.measure.metrics import metrics, num_predictions
 from compress.measure.predictions import predict
 from compress.models.config import ModelConfig, most_tokens, read_config
@@ -142,12 +143,34 @@ def shapes(task: Task, target: Target) -> list[tuple[int, int | None]]:
 
 
 def engine_jobs(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
-    """Returns (variant, engine spec) of every runnable engine: the baseline in torch, then each build with its recommended mode first."""
-    from export.engines.spec import torch_spec
+    """Returns (variant, engine spec) of every runnable engine: in torch (`in_torch`), then each build with its recommended mode first."""
+    return [*in_torch(exported, context), *((variant, spec) for variant, _, spec in _built(exported, context))]
 
-    preprocess, baseline = exported.path / _builds(exported)[0]["folder"], context.baseline
-    in_torch = [(baseline.id, torch_spec(baseline.path, preprocess, precision, context.target)) for precision in ("fp32", "bf16")]
-    return [*in_torch, *((variant, spec) for variant, _, spec in _built(exported, context))]
+
+def in_torch(exported: Artifact, context: Context) -> list[tuple[str, Any]]:
+    """Returns (variant, engine spec) of what is timed in torch: the baseline in fp32, which speed-ups refer to, and in bf16.
+
+    On a GPU also what int8 has to beat there: the float model behind the last variant in fp16 and bf16, eager and compiled, as far as
+    torch can compile here.
+    """
+    from export.engines.spec import torch_spec
+    from export.engines.torch import can_compile
+
+    folder, baseline, target = exported.path / _builds(exported)[0]["folder"], context.baseline, context.target
+    jobs = [(baseline.id, torch_spec(baseline.path, folder, precision, target)) for precision in ("fp32", "bf16")]
+    if target.device != "cuda":
+        return jobs
+    last = list(context.checkpoints)[-1]
+    rival = competing(_builds(exported), lineage(last, context.checkpoints))[-1]
+    compiles = can_compile()
+    if not compiles:
+        context.progress.warn("torch compiled is not timed: no C++ compiler is on PATH; install g++, or int8 is held against eager alone")
+    for precision in ("fp16", "bf16"):
+        for mode in ("eager", *(["compiled"] if compiles else [])):
+            job = rival, torch_spec(context.checkpoints[rival].path, folder, precision, target, mode)
+            if (rival, precision, mode) != (baseline.id, "bf16", "eager"):  # timed already
+                jobs.append(job)
+    return jobs
 
 
 def _built(exported: Artifact, context: Context) -> list[tuple[str, dict[str, Any], Any]]:

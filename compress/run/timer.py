@@ -8,8 +8,8 @@ processes take turns and discard their warm-up (`compress.measure.latency`).
     first
 
 so that few processes are alive at once, and a slow phase of the machine does not bias one group against another. The float part of an int8
-engine runs in bf16 wherever `export` may choose bf16. Not supported: layers that the recipe keeps in float, because their name patterns may
-not match a model of another depth.
+engine runs in bf16 or fp16 wherever `export` may choose that. Not supported: layers that the recipe keeps in float, because their name
+patterns may not match a model of another depth.
 """
 
 from __future__ import annotations
@@ -29,11 +29,14 @@ from compress.data.splits import Split
 from compress.measure.latency import Shape, measure
 from compress.schemes.table import SCHEMES, is_static_int8
 from compress.stage.context import Context, TimedPrecision
+from export.builds import HALVES
 from export.engines.registry import engine_module
 
 if TYPE_CHECKING:
+    from compress.standalone.preprocess import Preprocessor
     from export.engines.spec import EngineSpec
     from export.export import Export
+    from export.half_graphs import HalfGraph
     from quantize.quantize import Quantize
 
 GROUP = 4
@@ -116,6 +119,16 @@ class Timer:
         wanted = is_static_int8(precision) and self.exporter.float_precision != "fp32" and ENGINES[engine].bf16_float_part
         return wanted and engine_module(engine).computes_bf16()
 
+    def _half_graph(self, engine: EngineName, precision: str, model: Path, prepared: Preprocessor, folder: Path) -> HalfGraph | None:
+        """Writes the half graph that `export` may choose for this engine; None where it has none."""
+        from export.half_graphs import HalfGraphs
+
+        if not (is_static_int8(precision) and ENGINES[engine].half_graph):
+            return None
+        graphs = HalfGraphs(self.context, self.exporter.float_precision)
+        half = graphs.half_of(model, prepared)
+        return None if half is None else graphs.write(model, half, prepared, folder)
+
     def _engine(self, checkpoint: Path, folder: Path) -> EngineSpec:
         """Builds an engine in `folder` and returns its spec in the recommended mode."""
         from export.engines.spec import BuildRequest, spec_of, torch_spec
@@ -138,6 +151,7 @@ class Timer:
             precision=precision,
             float_precision="fp32",
             bf16_float_part=self._halves(engine, precision),
+            half_graph=self._half_graph(engine, precision, model, prepared, folder),
             buckets=prepared.buckets,
             target=context.target,
             log=lambda line: None,
@@ -149,6 +163,7 @@ class Timer:
         if entry is None:
             why = reason or entries[0]["reason"]
             raise InputError(f"target.engines: the first engine, {engine}, cannot be timed here: {why}; put another engine first")
-        halves = next((other for other in entries if (other["mode"], other["float_precision"]) == (entry["mode"], "bf16")), entry)
+        same = [other for other in entries if other["mode"] == entry["mode"] and other["runnable"]]
+        halves = next((other for other in same if other["float_precision"] in HALVES), entry)
         build = {"precision": precision, "float_precision": "fp32", "folder": folder.name}
         return spec_of(folder.parent, build, halves, context.target)

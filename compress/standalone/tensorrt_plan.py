@@ -13,6 +13,9 @@ repository.
 - SPARSE_WEIGHTS is enabled: for weights with 2:4 sparsity the builder uses sparse kernels if they are faster.
 
 - Attention that is one node of the graph (operator Attention) has to run as one kernel: a build for a GPU without such a kernel fails.
+  `gate` says which of them fail it.
+- The types of layers are read with the shapes of a profile bound: without them the inspector of TensorRT 10 answers "N/A due to dynamic
+  shapes". Where it does all the same, the name of a kernel tells what it multiplies (`..._i8i8_i8i32_f32_...`: int8, added up as int32).
 
 float16 needs no code here: it is expressed by casts in the graph, which leave some parts in float32. Not supported: plugins; one engine
 across several GPUs.
@@ -25,6 +28,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,10 +48,19 @@ FUSED = "mha"
 ATTENTION = "/attention"
 """How names of attention nodes begin behind the module; their products would be `/qk` and `/pv`."""
 _LISTED = re.compile(
-    r"^Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], Constants: \[(.*?)\], Outputs: \[.*?\], TacticName: (.*?), StreamId: (.*)$", re.M
+    r"^Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], (?:Constants: \[(.*?)\], )?Outputs: \[.*?\], "
+    r"TacticName: (.*?), StreamId: (.*)$",
+    re.M,
 )
 _ORIGIN = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
 _DATATYPE = re.compile(r"Datatype: (\w+)")
+UNTOLD = "n/a"
+"""How what an inspector says of a tensor begins where its type depends on shapes that are not bound."""
+_MULTIPLIED = re.compile(r"_(i8|f16|bf16|tf32|f32)(?:i32|f32|f16)_(?:i8|i32|f16|bf16|f32)_")
+"""In the name of a kernel: the type of the factors and of their sum, behind the types of its tensors and before that of its scales."""
+_WORDS = (("imma", "int8"), ("int8", "int8"), ("bf16", "bf16"), ("hmma", "fp16"), ("h16816", "fp16"), ("h1688", "fp16"), ("sgemm", "fp32"))
+"""Parts of the names of other kernels, and what they multiply."""
+_KERNEL_TYPES = {"i8": "int8", "f16": "fp16", "bf16": "bf16", "tf32": "tf32", "f32": "fp32"}
 
 
 class PlanError(RuntimeError):
@@ -79,8 +92,20 @@ class Built:
     """Layers as listed in the builder's log."""
     seconds: float
     timing_cache: bytes
-    attentions: int
+    gates: tuple[Gate, ...]
     """Attention nodes of the graph: each of them is one fused kernel, or there would be no engine."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Attention nodes whose tensors have the same shapes, and whether a fused kernel runs them."""
+
+    group: str
+    """Their shapes, for readers, such as "12 heads of 64, mask [-1, 1, 1, -1]"."""
+    nodes: tuple[str, ...]
+    """Names of the nodes."""
+    reason: str | None
+    """Why none does, in the library's words; None where one does."""
 
 
 def build(
@@ -99,29 +124,85 @@ def build(
     Raises:
         PlanError: The graph does not parse or does not compile.
     """
-    started, log = time.perf_counter(), Log(trt)
-    builder = trt.Builder(log.logger)
-    flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)  # an option in TensorRT 10, the only mode in 11
-    network = builder.create_network(flags)
-    parser = trt.OnnxParser(network, log.logger)
-    if not parser.parse_from_file(str(onnx)):
-        raise PlanError(f"{onnx.name} does not parse: {'; '.join(_parse_errors(parser)) or log.errors()}")
-    attentions = _forbid_decomposition(trt, network)
-    config = builder.create_builder_config()
-    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-    config.clear_flag(trt.BuilderFlag.TF32)
-    config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)  # allows sparse kernels for 2:4 weights; does not change any weight
-    _add_profiles(builder, network, config, buckets, max_batch_size)
-    if capability is None:
-        config.set_timing_cache(config.create_timing_cache(timing_cache), False)
-    else:
-        _set_capability(trt, config, capability)
-    plan = builder.build_serialized_network(network, config)
+    started = time.perf_counter()
+    parsed = _Parsed(trt, onnx, buckets, max_batch_size, capability, timing_cache)
+    groups = parsed.groups()
+    for attention in (attention for members in groups.values() for attention in members):
+        attention.decomposable = False
+    plan = parsed.build()
     if plan is None:
         target = "this GPU" if capability is None else f"compute capability {capability}"
-        raise PlanError(f"{onnx.name} does not compile for {target}: {log.errors()}")
-    cache = b"" if capability is not None else bytes(memoryview(config.get_timing_cache().serialize()))
-    return Built(bytes(memoryview(plan)), listed_layers("\n".join(log.listings)), time.perf_counter() - started, cache, attentions)
+        raise PlanError(f"{onnx.name} does not compile for {target}: {parsed.log.errors()}")
+    cache = b"" if capability is not None else bytes(memoryview(parsed.config.get_timing_cache().serialize()))
+    layers = listed_layers("\n".join(parsed.log.listings))
+    gates = tuple(Gate(group, tuple(member.name for member in members), None) for group, members in groups.items())
+    return Built(bytes(memoryview(plan)), layers, time.perf_counter() - started, cache, gates)
+
+
+def gate(
+    trt: Any, onnx: Path, buckets: Sequence[int], max_batch_size: int, *, capability: str | None = None, timing_cache: bytes = b""
+) -> tuple[Gate, ...]:
+    """Finds which attention nodes a fused kernel runs: each group is built with all others allowed to fall apart.
+
+    Args:
+        trt: As for `build`, like the others.
+        onnx: The graph, some of whose attention nodes fail the gate.
+        buckets: Sequence lengths.
+        max_batch_size: Largest batch.
+        capability: Compute capability, or None.
+        timing_cache: Kernel timings.
+
+    Raises:
+        PlanError: The graph does not parse.
+    """
+    parsed = _Parsed(trt, onnx, buckets, max_batch_size, capability, timing_cache)
+    groups, found = parsed.groups(), []
+    for group, members in groups.items():
+        for attention in (attention for others in groups.values() for attention in others):
+            attention.decomposable = not any(attention is member for member in members)
+        passed = parsed.build() is not None
+        found.append(Gate(group, tuple(member.name for member in members), None if passed else parsed.log.errors()))
+    return tuple(found)
+
+
+class _Parsed:
+    """A graph as the library has read it, ready to be built, more than once if need be."""
+
+    def __init__(
+        self, trt: Any, onnx: Path, buckets: Sequence[int], max_batch_size: int, capability: str | None, timing_cache: bytes
+    ) -> None:
+        self.trt, self.log = trt, Log(trt)
+        self.builder = trt.Builder(self.log.logger)
+        flags = 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)  # an option in TensorRT 10, the only mode in 11
+        self.network = self.builder.create_network(flags)
+        self.parser = trt.OnnxParser(self.network, self.log.logger)  # holds the weights that the network reads
+        if not self.parser.parse_from_file(str(onnx)):
+            raise PlanError(f"{onnx.name} does not parse: {'; '.join(_parse_errors(self.parser)) or self.log.errors()}")
+        self.config = self.builder.create_builder_config()
+        self.config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        self.config.clear_flag(trt.BuilderFlag.TF32)
+        self.config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)  # allows sparse kernels for 2:4 weights; does not change any weight
+        _add_profiles(self.builder, self.network, self.config, buckets, max_batch_size)
+        if capability is None:
+            self.config.set_timing_cache(self.config.create_timing_cache(timing_cache), False)
+        else:
+            _set_capability(trt, self.config, capability)
+
+    def groups(self) -> dict[str, list[Any]]:
+        """Returns the attention nodes of the network by the shapes of their tensors."""
+        kind = getattr(self.trt.LayerType, "ATTENTION_INPUT", None)  # versions that lack it do not parse the operator
+        found: dict[str, list[Any]] = {}
+        for layer in map(self.network.get_layer, range(self.network.num_layers)):
+            if layer.type == kind:
+                layer.__class__ = self.trt.IAttentionInputLayer  # the bindings give every layer as ILayer
+                found.setdefault(_shapes_of(layer.attention), []).append(layer.attention)
+        return found
+
+    def build(self) -> Any:
+        """Returns the serialized engine; None where it does not compile, and the log says why."""
+        self.log.listings.clear()
+        self.log.messages.clear()
+        return self.builder.build_serialized_network(self.network, self.config)
 
 
 class Log:
@@ -186,7 +267,9 @@ def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, 
     """Returns the precision of each GEMM node of the ONNX graph, judged by the operands of the layers it was compiled into.
 
     A GEMM counts as int8 if in every such layer one input and a second operand (weights or another input) are int8. Otherwise it has the
-    type of the layer's first float input. Nodes that no layer names are absent from the result.
+    type of the layer's first float input. Where a layer does not tell the types of its inputs, or that of its weights beside int8, it has
+    what the name of its kernel says.
+    Nodes that no layer names, or whose layers tell neither, are absent from the result.
     """
     found: dict[str, str] = {}
     for gemm in gemms:
@@ -238,14 +321,22 @@ class Plan:
         (self.output,) = (name for name in names if name not in self.inputs)
         self._contexts: dict[int, Any] = {}
 
-    @property
-    def float_precision(self) -> str:
-        """Type of the logits: fp32, bf16 or fp16."""
-        return FLOATS[self.engine.get_tensor_dtype(self.output).name.lower()]
+    @cached_property
+    def float_precision(self) -> str | None:
+        """The narrowest float type that a layer reads: fp16, bf16 or fp32; None where the inspector tells no type."""
+        told = {FLOATS[name] for layer in self.layers() for name in layer.inputs + layer.constants if name in FLOATS}
+        return next((name for name in ("fp16", "bf16", "fp32") if name in told), None)
 
     def layers(self) -> tuple[Layer, ...]:
-        """Returns the layers from the engine inspector."""
+        """Returns the layers from the engine inspector, with the largest shapes of the last profile bound."""
+        index = self.engine.num_optimization_profiles - 1
+        context = self._context(index)
+        for name in self.inputs:
+            shape = tuple(self.engine.get_tensor_profile_shape(name, index)[2])
+            if not context.set_input_shape(name, shape):
+                raise PlanError(f"input {name} of shape {shape} is rejected: {self._log.errors()}")
         inspector = self.engine.create_engine_inspector()
+        inspector.execution_context = context
         return inspected_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
 
     def predict(self, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
@@ -305,14 +396,15 @@ def _add_profiles(builder: Any, network: Any, config: Any, buckets: Sequence[int
             raise PlanError(f"TensorRT rejects the profile for bucket {bucket}")
 
 
-def _forbid_decomposition(trt: Any, network: Any) -> int:
-    """Lets the build fail where an attention node has no kernel of its own; returns how many there are."""
-    kind = getattr(trt.LayerType, "ATTENTION_INPUT", None)  # versions that lack it do not parse the operator
-    found = [layer for layer in map(network.get_layer, range(network.num_layers)) if layer.type == kind]
-    for layer in found:
-        layer.__class__ = trt.IAttentionInputLayer  # the bindings give every layer as ILayer
-        layer.attention.decomposable = False
-    return len(found)
+def _shapes_of(attention: Any) -> str:
+    """Returns the shapes that a kernel is chosen by."""
+    _, heads, _, size = attention.get_input(0).shape
+    key_heads, value_size = attention.get_input(1).shape[1], attention.get_input(2).shape[3]
+    text = "1 head" if heads == 1 else f"{'any number of' if heads == -1 else heads} heads"
+    text += f" of {size}"
+    text += "" if key_heads == heads else f", {key_heads} of keys"
+    text += "" if value_size == size else f", values of {value_size}"
+    return text + ("" if attention.mask is None else f", mask {list(attention.mask.shape)}")
 
 
 def _products(node: str) -> tuple[str, ...]:
@@ -340,13 +432,28 @@ def _inspected(layer: Mapping[str, Any]) -> Layer:
 
 
 def _datatype(tensor: Mapping[str, Any]) -> str:
-    """Returns the type of a tensor: "Datatype": "Int8" (TensorRT 11), or "Format/Datatype": "Row major Int8 format" (TensorRT 10)."""
+    """Returns the type of a tensor: "Datatype": "Int8" (TensorRT 11), or "Format/Datatype": "Row major Int8 format" or "Half(64,1:8,...)"
+    (TensorRT 10); `UNTOLD` where the inspector does not tell it."""
     text = str(tensor.get("Datatype") or tensor.get("Format/Datatype") or "").lower()
-    return next((word for word in text.split() if word == "int8" or word in FLOATS), text)
+    if text.startswith(UNTOLD):
+        return UNTOLD
+    return next((word for word in re.split(r"[\s(]+", text) if word == "int8" or word in FLOATS), text)
 
 
 def _precision(layer: Layer) -> str | None:
     operands = layer.inputs + layer.constants
     if "int8" in layer.inputs and operands.count("int8") >= 2:
         return "int8"
+    if UNTOLD in layer.inputs or ("int8" in layer.inputs and not layer.constants):  # TensorRT 10 does not list weights
+        named = kernel_precision(layer.tactic)
+        if named is not None:
+            return named
     return next((FLOATS[name] for name in layer.inputs if name in FLOATS), None)
+
+
+def kernel_precision(tactic: str) -> str | None:
+    """Returns what a kernel multiplies, by its name; None where the name does not tell."""
+    found = _MULTIPLIED.search(tactic)
+    if found:
+        return _KERNEL_TYPES[found.group(1)]
+    return next((precision for word, precision in _WORDS if word in tactic.lower()), None)

@@ -64,11 +64,6 @@ def absence(device: str) -> str | None:
     return None
 
 
-def computes_bf16() -> bool:
-    """Returns False: ONNX Runtime has no bf16 on a CPU."""
-    return False
-
-
 def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     """Writes the folder of the engine; yields its one mode."""
     from export.generation.fused_folder import reads_of, write_fused_folder

@@ -21,6 +21,7 @@ from compress.core.speculation import Speculation
 
 if TYPE_CHECKING:  # every engine's process reads this file, and none of them a recipe: pydantic takes longer to import than the rest
     from compress.core.target import Target
+    from export.half_graphs import HalfGraph
 
 Features = Mapping[str, NDArray[Any]]
 """What `Preprocessor.encode` gives: int64 [n, L] each, or `pixel_values` float32 [n, C, H, W]."""
@@ -157,12 +158,14 @@ class BuildRequest:
     float_precision: str
     """What the float part runs in."""
     bf16_float_part: bool
-    """Whether to offer a mode whose float part is bf16, too."""
+    """Whether to offer a mode whose float part is bf16, too; of engines that compute it from the files of fp32."""
     buckets: tuple[int, ...]
     """Sequence lengths (tokens) that rows are padded to; () for images."""
     target: Target
     log: Callable[[str], None]
     """Takes one line for each thing worth telling."""
+    half_graph: HalfGraph | None = None
+    """For engines whose graph says what runs in halves: the graph whose float part is in halves; None where it is fp32 alone."""
     kv_cache: str = "float"
     """What engines that generate keep keys and values in: float (the precision that they compute in), fp16 or int8."""
 
@@ -264,7 +267,7 @@ def torch_spec(checkpoint: Path, folder: Path, precision: str, target: Target, m
     Args:
         checkpoint: Checkpoint folder.
         folder: Folder with preprocess.json.
-        precision: fp32 or bf16; int8 for a quantized checkpoint as it is. A quantized checkpoint in fp32 runs on its grid weights.
+        precision: fp32, fp16 or bf16; int8 for a quantized checkpoint as it is. A quantized checkpoint in fp32 runs on its grid weights.
         target: Gives device, threads and batch sizes.
         mode: eager or compiled.
     """

@@ -9,8 +9,9 @@
 Every build has a process of its own: a library that crashes takes nothing with it but its entry, which keeps its last words.
 What is common to all of them is in `compress.standalone.tensorrt_plan`.
 
-`precision` is fp32 or that of a scheme with static or float activations. Left out: what `build` gives to a run has its float part in
-float32. Half graphs (`export.graph.halves`, `export.graph.attention`) go through `build_plans` all the same.
+`precision` is fp32, a half, or that of a scheme with static or float activations. The float part runs in what the graph says: fp32, or a
+half where the request has a half graph (`export.half_graphs`). Where TensorRT runs, an int8 build is made with both, so that the answers
+can decide; a proof tells nothing of answers, and is made of the half graph alone.
 """
 
 from __future__ import annotations
@@ -21,26 +22,30 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from compress.machine.process import environment, spawn
 from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
 from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, fused_attentions, gemm_precisions, with_products
-from compress.standalone.tensorrt_plan import build as build_plan
 from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
+from export.engines.tensorrt_child import RTX, TENSORRT
+from export.graph.attention import fuse_attention
 from export.graph.macs import count_macs
+from export.graph.onnx import save
+from export.half_graphs import HalfGraph
 from export.share import share
 
 CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""
-ALLOWED: Final = ("fp32", *(row.precision for row in SCHEMES.values() if row.activations != "dynamic"))
-TENSORRT, RTX = "tensorrt", "tensorrt_rtx_bindings"
+ALLOWED: Final = ("fp32", "fp16", "bf16", *(row.precision for row in SCHEMES.values() if row.activations != "dynamic"))
+CHILD = "export.engines.tensorrt_child"
 TIMING_CACHE = "tensorrt.timing-cache"
 NO_DYNAMIC = "TensorRT takes the scales of activations from the graph alone; quantize with scheme w8a8"
 NO_ZERO_POINTS = "TensorRT has no zero points; quantize with symmetric: true"
@@ -74,45 +79,78 @@ def absence(device: str) -> str | None:
     return None if installed(TENSORRT) and gpus() else INSTALL
 
 
-def build(request: BuildRequest) -> list[dict[str, Any]]:
-    """Builds or proves the graph; see `build_plans`."""
-    return build_plans(
-        request.model,
-        request.folder,
-        precision=request.precision,
-        buckets=request.buckets,
-        max_batch_size=max(request.target.batch_sizes),
-        log=request.log,
-    )
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Builds or proves the graphs: in fp32 where that is asked for and can be compared, and the half graph; see `build_plans`."""
+    settings: dict[str, Any] = {"buckets": request.buckets, "max_batch_size": max(request.target.batch_sizes), "log": request.log}
+    half = request.half_graph
+    if half is None or (request.precision != half.half and absence("cuda") is None):
+        yield from build_plans(request.model, request.folder, precision=request.precision, **settings)
+    if half is None:
+        return
+    facts = half.facts() | {
+        "plain": str(half.plain.relative_to(request.root)),
+        "fused": None if half.fused is None else str(half.fused.relative_to(request.root)),
+    }
+    entries = build_plans(request.model, request.folder, precision=request.precision, half=half, **settings)
+    if half.fused is not None and not _narrow(half.plain, half.fused, entries):
+        facts["fused"] = None
+    yield from ({**entry, "half_graph": facts} for entry in entries)
+
+
+def _narrow(plain: Path, fused: Path, entries: Sequence[Mapping[str, Any]]) -> bool:
+    """Leaves in a fused graph the attentions that no build refused, so that it compiles wherever these do; whether any is left.
+
+    Args:
+        plain: The graph with separate products.
+        fused: That with attentions as nodes; written anew, or removed where none is left.
+        entries: What was built or proved of both.
+    """
+    groups = [group for entry in entries for group in (entry.get("attention") or {"groups": []})["groups"]]
+    refused = {node: group["reason"] for group in groups if group["reason"] for node in group["nodes"]}
+    nodes = {node.name for node in onnx.load(str(fused), load_external_data=False).graph.node if node.op_type == "Attention"}
+    if not nodes & refused.keys():
+        return True
+    made = fuse_attention(onnx.load(str(plain)), {}, refused | _not_in(plain, nodes))
+    for file in fused.parent.glob(f"{fused.name}*"):
+        file.unlink()
+    if made.products:
+        save(made.model, fused)
+    return bool(made.products)
+
+
+def _not_in(plain: Path, nodes: Collection[str]) -> dict[str, str]:
+    """Returns why attentions of a graph were no nodes before, by the name that their node would have."""
+    every = fuse_attention(onnx.load(str(plain)), {}).products
+    return {name: "it was no attention node before" for name in every if name not in nodes}
 
 
 def open_engine(spec: EngineSpec) -> TensorRt:
     """Opens a plan on the first GPU."""
-    return TensorRt(Path(spec.path))
+    return TensorRt(Path(spec.path), spec.float_precision)
 
 
 def build_plans(
-    onnx: Path,
+    graph: Path,
     out: Path,
     *,
     precision: str,
     buckets: tuple[int, ...],
     max_batch_size: int,
     capabilities: tuple[str, ...] = CAPABILITIES,
-    attention: Path | None = None,
+    half: HalfGraph | None = None,
     log: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Builds what this machine can build.
 
     Args:
-        onnx: The float or Q/DQ graph.
+        graph: The float or Q/DQ graph.
         out: Folder of the build inside the export artifact; a plan and its timing cache are written into it.
         precision: What the graph holds; one of `ALLOWED`.
         buckets: Sequence lengths (tokens), one optimisation profile each; () for images.
         max_batch_size: Largest batch of every profile.
         capabilities: What to prove the graph for where there is no GPU.
-        attention: The same graph with each attention as one node (`export.graph.attention`), which is built where all of them have a
-            fused kernel; otherwise `onnx` is, and the entry says why.
+        half: The half graph of `graph`, which is built in its place. Its attentions have to be fused; those that no kernel runs are
+            separate products again, and the entry says why.
         log: Takes one line for each build.
 
     Returns:
@@ -121,18 +159,21 @@ def build_plans(
     """
     if precision not in ALLOWED:
         raise ValueError(f"precision {precision}; allowed: {', '.join(ALLOWED)}")
+    rest = "fp32" if half is None else half.half
     real = installed(TENSORRT) and bool(gpus())
     if not real and not installed(RTX):
         log(INSTALL)
-        return [_entry(out, reason=INSTALL, int8_share_reason=NOT_INSPECTED)]
-    gemms = count_macs(onnx, max_batch_size, buckets[-1] if buckets else None)
+        return [_entry(out, float_precision=rest, reason=INSTALL, int8_share_reason=NOT_INSPECTED)]
+    gemms = count_macs(graph, max_batch_size, buckets[-1] if buckets else None)
 
     def shares(layers: Sequence[Layer]) -> dict[str, Any]:
         return share(gemms, gemm_precisions(layers, [gemm.node for gemm in gemms]))
 
     ends = [gemm.node for gemm in gemms if gemm.kind == "attention" and gemm.node.rpartition("/")[2].startswith("pv")]
-    fused = None if attention is None else str(attention)
-    job = {"onnx": str(onnx), "fused": fused, "ends": ends, "buckets": buckets, "max_batch_size": max_batch_size}
+    job: dict[str, Any] = {"onnx": str(graph), "fused": None, "left": {}, "ends": ends, "float_precision": rest}
+    if half is not None:
+        job |= {"onnx": str(half.plain), "fused": None if half.fused is None else str(half.fused), "left": dict(half.left)}
+    job |= {"buckets": buckets, "max_batch_size": max_batch_size}
     if real:
         return [_real(out, job, shares, log)]
     return [_proof(out, job, shares, capability, log) for capability in capabilities]
@@ -153,9 +194,11 @@ class TensorRt:
 
     Args:
         path: What `build_plans` wrote; has to be built by the installed version of TensorRT, for this GPU.
+        float_precision: What the graph that it was built from runs its float part in: what types are where the plan does not tell.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, float_precision: str) -> None:
+        self._typed = float_precision
         driver = load_driver()
         if not capabilities(driver):
             raise PlanError("no NVIDIA GPU")
@@ -170,26 +213,28 @@ class TensorRt:
         return gemm_precisions(self._plan.layers(), gemms)
 
     def placement(self) -> Placement:
-        """Returns the GPU that the plan was loaded on, and the type of its logits."""
-        return {"device": "cuda", "provider": TENSORRT, "float_precision": self._plan.float_precision}
+        """Returns the GPU that the plan was loaded on, and the narrowest float type that its layers read."""
+        return {"device": "cuda", "provider": TENSORRT, "float_precision": self._plan.float_precision or self._typed}
 
 
 def _real(out: Path, job: dict[str, Any], shares: Shares, log: Callable[[str], None]) -> dict[str, Any]:
-    capability = gpus()[0]
-    plan = out / f"tensorrt-sm{capability}.plan"
+    capability, rest = gpus()[0], job["float_precision"]
+    plan = out / f"tensorrt-sm{capability}{'' if rest == 'fp32' else f'-{rest}'}.plan"
     answer = _either({**job, "library": TENSORRT, "capability": None, "plan": str(plan), "timing_cache": str(out / TIMING_CACHE)})
     if "error" in answer:
         log(f"tensorrt: no plan for sm{capability}: {answer['error']}")
-        return _entry(out, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
+        return _entry(out, float_precision=rest, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
     log(f"tensorrt {answer['version']}: plan for sm{capability} in {answer['seconds']:.1f} s")
-    return _entry(out, plan, **_figures(answer, capability), runnable=True, attention=answer["attention"], **shares(_layers(answer)))
+    found = {**_figures(answer, capability), "attention": answer["attention"], **shares(_layers(answer))}
+    return _entry(out, plan, float_precision=rest, runnable=True, **found)
 
 
 def _proof(out: Path, job: dict[str, Any], shares: Shares, capability: str, log: Callable[[str], None]) -> dict[str, Any]:
+    rest = job["float_precision"]
     answer = _either({**job, "library": RTX, "capability": capability, "plan": None, "timing_cache": None})
     if "error" in answer:
         log(f"tensorrt-rtx: does not build for sm{capability}: {answer['error']}")
-        return _entry(out, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
+        return _entry(out, float_precision=rest, capability=capability, reason=answer["error"], int8_share_reason="there is no engine")
     listed = shares(_layers(answer))
     weights = [layer["precision"] for layer in listed["layers"] if layer["kind"] == "weight"]
     evidence = (
@@ -197,31 +242,58 @@ def _proof(out: Path, job: dict[str, Any], shares: Shares, capability: str, log:
     )
     log(f"tensorrt-rtx {answer['version']}: sm{capability} in {answer['seconds']:.1f} s; {evidence}")
     reason = f"{NOT_INSPECTED}; {evidence}, their kernels are chosen on the GPU"
-    compiled = {**listed, "attention": answer["attention"]}
-    return _entry(out, **_figures(answer, capability), reason=PROVED, int8_share_reason=reason, compiled=compiled)
+    known = {**_figures(answer, capability), "float_precision": rest, "attention": answer["attention"], "compiled": listed}
+    return _entry(out, **known, reason=PROVED, int8_share_reason=reason)
 
 
 def _either(job: dict[str, Any]) -> dict[str, Any]:
-    """Builds the graph whose attentions have to be fused; where that does not build or is not given, the other one.
+    """Builds the graph whose attentions have to be fused. Where that does not build, `gate` says which of them no kernel runs: those become
+    separate products again, and the others have to be fused still. Where none is left or none is given, the other graph is built.
 
     Args:
-        job: As for `run_child`; `fused`, the first graph, or None; `ends`, the nodes `/pv` of the other one.
+        job: As for `run_child`; `fused`, the first graph, or None; `ends`, the nodes `/pv` of the other one; `left`, why attentions are no
+            nodes of the first.
 
     Returns:
-        The answer of the child, with `attention`: how many are `fused`, `of` how many, and as `reason` why not all of them have to be.
+        The answer of the child, with `attention`: how many are `fused`, `of` how many, how many have to be (`required`: the build would
+        have failed), as `reason` why not all of them, and `groups`: `group` (the shapes), `nodes`, and the `reason` of each, None where it
+        has to be fused.
     """
-    reason, ends = NO_NODES, job["ends"]
-    if job["fused"] is not None:
-        answer = run_child({**job, "onnx": job["fused"]})
-        if "error" not in answer:
-            left = len(ends) - answer["attentions"]
-            reason = f"{left} of {len(ends)} are no attention nodes" if left else ""
-            return {**answer, "attention": {"fused": fused_attentions(_layers(answer), ends), "of": len(ends), "reason": reason or None}}
-        reason = answer["error"]
-    answer = run_child(job)
+    left = [{"group": "no node", "nodes": [name], "reason": reason} for name, reason in job["left"].items()]
+    if job["fused"] is None:
+        return _with_attention(run_child(job), job, left, None if left else NO_NODES)
+    answer = run_child({**job, "onnx": job["fused"]})
+    if "error" not in answer:
+        return _with_attention(answer, job, [*answer["gates"], *left])
+    refused = answer["error"]
+    gates = run_child({**job, "onnx": job["fused"], "gate": True})
+    if "error" in gates:
+        return _with_attention(run_child(job), job, left, refused)
+    failed = {node: group["reason"] for group in gates["gates"] for node in group["nodes"] if group["reason"]}
+    groups = [*gates["gates"], *left]
+    if all(group["reason"] for group in gates["gates"]):
+        return _with_attention(run_child(job), job, groups)
+    with tempfile.TemporaryDirectory(dir=Path(job["fused"]).parent, prefix="gated-") as folder:
+        mixed = Path(folder) / "model.onnx"
+        nodes = {node for group in gates["gates"] for node in group["nodes"]}
+        save(fuse_attention(onnx.load(job["onnx"]), {}, failed | _not_in(Path(job["onnx"]), nodes)).model, mixed)
+        answer = run_child({**job, "onnx": str(mixed)})
+    if "error" in answer:
+        return _with_attention(run_child(job), job, groups, answer["error"])
+    return _with_attention(answer, job, groups)
+
+
+def _with_attention(
+    answer: dict[str, Any], job: Mapping[str, Any], groups: Sequence[Mapping[str, Any]], why: str | None = None
+) -> dict[str, Any]:
+    """Adds `attention` to the answer of a child that built an engine; see `_either`."""
     if "error" in answer:
         return answer
-    return {**answer, "attention": {"fused": fused_attentions(_layers(answer), ends), "of": len(ends), "reason": reason}}
+    missing = [(len(group["nodes"]), f"{group['group']}: {group['reason']}") for group in groups if group["reason"]]
+    told = "; ".join(f"{count} of {len(job['ends'])}: {reason}" for count, reason in missing)
+    figures = {"fused": fused_attentions(_layers(answer), job["ends"]), "of": len(job["ends"]), "reason": why or told or None}
+    required = sum(len(group["nodes"]) for group in answer["gates"])
+    return {**answer, "attention": {**figures, "required": required, "groups": [dict(group) for group in groups]}}
 
 
 def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
@@ -236,7 +308,7 @@ def _figures(answer: dict[str, Any], capability: str) -> dict[str, Any]:
 
 def _entry(out: Path, file: Path | None = None, **values: Any) -> dict[str, Any]:
     """Returns one engine of export.json; what is not given is absent or unknown."""
-    unknown = {"runnable": False, "capability": None, "library": None, "seconds": None, "num_layers": None}
+    unknown = {"runnable": False, "capability": None, "library": None, "seconds": None, "num_layers": None, "attention": None}
     return engine_entry("tensorrt", "dynamic", **{**unknown, "file": f"{out.name}/{file.name}" if file else None, **values})
 
 
@@ -255,41 +327,16 @@ def run_child(job: dict[str, Any]) -> dict[str, Any]:
         job: `library`, `onnx`, `buckets`, `max_batch_size`, `capability` or None, `plan` and `timing_cache` (files to write) or None.
 
     Returns:
-        `library`, `version`, `seconds`, `size_bytes`, `layers` and `attentions` (nodes of the graph, all fused); or `error`, one line.
+        `library`, `version`, `seconds`, `size_bytes`, `layers` and `gates` (attention nodes of the graph, all fused); where the job has
+        `gate`, that alone: `group`, `nodes` and `reason` of each; or `error`, one line.
     """
     with tempfile.TemporaryDirectory() as folder:
         answer, words = Path(folder) / "answer.json", Path(folder) / "stderr"
         with words.open("wb") as stderr:
-            command = [sys.executable, "-P", "-m", "export.engines.tensorrt", json.dumps({**job, "answer": str(answer)})]
+            command = [sys.executable, "-P", "-m", CHILD, json.dumps({**job, "answer": str(answer)})]
             status = spawn(command, env=environment(), stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr).wait()
         if status == 0 and answer.exists():
             result: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
             return result
         last = words.read_text(encoding="utf-8", errors="replace").split("\n")[-6:]
         return {"error": " ".join(f"{job['library']} ended with status {status}: {' '.join(last)}".split())[:600]}
-
-
-def _child(job: dict[str, Any]) -> dict[str, Any]:
-    """Does what `run_child` asks for, in this process."""
-    trt = importlib.import_module(job["library"])
-    cache = Path(job["timing_cache"]) if job["timing_cache"] else None
-    known = cache.read_bytes() if cache and cache.exists() else b""
-    try:
-        built = build_plan(trt, Path(job["onnx"]), job["buckets"], job["max_batch_size"], capability=job["capability"], timing_cache=known)
-        layers = built.layers
-        if job["plan"]:
-            Path(job["plan"]).write_bytes(built.plan)
-            layers = Plan(trt, Device(load_driver()), built.plan).layers()
-    except PlanError as error:
-        return {"error": str(error)}
-    if cache:
-        cache.write_bytes(built.timing_cache)
-    listed = [[layer.name, layer.kind, layer.inputs, layer.constants, layer.nodes, layer.tactic] for layer in layers]
-    name = "TensorRT" if job["library"] == TENSORRT else "TensorRT-RTX"
-    figures = {"seconds": built.seconds, "size_bytes": len(built.plan), "attentions": built.attentions}
-    return {"library": name, "version": trt.__version__, "layers": listed, **figures}
-
-
-if __name__ == "__main__":
-    request = json.loads(sys.argv[1])
-    Path(request["answer"]).write_text(json.dumps(_child(request)), encoding="utf-8")

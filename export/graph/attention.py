@@ -8,6 +8,9 @@ position biases that are added, one Softmax over the last axis, and casts. The f
 kernels ask: behind it the scores are larger by its reciprocal, and a fused kernel may add them up in halves. Masks are cast to the type
 of Q and added up.
 
+How many heads there are is written into the shapes that split them, where it was left for a reshape to find: a kernel is chosen by it, and
+`compress.standalone.tensorrt_plan.gate` groups attentions by it.
+
 What stays as it is, with the reason: attention that is not in halves (fused kernels are for halves; islands of `export.graph.halves` are
 there because scores may overflow), whose masks are too large for halves, that reads codes of Q/DQ, or that has anything else between its
 products, such as a soft cap.
@@ -68,13 +71,15 @@ class _Unknown(Exception):
     """Something stands between the products that a fused kernel does not have."""
 
 
-def fuse_attention(model: onnx.ModelProto, largest: Mapping[str, float]) -> Fused:
+def fuse_attention(model: onnx.ModelProto, largest: Mapping[str, float], but: Mapping[str, str] | None = None) -> Fused:
     """Replaces every attention of a half graph that a fused kernel may run.
 
     Args:
         model: What `export.graph.halves` made; left as it is.
         largest: Magnitudes of tensors of the float graph (`export.graph.ranges`); masks that are absent fit.
+        but: Attentions that stay, by the name that their node would have, and why.
     """
+    but = but or {}
     made = onnx.ModelProto()
     made.CopyFrom(model)
     graph = made.graph
@@ -89,6 +94,8 @@ def fuse_attention(model: onnx.ModelProto, largest: Mapping[str, float]) -> Fuse
         if pv.op_type != "MatMul" or not _ends(pv.name, "pv"):
             continue
         try:
+            if _renamed(pv.name) in but:
+                raise _Unknown(but[_renamed(pv.name)])
             if grouped:
                 raise _Unknown("the graph has a GroupNormalization, which opset 23 changes")
             pattern = _read(pv, producer, values, types)
@@ -105,6 +112,7 @@ def fuse_attention(model: onnx.ModelProto, largest: Mapping[str, float]) -> Fuse
     if products:
         (entry,) = made.opset_import
         entry.version, made.ir_version = max(entry.version, OPSET), max(made.ir_version, IR_VERSION)
+        _write_heads(made)
     return Fused(made, products, left)
 
 
@@ -201,6 +209,31 @@ def _written(
     inputs += masks[:1]
     nodes.append(helper.make_node("Attention", inputs, list(pv.output), name, scale=1.0))
     return nodes
+
+
+def _write_heads(model: onnx.ModelProto) -> None:
+    """Puts the number of heads for the -1 in shapes [B, S, -1, D] that a tensor of known width is split by, in place."""
+    graph = model.graph
+    typed = onnx.shape_inference.infer_shapes(model, data_prop=True).graph  # sizes go through shapes that the graph computes
+    widths = {value.name: dims[-1].dim_value for value in typed.value_info if (dims := value.type.tensor_type.shape.dim)}
+    producer = {output: node for node in graph.node for output in node.output}
+    values = {item.name: numpy_helper.to_array(item) for item in graph.initializer if item.data_type == TensorProto.INT64}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        shape = producer.get(node.input[1]) if node.op_type == "Reshape" else None
+        if shape is not None and shape.op_type == "Concat" and len(shape.input) == 4 and all(name in values for name in shape.input[2:]):
+            (middle,), (size,) = (values[name].reshape(-1).tolist() for name in shape.input[2:])
+            width = widths.get(node.input[0], 0)
+            if middle == -1 and width and width % size == 0:
+                heads = f"{node.name}.heads"
+                graph.initializer.append(numpy_helper.from_array(np.array([width // size], np.int64), heads))
+                told = helper.make_node(
+                    "Concat", [*shape.input[:2], heads, shape.input[3]], [f"{node.name}.shape"], f"{node.name}.shape", axis=0
+                )
+                node.input[1] = told.output[0]
+                nodes.append(told)
+        nodes.append(node)
+    _replace_nodes(graph, nodes)
 
 
 def _sides(node: onnx.NodeProto, producer: Mapping[str, onnx.NodeProto]) -> tuple[str, str]:

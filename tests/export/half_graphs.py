@@ -25,8 +25,10 @@ from compress.models.shapes import auto_class, sizes_of, with_sizes
 from compress.standalone.preprocess import Preprocessor
 from export.graph.halves import Half, Halved, clamp_masks, float_tensors, to_halves
 from export.graph.onnx import export_float
+from export.graph.onnx import save as save_graph
 from export.graph.qdq import insert_qdq
 from export.graph.ranges import Ranges, measure
+from export.graph.split_products import split_products
 
 LENGTH, VOCABULARY = 64, 60
 _SIZES: dict[str, Any] = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
@@ -68,11 +70,18 @@ def quantized(kind: str) -> Path:
 
 
 @cache
+def split(path: Path) -> Path:
+    """Returns a Q/DQ graph whose products are split where their results are; itself where none is."""
+    model = onnx.load(str(path))
+    return save_graph(model, path.with_name(f"{path.stem}-split.onnx")) if split_products(model) else path
+
+
+@cache
 def measured(path: Path) -> tuple[onnx.ModelProto, Ranges]:
     """Returns a graph with its masks clamped, and its ranges on `features(kind, 6, ...)`."""
     model = onnx.load(str(path))
     clamp_masks(model)
-    kind = path.stem.removesuffix("-int8")
+    kind = path.stem.removesuffix("-split").removesuffix("-int8")
     return model, measure(model, float_tensors(model), [features(kind, 3, 16, 1), features(kind, 3, 40, 2)])
 
 

@@ -148,6 +148,9 @@ class _Builder(_Forward):
 
     def build_serialized_network(self, network, config):
         plan = self.real.build_serialized_network(network.real, config.real)
+        if plan is None:
+            self.outer.__dict__.pop("ranges")
+            return None
         inputs = [network.get_input(index).name for index in range(network.num_inputs)]
         self.outer.built.append({"bytes": plan.nbytes, "inputs": inputs, "profiles": config.num_optimization_profiles})
         ranges = self.outer.__dict__.pop("ranges")
@@ -173,13 +176,35 @@ class _Runtime:
         return _Engine(self.outer, json.loads(plan)) if plan.startswith(b"{") else None
 
 
+def apart(path):
+    """Reads a graph, each Attention written out: ONNX Runtime does not take masks [B, 1, 1, S] there."""
+    model = onnx.load(path)
+    nodes = []
+    for node in model.graph.node:
+        if node.op_type != "Attention":
+            nodes.append(node)
+            continue
+        name, (query, key, value, *mask) = node.name, node.input
+        nodes.append(onnx.helper.make_node("Transpose", [key], [f"{name}.t"], perm=[0, 1, 3, 2]))
+        nodes.append(onnx.helper.make_node("MatMul", [query, f"{name}.t"], [f"{name}.s"]))
+        if mask:
+            nodes.append(onnx.helper.make_node("Add", [f"{name}.s", *mask], [f"{name}.m"]))
+        nodes.append(onnx.helper.make_node("Softmax", [f"{name}.m" if mask else f"{name}.s"], [f"{name}.p"], axis=-1))
+        nodes.append(onnx.helper.make_node("MatMul", [f"{name}.p", value], list(node.output)))
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del model.graph.node[:]
+    model.graph.node.extend(kept)
+    return model
+
+
 class _Engine:
     def __init__(self, outer, description):
         self.outer, self.ranges, self.graph = outer, description["ranges"], description["graph"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
-        self.session = onnxruntime.InferenceSession(self.graph, options)
+        self.session = onnxruntime.InferenceSession(apart(self.graph).SerializeToString(), options)
         self.names = [value.name for value in self.session.get_inputs()] + ["logits"]
+        self.execution_context = None  # of the inspector, which is this object too
         self.num_io_tensors, self.num_optimization_profiles = len(self.names), len(self.ranges)
 
     def get_tensor_name(self, index):
@@ -202,18 +227,25 @@ class _Engine:
         return self
 
     def get_engine_information(self, form):
-        """Lists one int8 layer for each GEMM with DequantizeLinear on both inputs, in the words of TensorRT 10."""
+        """Lists one int8 layer for each GEMM with DequantizeLinear on both inputs, in the words of TensorRT 10: without the shapes of a
+        profile it does not tell the types."""
         assert form == rtx.LayerInformationFormat.JSON
         graph = onnx.load(self.graph).graph
-        made = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+        bound = set(self.execution_context.shapes) == set(self.names[:-1]) if self.execution_context else False
+        halves = any(item.data_type == onnx.TensorProto.FLOAT16 for item in graph.initializer)
+        made = set()
+        for node in graph.node:
+            if node.op_type == "DequantizeLinear" or (node.op_type == "Cast" and node.input[0] in made):
+                made |= set(node.output)
         layers = []
         for node in graph.node:
-            if node.op_type in ("MatMul", "Gemm"):
-                kind = "Row major Int8 format" if set(node.input[:2]) <= made else "Row major linear FP32"
-                tensor = {"Name": "t", "Format/Datatype": kind}
+            if node.op_type in ("MatMul", "Gemm", "Attention"):
+                floats = "Row major linear FP16 format" if halves else "Row major linear FP32"
+                kind = "Row major Int8 format" if set(node.input[:2]) <= made else floats
+                tensor = {"Name": "t", "Format/Datatype": kind if bound else "N/A due to dynamic shapes"}
                 layers.append(
                     {
-                        "Name": node.name,
+                        "Name": "_gemm_mha_v2_myl0_7" if node.op_type == "Attention" else node.name,
                         "LayerType": "gemm",
                         "Inputs": [tensor],
                         "Constants": [tensor],

@@ -225,7 +225,7 @@ def test_the_float_part_of_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         assert engine["properties"]["INFERENCE_PRECISION_HINT"] == {"fp32": "f32", "bf16": "bf16"}[engine["float_precision"]]
     assert (judged is not None) == (rest == "auto")
     if judged:
-        assert (judged["precision"], judged["rows"] > 0, judged["fp32"] > 0, judged["bf16"] > 0) == (first, True, True, True)
+        assert (judged["precision"], judged["rows"] > 0, judged["fp32"] > 0, judged["half"] > 0) == (first, True, True, True)
 
 
 def test_a_processor_without_bf16_is_not_asked_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,10 +269,11 @@ def test_torch_as_an_engine(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: dict[str, Any] = {}
+    asked: list[dict[str, Any]] = []
 
     def build(model: Path, folder: Path, **settings: Any) -> list[dict[str, Any]]:
-        asked.update(settings, model=model, folder=folder)
+        half = settings.get("half")
+        asked.append(settings | {"model": model.name if half is None else half.plain.name, "folder": folder.name})
         entry = {"engine": "tensorrt", "mode": "dynamic", "float_precision": "fp32", "runnable": False, "reason": "no GPU"}
         return [{**entry, "metrics": {}, "int8_share": None}]
 
@@ -280,9 +281,12 @@ def test_an_engine_that_cannot_run_here_is_listed_with_its_reason(tmp_path: Path
     context = answered(small(tmp_path / "scratch", ("tensorrt", "onnxruntime")))
     (tmp_path / "out").mkdir()
     Export().run(context.baseline, context, tmp_path / "out")
-    (written,) = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
+    written, half = json.loads((tmp_path / "out" / "export.json").read_text())["builds"]
     assert [(entry["engine"], entry["runnable"]) for entry in written["engines"]] == [("tensorrt", False), ("onnxruntime", True)]
-    assert (asked["precision"], asked["buckets"], asked["max_batch_size"]) == ("fp32", (8, 16), 1)
+    assert [(entry["engine"], entry["runnable"]) for entry in half["engines"]] == [("tensorrt", False)]
+    assert {(settings["buckets"], settings["max_batch_size"]) for settings in asked} == {((8, 16), 1)}
+    told = [(settings["precision"], settings["folder"], settings["model"]) for settings in asked]
+    assert told == [("fp32", "baseline-fp32", "model.onnx"), ("fp16", "baseline-fp16", "model_fp16.onnx")]
 
 
 def shifted(entry_mode: str, original: Any) -> Any:

@@ -32,9 +32,9 @@ def test_bf16_wins_where_it_adds_no_more_than_a_quarter(rows: int, classes: int,
     bf16 = (fp32 + error * random.normal(size=reference.shape)).astype(np.float32)
     found = judge("text-classification", reference, fp32, bf16)
     before, after = kl(reference.tolist(), fp32.tolist()), kl(reference.tolist(), bf16.tolist())
-    assert (found.fp32, found.bf16, found.rows) == (pytest.approx(before, abs=1e-9), pytest.approx(after, abs=1e-9), rows)
+    assert (found.fp32, found.half, found.rows) == (pytest.approx(before, abs=1e-9), pytest.approx(after, abs=1e-9), rows)
     assert found.bound == pytest.approx(max(ADDED_SHARE * before, ADDED_FLOOR), abs=1e-9)
-    assert found.precision == ("bf16" if found.bf16 - found.fp32 <= found.bound else "fp32")
+    assert found.precision == ("bf16" if found.half - found.fp32 <= found.bound else "fp32")
 
 
 def test_for_values_the_floor_is_a_share_of_their_variance() -> None:
@@ -50,15 +50,24 @@ def test_generation_compares_the_nll_of_tokens() -> None:
     reference[..., 0] = [1.0, 2.0, 3.0]
     moved = reference.copy()
     moved[0, 1, 0] += 0.3
-    assert judge("text-generation", reference, reference, moved).bf16 == pytest.approx(0.09 / 3, rel=1e-3)
+    assert judge("text-generation", reference, reference, moved).half == pytest.approx(0.09 / 3, rel=1e-3)
 
 
-def test_only_engines_of_openvino_move() -> None:
+def test_only_engines_with_a_preference_move() -> None:
     entries: list[dict[str, Any]] = [
         {"engine": "openvino", "mode": "static", "float_precision": "fp32"},
         {"engine": "openvino", "mode": "static", "float_precision": "bf16"},
         {"engine": "onnxruntime", "mode": "dynamic", "float_precision": "fp32"},
     ]
-    moved = recommended_first(entries, "bf16")
+    moved = recommended_first(entries, {"openvino": "bf16"})
     assert [entry["float_precision"] for entry in moved if entry["engine"] == "openvino"] == ["bf16", "fp32"]
-    assert recommended_first(entries, "fp32")[0] is entries[0]
+    assert recommended_first(entries, {"openvino": "fp32"})[0] is entries[0]
+    assert recommended_first(entries, {"onnxruntime": "bf16"})[0] is entries[0]
+    assert recommended_first(entries, {}) == entries
+
+
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_the_half_that_was_judged_is_named(half: Any) -> None:
+    reference = np.zeros((2, 3), np.float32)
+    assert judge("text-classification", reference, reference, reference, half).precision == half
+    assert judge("text-classification", reference, reference, reference + np.float32([9, 0, 0]), half).precision == "fp32"

@@ -18,8 +18,10 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.artifacts.artifact import digest, file_digest, files_below
 from compress.standalone.preprocess import Preprocessor
+from export.graph.attention import fuse_attention
 from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
+from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
 from triton_repo import deployment, plans
@@ -330,8 +332,8 @@ def test_a_changed_graph_is_refused(written):
 def test_regressions_are_judged_in_standard_deviations(written):
     compared = build_script(written[0]).compared
     expected = np.array([[0.0], [5.0], [1.0], [4.0]])
-    assert compared(expected, expected + 0.03, 2.0)["passed"]
-    assert not compared(expected, expected + 0.05, 2.0)["passed"]
+    assert compared(expected, expected + 0.03, 2.0, "fp32")["passed"]
+    assert not compared(expected, expected + 0.05, 2.0, "fp32")["passed"]
 
 
 def test_readme_names_the_models_and_what_was_not_run(written):
@@ -442,3 +444,74 @@ def test_repository_can_be_moved(written, tmp_path):
     moved = tmp_path / "elsewhere"
     shutil.move(written[0], moved)
     assert build(moved, "90")[0] == 0
+
+
+# --- plans whose float part is in halves
+
+
+@pytest.fixture(scope="module")
+def halved(tmp_path_factory):
+    """A half graph of a quantized BERT with heads of 32, the same with attention as nodes, and the Q/DQ graph that they are made of."""
+    source, folder = half_graphs.quantized("ragged"), tmp_path_factory.mktemp("halved")
+    made = half_graphs.halved(source).model
+    paths = folder / "plain.onnx", folder / "plain_fused.onnx"
+    onnx.save(made, str(paths[0]))
+    single = "bert.encoder.layer.1.attention.self/attention"  # no kernel passes the gate
+    onnx.save(fuse_attention(made, {}, {single: "no kernel"}).model, str(paths[1]))
+    return *paths, source
+
+
+def half_repository(halved, out: Path, fused: Path | None = None) -> Path:
+    plain, source = halved[0], halved[2]
+    preprocessor = text_preprocessor()
+    names = ("input_ids", "attention_mask")
+    given = Preprocessor("text", names, preprocessor.labels, preprocessor.task, BUCKETS[-1], BUCKETS, tokenizer=preprocessor.tokenizer)
+    logits = logits_of(source, given, ROWS)
+    if fused is not None:
+        plain = Path(shutil.copy(plain, fused.with_name(fused.name.replace("_fused", ""))))
+    plans.write_gpu_repository(out, plain, given, ROWS, logits, name=NAME, max_batch_size=LARGEST)
+    return out
+
+
+def built_half(out: Path, spoil=lambda logits, batch: logits):
+    status, lines, _ = build(out, "89", spoil=spoil)
+    return status, lines, json.loads((out / "plans.json").read_text())["89"] if status == 0 else None
+
+
+def test_a_half_plan_is_built_from_the_graph_with_attention_nodes_and_recorded(halved, tmp_path):
+    out = half_repository(halved, tmp_path / "gpu")
+    spec = json.loads((out / "gpu.json").read_text())
+    assert (spec["float_precision"], spec["fused"], len(spec["attentions"])) == ("fp16", "model_fused.onnx", 2)
+    assert spec["fused_sha256"] == file_digest(out / "model_fused.onnx")
+    assert len(spec["int8_gemms"]) == 13  # the products behind casts count
+    status, lines, record = built_half(out)
+    assert status == 0, lines
+    assert record["float_precision"] == "fp16"
+    assert record["int8_gemms"] == 13
+    assert record["attention"] == {"fused": 1, "of": 2, "reason": "some attentions are no nodes of the graph: no kernel runs them"}
+    assert record["parity"]["batches"]["median_limit"] == 0.05
+
+
+def test_where_the_graph_with_attention_nodes_does_not_build_the_other_is_and_says_why(halved, tmp_path):
+    everything = tmp_path / "everything_fused.onnx"
+    onnx.save(fuse_attention(onnx.load(str(halved[0])), {}).model, str(everything))  # a single head fails the gate
+    out = half_repository(halved, tmp_path / "gpu", fused=everything)
+    status, lines, record = built_half(out)
+    assert status == 0, lines
+    assert any(line.startswith("attention is not fused:") for line in lines)
+    assert (record["attention"]["fused"], "dedicated kernel" in record["attention"]["reason"]) == (0, True)
+
+
+@pytest.mark.parametrize(("moved", "status"), [(0.03, 0), (0.07, 1)])
+def test_halves_are_held_to_their_own_limits(halved, tmp_path, moved, status):
+    """0.03 is too much for fp32; see `test_ways_to_be_wrong`."""
+    out = half_repository(halved, tmp_path / "gpu")
+    assert built_half(out, lambda logits, batch: logits + np.float32(moved))[0] == status
+
+
+def test_a_changed_graph_with_attention_nodes_is_refused(halved, tmp_path):
+    out = half_repository(halved, tmp_path / "gpu")
+    with (out / "model_fused.onnx").open("ab") as file:
+        file.write(b"\0")
+    status, lines, _ = built_half(out)
+    assert (status, "model_fused.onnx has changed" in lines[0]) == (1, True)

@@ -39,7 +39,14 @@ def _layer_chart(variant: Report) -> View:
         "rows": rows,
         "many": len(rows) > MANY_LAYERS,
         "num_int8": sum(bool(row["int8"]) for row in rows),
+        "attention": [_fused(row) for row in variant.get("attention") or ()],
     }
+
+
+def _fused(row: Report) -> View:
+    where = f"{engine_name(row['engine'])}, sm{row['capability']}, {row['precision']}"
+    rest = "" if row["precision"] == row["float_precision"] else f", rest {row['float_precision']}"
+    return {"where": where + rest, "count": f"{row['fused']} of {row['of']}", "reason": row["reason"]}
 
 
 def parity(report: Report) -> list[View]:

@@ -183,16 +183,25 @@ def test_int8_has_to_beat_the_float_model_of_its_own_branch() -> None:
     assert judged({}, report, "int8_faster")["value"] == 9.0 / 25.0
 
 
-def test_on_a_gpu_int8_is_not_compared_with_fp32_alone() -> None:
+def test_on_a_gpu_int8_has_to_beat_halves_and_torch_too() -> None:
     report = make_report(target={"engines": ["tensorrt"]})
     baseline, last = report["variants"]
-    baseline["latency"] = [row("tensorrt", "fp32", 60.0, device="cuda")]
+    baseline["latency"] = [row("tensorrt", "fp32", 60.0, device="cuda"), row("tensorrt", "fp16", 30.0, device="cuda")]
     last["latency"] = [row("tensorrt", "int8", 25.0, device="cuda")]
     goal = judged({}, report, "int8_faster")
-    assert (goal["value"], goal["met"], goal["reason"]) == (None, None, goals.NO_HALF_RIVAL)
-    baseline["latency"].append(row("tensorrt", "fp16", 20.0, device="cuda"))
+    assert (goal["value"], goal["met"]) == (30.0 / 25.0, True)
+    assert goal["at"].endswith("against fp16")
+    baseline["latency"].append({**row("torch", "bf16", 20.0, device="cuda"), "mode": "compiled"})
     goal = judged({}, report, "int8_faster")
     assert (goal["value"], goal["met"]) == (20.0 / 25.0, False)
+    assert goal["at"].endswith("against bf16 in torch compiled")
+
+
+def test_on_a_cpu_torch_is_no_rival() -> None:
+    report = make_report()
+    before = judged({}, report, "int8_faster")
+    report["variants"][0]["latency"].append({**row("torch", "bf16", 0.1, 8, 128), "device": "cpu"})
+    assert judged({}, report, "int8_faster") == before
 
 
 def test_int8_faster_is_listed_after_quantize_alone_and_can_be_left_out() -> None:

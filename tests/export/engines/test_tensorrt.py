@@ -1,4 +1,6 @@
+import inspect
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -18,11 +20,13 @@ from compress.standalone.tensorrt_plan import (
     fused_attentions,
     gemm_precisions,
     inspected_layers,
+    kernel_precision,
     listed_layers,
     profile_ranges,
     with_products,
 )
 from export.engines import tensorrt
+from export.graph.macs import Gemm
 from export.graph.onnx import GEMMS, export_float
 from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
@@ -162,8 +166,8 @@ def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs,
 
 
 def test_unknown_precision(tmp_path):
-    with pytest.raises(ValueError, match="precision fp16; allowed: fp32, int8"):
-        tensorrt.build_plans(tmp_path / "x", tmp_path, precision="fp16", buckets=(), max_batch_size=1, log=print)
+    with pytest.raises(ValueError, match="precision int3; allowed: fp32, fp16, bf16, int8"):
+        tensorrt.build_plans(tmp_path / "x", tmp_path, precision="int3", buckets=(), max_batch_size=1, log=print)
 
 
 @pytest.mark.parametrize(("which", "rows", "length"), [(0, 4, 16), (1, 1, 40), (1, 11, 16)])
@@ -290,12 +294,21 @@ def test_the_layer_of_a_fused_attention_tells_the_type_of_its_products():
 def test_a_crash_of_the_gate_falls_back_to_separate_products(monkeypatch, tmp_path):
     answers = {
         "fused": {"error": "crashed"},
-        "plain": {"library": "L", "version": "1", "seconds": 1.0, "size_bytes": 9, "attentions": 0, "layers": []},
+        "plain": {"library": "L", "version": "1", "seconds": 1.0, "size_bytes": 9, "gates": [], "layers": []},
     }
     monkeypatch.setattr(tensorrt, "run_child", lambda job: answers[job["onnx"]])
-    found = tensorrt._either({"onnx": "plain", "fused": "fused", "ends": ["a/pv"]})
-    assert found["attention"] == {"fused": 0, "of": 1, "reason": "crashed"}
-    assert tensorrt._either({"onnx": "fused", "fused": None, "ends": []}) == {"error": "crashed"}
+    found = tensorrt._either({"onnx": "plain", "fused": "fused", "ends": ["a/pv"], "left": {}})
+    assert found["attention"] == {"fused": 0, "of": 1, "reason": "crashed", "required": 0, "groups": []}
+    assert tensorrt._either({"onnx": "fused", "fused": None, "ends": [], "left": {}}) == {"error": "crashed"}
+
+
+def test_attentions_that_are_no_nodes_have_their_reasons(monkeypatch):
+    built = {"library": "L", "version": "1", "seconds": 1.0, "size_bytes": 9, "gates": [], "layers": []}
+    monkeypatch.setattr(tensorrt, "run_child", lambda job: built)
+    left = {"a/pv": "its masks are too large for halves"}
+    found = tensorrt._either({"onnx": "plain", "fused": None, "ends": ["a/pv", "b/pv"], "left": left})["attention"]
+    assert found["reason"] == "1 of 2: no node: its masks are too large for halves"
+    assert [group["nodes"] for group in found["groups"]] == [["a/pv"]]
 
 
 def test_inspector_json_of_both_generations():
@@ -314,3 +327,109 @@ def test_inspector_json_of_both_generations():
     }
     layers = inspected_layers(json.dumps({"Layers": [new, old, "only a name"]}))
     assert gemm_precisions(layers, ["g", "h", "k"]) == {"g": "int8", "h": "fp32", "k": "fp32"}
+
+
+# Lines of TensorRT 10 on an A10, as reported in https://github.com/NVIDIA/TensorRT/issues/4397: no constants, "Format/Datatype".
+REPORTED = (
+    "Name: /encoder/layers_10/pos_ff/output/MatMul_myl0_77, LayerType: gemm, Inputs: [ { Name: a, Dimensions: [1,40,1024], "
+    "Format/Datatype: Half }], Outputs: [ { Name: b, Dimensions: [1,40,256], Format/Datatype: Half }], TacticName: "
+    "sm80_xmma_gemm_f16f16_f16f16_f16_nn_n_tilesize32x32x64_stage6_warpsize2x2x1_tensor16x8x16, StreamId: 0, Metadata: "
+    "[ONNX Layer: /encoder/layers.10/pos_ff/output/MatMul][ONNX Layer: /encoder/layers.10/pos_ff/output/Add]\n"
+)
+
+
+def test_layers_of_tensorrt_10_are_read_from_its_log():
+    (layer,) = listed_layers(REPORTED)
+    assert (layer.kind, layer.inputs, layer.constants) == ("gemm", ("half",), ())
+    assert gemm_precisions([layer], ["/encoder/layers.10/pos_ff/output/MatMul"]) == {"/encoder/layers.10/pos_ff/output/MatMul": "fp16"}
+
+
+@pytest.mark.parametrize(
+    ("tactic", "expected"),
+    [
+        # names of kernels of NVIDIA's libraries, as public logs and tools list them
+        ("sm80_xmma_gemm_i8i8_i8i32_f32_tn_n_tilesize256x128x64_stage4_warpsize4x2x1_tensor16x8x32", "int8"),
+        ("sm80_xmma_gemm_i8f32_i8i32_f32_tn_n_tilesize64x64x64_stage4_warpsize2x2x1_tensor16x8x32", "int8"),
+        ("sm80_xmma_fprop_implicit_gemm_interleaved_i8f32_i8i32_f32_nchw_vect_c_32kcrs_vect_c_32_nchw_tilesize64x32x64_stage6", "int8"),
+        ("sm80_xmma_gemm_f16f16_f16f16_f16_nt_n_tilesize128x256x32_stage3_warpsize2x4x1_tensor16x8x16", "fp16"),
+        ("sm80_xmma_sparse_gemm_f16f16_f16f32_f32_nt_n_tilesize128x128x64_stage3_warpsize2x2x1_sptensor16x8x32", "fp16"),
+        ("sm80_xmma_gemm_tf32tf32_tf32f32_f32_nt_n_tilesize128x128x16_stage4_warpsize2x2x1_tensor16x8x8", "tf32"),
+        ("ampere_sgemm_128x64_tn", "fp32"),
+        ("turing_h1688gemm_128x128_ldg8_tn", "fp16"),
+        ("__myelin_CASK_STUB", None),
+        ("", None),
+    ],
+)
+def test_the_name_of_a_kernel_tells_what_it_multiplies(tactic, expected):
+    assert kernel_precision(tactic) == expected
+
+
+INT8_KERNEL = "sm80_xmma_gemm_i8f32_i8i32_f32_tn_n_tilesize64x64x64"
+UNBOUND = {"Name": "x", "Location": "Device", "Dimensions": [-1, 128], "Format/Datatype": "N/A due to dynamic shapes"}
+"""A tensor as the inspector of TensorRT 8.6 to 10 gives it for an engine with dynamic shapes, in many public logs."""
+
+
+@pytest.mark.parametrize(
+    ("tensor", "tactic", "expected"),
+    [
+        (UNBOUND, INT8_KERNEL, {"g": "int8"}),
+        (UNBOUND, "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n", {"g": "fp16"}),
+        (UNBOUND, "__myelin_CASK_STUB", {}),  # nothing is known: the share is null, with a reason
+        ({**UNBOUND, "Format/Datatype": "Int8"}, INT8_KERNEL, {"g": "int8"}),  # weights are not listed there
+        ({**UNBOUND, "Format/Datatype": "Int8"}, "sm80_xmma_gemm_f16f16_f16f32_f32_tn_n", {"g": "fp16"}),  # codes that are dequantized
+        ({**UNBOUND, "Format/Datatype": "Half(64,1:8,...)"}, "", {"g": "fp16"}),
+    ],
+)
+def test_types_that_the_inspector_does_not_tell_are_read_off_the_kernel(tensor, tactic, expected):
+    layer = {"Name": "n", "LayerType": "gemm", "Inputs": [tensor], "TacticName": tactic, "Metadata": "[ONNX Layer: g]"}
+    layers = inspected_layers(json.dumps({"Layers": [layer]}))
+    assert gemm_precisions(layers, ["g"]) == expected
+    told = tensorrt.share([Gemm("g", "weight", 10, "g")], gemm_precisions(layers, ["g"]))
+    assert told["int8_share"] == ({"int8": 1.0, "fp16": 0.0}[expected["g"]] if expected else None)
+    assert (told["int8_share_reason"] is None) == bool(expected)
+
+
+def test_the_shapes_of_a_profile_are_bound_before_the_inspector_is_asked(graphs):
+    plan = Plan(StandIn(), Device(Driver("90")), build(StandIn(), graphs[1], BUCKETS, LARGEST).plan)
+    unbound = inspected_layers(plan.engine.create_engine_inspector().get_engine_information(rtx.LayerInformationFormat.JSON))
+    assert {name for layer in unbound for name in layer.inputs} == {"n/a"}
+    assert {name for layer in plan.layers() for name in layer.inputs} == {"int8", "fp32"}
+    context = plan.engine.execution_context
+    assert set(context.shapes.values()) == {(LARGEST, BUCKETS[-1])}
+    assert plan.float_precision == "fp32"
+
+
+CALLS = {
+    "EngineInspector": {"execution_context", "get_engine_information"},
+    "ICudaEngine": {"get_tensor_name", "get_tensor_mode", "get_tensor_dtype", "get_tensor_profile_shape", "create_execution_context"}
+    | {"create_engine_inspector", "num_io_tensors", "num_optimization_profiles"},
+    "IExecutionContext": {"set_optimization_profile_async", "set_input_shape", "set_tensor_address", "get_tensor_shape"}
+    | {"execute_async_v3"},
+    "Runtime": {"deserialize_cuda_engine"},
+    "IAttention": {"decomposable", "get_input", "mask", "name"},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_needs_a_gpu_exists_in_the_bindings(name):
+    """Classes that the stand-in writes out: every call of ours is one of TensorRT-RTX, which has the interface of TensorRT 11."""
+    assert CALLS[name] - set(dir(getattr(rtx, name))) == set()
+
+
+def test_the_stand_in_takes_what_the_bindings_take():
+    """The numbers of arguments, by the signatures that the bindings print."""
+    from tests.export import tensorrt_stand_in as stand_in
+
+    pairs = {
+        "ICudaEngine": (stand_in._Engine, CALLS["ICudaEngine"] - {"num_io_tensors", "num_optimization_profiles"}),
+        "IExecutionContext": (stand_in._Context, CALLS["IExecutionContext"]),
+        "EngineInspector": (stand_in._Engine, {"get_engine_information"}),
+    }
+    for kind, (ours, names) in pairs.items():
+        for name in names:
+            text = getattr(getattr(rtx, kind), name).__doc__
+            allowed = set()
+            for arguments in re.findall(rf"{name}\(self: [^,)]*,? ?(.*?)\) ->", text):
+                given = [part for part in re.split(r", (?=\w+:)", arguments) if part]
+                allowed |= set(range(sum("=" not in part for part in given), len(given) + 1))
+            assert len(inspect.signature(getattr(ours, name)).parameters) - 1 in allowed, (kind, name, text)

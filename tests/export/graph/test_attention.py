@@ -167,3 +167,21 @@ def test_masks_that_are_infinite_in_halves_stay():
     model = attention(("Add", ["s", "n"], "z"), ("Softmax", ["z"], "p"), constants={"n": MASK})
     assert fuse_attention(model, {"n": 30000.0}).of == len(fuse_attention(model, {"n": 30000.0}).products) == 1
     assert fuse_attention(model, {"n": 70000.0}).left == {"a/pv": "its masks are too large for halves"}
+
+
+@pytest.mark.parametrize(("kind", "heads"), [("ragged", [2, 1]), ("gpt2", [2, 2]), ("vit", [2, 2])])
+def test_the_number_of_heads_is_written_where_a_reshape_would_find_it(kind, heads):
+    found = fused(kind).model
+    typed = onnx.shape_inference.infer_shapes(found, data_prop=True).graph
+    shapes = {value.name: [axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in typed.value_info}
+    nodes = [node for node in found.graph.node if node.op_type == "Attention"]
+    assert [[shapes[name][1] for name in node.input[:3]] for node in nodes] == [[count] * 3 for count in heads]
+
+
+def test_attentions_that_may_not_be_nodes_stay_with_their_reason():
+    halved = half_graphs.halved(half_graphs.graph("ragged")).model
+    first, second = fuse_attention(halved, {}).products
+    found = fuse_attention(halved, {}, {second: "no kernel runs it"})
+    assert list(found.products) == [first]
+    assert list(found.left.values()) == ["no kernel runs it"]
+    assert [node.op_type for node in found.model.graph.node].count("Softmax") == 1

@@ -1,0 +1,127 @@
+"""The half graphs of a run, for engines whose graph says what runs in 16-bit floats.
+
+    model.onnx -> ranges on selection rows -> model_<half>.onnx            `export.graph.halves`: float32 islands
+                                           -> model_<half>_fused.onnx      `export.graph.attention`: each attention one node
+
+A rule of halves names its islands; those of `range`, `sums` and `gelu` come from the ranges, which are measured once for each graph, on up
+to `RANGE_ROWS` selection rows. Which half `auto` takes is read off the ranges too:
+
+    fp16    8 times finer than bf16, as long as every product fits its range
+    bf16    where fp16 would leave a product of matrices in float32: it overflows nowhere
+
+Whether the answers are close enough is another question: where the engine runs, `export.float_part` asks it.
+
+Left out: mixing fp16 and bf16 in one graph.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import onnx
+from numpy.typing import NDArray
+
+from compress.measure.closeness import spread
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor, Row
+from export.float_part import FloatPrecision
+from export.graph.attention import fuse_attention
+from export.graph.halves import Half, clamp_masks, float_tensors, to_halves
+from export.graph.onnx import GEMMS, save
+from export.graph.ranges import Ranges, measure
+
+RANGE_ROWS: Final = 64
+"""Rows that ranges are measured on: `export.graph.halves` keeps three quarters of the range for the others."""
+BATCH_SIZE: Final = 8
+Batches = Callable[[], Iterable[Mapping[str, NDArray[Any]]]]
+
+
+@dataclass(frozen=True)
+class HalfGraph:
+    """The files of one half graph, and what decided about it."""
+
+    half: Half
+    plain: Path
+    """Attention as separate products."""
+    fused: Path | None
+    """Attention as one node each; None where no attention can be."""
+    islands: Mapping[str, int]
+    """Operations that stay float32, by rule."""
+    of: int
+    """Operations of the float graph."""
+    rows: int
+    """Rows that the ranges were measured on."""
+    left: Mapping[str, str]
+    """Why an attention is no node, by the name of its last product."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns what the entry of an engine tells of its graph; JSON types."""
+        return {"half": self.half, "islands": dict(self.islands), "operations": self.of, "range_rows": self.rows, "left": dict(self.left)}
+
+
+class HalfGraphs:
+    """Writes half graphs; measures the ranges of each graph once."""
+
+    def __init__(self, context: Context, setting: FloatPrecision | Literal["auto"], rival: Half | None = None) -> None:
+        """Writes nothing yet.
+
+        Args:
+            context: That of the stage.
+            setting: `float_precision` of the stage.
+            rival: What the float build that the last int8 has to beat runs in, in engines with half graphs.
+        """
+        self._context, self.setting, self.rival = context, setting, rival
+        self._ranges: dict[Path, tuple[Ranges, int]] = {}
+
+    def half_of(self, model: Path, preprocessor: Preprocessor) -> Half | None:
+        """Returns what the float part of a graph runs in besides fp32: that of the setting, or what `pick` gives; None: nothing."""
+        if self.setting == "fp32":
+            return None
+        return self.pick(model, preprocessor) if self.setting == "auto" else self.setting
+
+    def pick(self, model: Path, preprocessor: Preprocessor) -> Half:
+        """Returns what `auto` takes for a float or Q/DQ graph: see above."""
+        proto = _loaded(model)
+        halved = to_halves(proto, self._measured(model, proto, preprocessor)[0], "fp16")
+        kinds = {node.name: node.op_type for node in proto.graph.node}
+        return "bf16" if any(kinds[name] in GEMMS for name in halved.islands) else "fp16"
+
+    def write(self, model: Path, half: Half, preprocessor: Preprocessor, folder: Path) -> HalfGraph:
+        """Writes the half graph of a graph.
+
+        Args:
+            model: A float or Q/DQ graph.
+            half: The type of everything that is no island.
+            preprocessor: Prepares the rows.
+            folder: Where the files go.
+        """
+        proto = _loaded(model)
+        ranges, rows = self._measured(model, proto, preprocessor)
+        halved = to_halves(proto, ranges, half)
+        plain = save(halved.model, folder / f"{model.stem}_{half}.onnx")
+        fused = fuse_attention(halved.model, ranges.largest)
+        path = save(fused.model, folder / f"{model.stem}_{half}_fused.onnx") if fused.products else None
+        return HalfGraph(half, plain, path, dict(Counter(halved.islands.values())), len(proto.graph.node), rows, fused.left)
+
+    def _measured(self, model: Path, proto: onnx.ModelProto, preprocessor: Preprocessor) -> tuple[Ranges, int]:
+        if model not in self._ranges:
+            rows = range_rows(self._context)
+            batches = (features for _, features in preprocessor.batches(rows, BATCH_SIZE))
+            self._ranges[model] = measure(proto, float_tensors(proto), batches), len(rows)
+        return self._ranges[model]
+
+
+def range_rows(context: Context) -> list[Row]:
+    """Returns the rows that ranges are measured on: of the selection split, of the training rows where that is empty."""
+    return spread(context.data.selection.rows or context.data.train.rows, RANGE_ROWS)
+
+
+def _loaded(model: Path) -> onnx.ModelProto:
+    """Reads a graph with its weights, masks clamped."""
+    proto = onnx.load(str(model))
+    clamp_masks(proto)
+    return proto

@@ -1,0 +1,54 @@
+"""What is timed in torch: the baseline, and on a GPU what int8 has to beat there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compress.artifacts.artifact import Artifact
+from compress.core.target import Target
+from compress.run.implicit import in_torch
+from tests.export import sentiment
+
+BUILDS = [("baseline", "fp32"), ("prune", "fp32"), ("quantize", "int8"), ("prune", "fp16")]
+
+
+def timed(tmp_path: Path, names: tuple[str, ...], **target: Any) -> tuple[list[tuple[str, str, str]], list[str]]:
+    """Returns variant, precision and mode of what is timed in torch, and what was logged."""
+    builds = [{"variant": name, "precision": precision, "folder": f"{name}-{precision}"} for name, precision in BUILDS if name in names]
+    (tmp_path / "export.json").write_text(json.dumps({"builds": builds}))
+    checkpoints = {name: sentiment.checkpoint() for name in names}
+    context = sentiment.context(tmp_path, checkpoints, Target(engines=("torch",), **target))
+    jobs = in_torch(Artifact(tmp_path, {}), context)
+    assert all(spec.engine == "torch" and spec.precision == spec.float_precision for _, spec in jobs)
+    return [(variant, spec.precision, spec.mode) for variant, spec in jobs], context.progress.lines
+
+
+BASELINE = [("baseline", "fp32", "eager"), ("baseline", "bf16", "eager")]
+
+
+def test_on_a_cpu_the_baseline_alone(tmp_path: Path) -> None:
+    assert timed(tmp_path, ("baseline", "prune", "quantize"))[0] == BASELINE
+
+
+def test_on_a_gpu_the_float_model_behind_the_last_too_eager_and_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.torch.can_compile", lambda: True)
+    rivals = [("prune", precision, mode) for precision in ("fp16", "bf16") for mode in ("eager", "compiled")]
+    assert timed(tmp_path, ("baseline", "prune", "quantize"), device="cuda")[0] == [*BASELINE, *rivals]
+
+
+def test_nothing_is_timed_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.torch.can_compile", lambda: True)
+    found, _ = timed(tmp_path, ("baseline", "quantize"), device="cuda")
+    assert len(set(found)) == len(found) == 5
+    assert {variant for variant, _, _ in found} == {"baseline"}
+
+
+def test_without_a_compiler_it_is_said_that_compiled_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.torch.can_compile", lambda: False)
+    found, lines = timed(tmp_path, ("baseline", "prune", "quantize"), device="cuda")
+    assert "compiled" not in {mode for _, _, mode in found}
+    assert any(line.startswith("torch compiled is not timed: no C++ compiler") for line in lines)
