@@ -154,6 +154,7 @@ def rows_of(rows: list[dict[str, Any]], engine: str) -> dict[str, Any]:
     return next(row for row in rows if row["engine"] == engine)
 
 
+@pytest.mark.slow  # its parts are tested where they are
 def test_a_decoder_in_two_engines_is_served_by_the_one_that_answers_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module, name, value in ((latency, "MAX_SAMPLES", 3), (generation, "TURNS", 1), (generation, "STREAMS", (1,))):
         monkeypatch.setattr(module, name, value)

@@ -25,8 +25,16 @@ pytestmark = pytest.mark.whole
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPES = sorted(ROOT.glob("recipes/**/*.yaml"))
-ALIKE = ("sst2-minilm-ptq-2693", "mrpc-minilm", "wikitext2-gpt", "sst2-minilm-distill", "sst2-minilm-ptq", "sst2-minilm-search")
-"""Recipes that differ from another one in their data only, or are the start of another one: the slow tests run them."""
+ALIKE = (
+    "sst2-minilm-ptq-2693",
+    "mrpc-minilm",
+    "wikitext2-gpt",
+    "wikitext2-gpt-minitron",
+    "sst2-minilm-distill",
+    "sst2-minilm-ptq",
+    "sst2-minilm-search",
+)
+"""Recipes that differ from another one in their data only, are the start of another one, or take long: the slow tests run them."""
 
 
 def test_there_are_recipes() -> None:

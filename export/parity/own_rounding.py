@@ -15,9 +15,9 @@ than chance explains: of the answers that only one of the two gives as float doe
 Such an engine also rounds what a head with int8 rows reads, which torch multiplies in float. So that both round the same tensors, torch is
 asked with this rounding, too (`rounding_head`).
 
-What ONNX Runtime does is known: a block of as many inputs as share a weight scale gets the scale max |x| / 127 and codes rint(x / s). Torch
-is asked with exactly this (`rounding_blocks`), and the engine is held to its answers as others are to torch's; where the model amplifies
-what the order of sums leaves, it has to be no further from float than that.
+What ONNX Runtime does is known: a block of as many inputs as share a weight scale gets the scale max |x| / 127 and codes rint(x / s), as
+its users found too (microsoft/onnxruntime issue 29849). Torch is asked with exactly this (`rounding_blocks`), and the engine is held to its
+answers as others are to torch's; where the model amplifies what the order of sums leaves, it has to be no further from float than that.
 """
 
 from __future__ import annotations

@@ -153,6 +153,7 @@ def test_two_processes_share_one_study(recipe: Recipe, finished: Outcome, tmp_pa
     assert sorted(steps) == sorted(made(finished.folder))  # nothing was done twice
 
 
+@pytest.mark.slow
 def test_kills_change_nothing(recipe: Recipe, finished: Outcome, tmp_path: Path) -> None:
     generator, kept = random.Random(0), set[str]()
     for _ in range(4):
