@@ -286,3 +286,29 @@ def test_the_stage_asks_the_real_server_every_prompt(tmp_path: Path, monkeypatch
         assert [row["concurrency"] for row in model["latency"]] == [1, 4, 8]
         for row in model["latency"]:
             assert row["engine_share"] == pytest.approx(row["tokens_per_s"] / row["engine_tokens_per_s"], abs=1e-3)
+
+
+def test_a_server_of_an_engine_that_rounds_may_differ_as_often_as_the_engine_from_itself() -> None:
+    random = np.random.default_rng(0)
+    expected = random.integers(3, 99, (100, 8)).astype(np.int32)
+
+    def turned(count: int) -> np.ndarray:
+        answers = expected.copy()
+        answers[:count, 4:] += 1  # one token, and all that follow it
+        return answers
+
+    assert check.compare("m", expected, turned(0))["disagreements"] == 0
+    with pytest.raises(check.ServedWrong, match="first prompt 0, token 4"):
+        check.compare("m", expected, turned(20))
+    assert check.compare("m", expected, turned(20), lambda: turned(20))["passed"]
+    with pytest.raises(check.ServedWrong, match="asked one prompt at a time, the engine itself differs in 19"):
+        check.compare("m", expected, turned(20), lambda: turned(19))
+    check.compare("m", expected, turned(0), lambda: pytest.fail("the engine need not be asked"))
+
+
+def test_the_engine_is_asked_one_prompt_at_a_time() -> None:
+    engine = Engine(None)
+    prompts, expected = [np.array([4, 5], np.int32), np.array([6], np.int32)], np.zeros((2, 3), np.int32)
+    assert check._one_by_one(engine, prompts, expected).tolist() == [[0, 1, 2], [0, 1, 2]]
+    assert [asked for asked, _ in engine.asked] == [[[4, 5]], [[6]]]
+    assert all(decoding.ignore_end and decoding.max_tokens == 3 for _, decoding in engine.asked)
