@@ -18,7 +18,7 @@ from compress.artifacts.artifact import read_json
 from compress.core.engines import ENGINES
 from compress.core.goals import Goals
 from compress.core.target import Target
-from compress.measure.fastest import EXACT, EXPORTED, Row
+from compress.measure.fastest import EXACT, EXPORTED, Row, key_of
 from compress.measure.metrics import METRICS
 
 GENERATION = "generation.json"
@@ -56,9 +56,7 @@ def engines_that_answer(
 
 def rate(rows: Sequence[Row], build: Mapping[str, Any], entry: Mapping[str, Any]) -> float | None:
     """Returns the rate of an engine of a build; None where it was not timed."""
-    wanted = (build["variant"], build["precision"], entry["engine"], entry["mode"], entry["float_precision"])
-    names = ("variant", "precision", "engine", "mode", "float_precision")
-    found = [float(row["tokens_per_s"]) for row in rows if tuple(row[name] for name in names) == wanted]
+    found = [float(row["tokens_per_s"]) for row in rows if key_of(row, row) == key_of(build, entry)]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else None
 
 

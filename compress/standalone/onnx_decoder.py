@@ -65,7 +65,7 @@ def session_options(properties: Mapping[str, str]) -> Any:
             options.add_session_config_entry(name, value)
         else:
             setattr(options, name, int(value))
-    options.log_severity_level = 3
+    options.log_severity_level = 3  # it warns that a saved optimized graph fits this machine only: that is what it is for
     return options
 
 
@@ -170,6 +170,31 @@ class Texts:
                 grown[: self._room[0], :, : self._room[1]] = self._buffers[name]
             self._buffers[name] = grown
         self._room = room
+
+
+class Beams:
+    """The beams of one search in a cache of their own, as `decoding_rules.search` steps them.
+
+    Args:
+        decoder: The model.
+        before: What it reads before the start of the search.
+    """
+
+    def __init__(self, decoder: OnnxDecoder, before: Sequence[int]) -> None:
+        self._texts, self._begun = decoder.texts(), False
+        if before:
+            self._texts.read([before])
+        else:
+            self._texts.lengths.append(0)
+
+    def step(self, tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
+        """Appends tokens [r] to the texts with the numbers `order` [r] of the step before; returns the logits of the next ones [r, V]."""
+        self._texts.keep(order if self._begun else np.zeros_like(order))  # at first all beams go on from the prompt
+        self._begun = True
+        return self._texts.step(tokens)
+
+    def close(self) -> None:
+        """Nothing is shared."""
 
 
 def together(prompts: Sequence[NDArray[np.int64]]) -> Iterator[Sequence[NDArray[np.int64]]]:

@@ -27,6 +27,7 @@ from onnx import TensorProto, helper
 
 from compress.core.errors import InputError
 from compress.schemes.table import of_precision, weight_only
+from compress.standalone.onnx_decoder import session_options
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
 
 INTEGER = frozenset(
@@ -101,7 +102,7 @@ class OnnxRuntime:
         self._spec = spec
         if (lacking := absence(spec.device)) is not None:
             raise InputError(f"target.device: {spec.device} given; {lacking}")
-        self._session = self._opened(spec.path, _options(spec.threads))
+        self._session = self._opened(spec.path, session_options(properties(spec.threads)))
 
     def predict(self, features: Features) -> Logits:
         """Returns logits float32 [n, C]."""
@@ -137,7 +138,7 @@ class OnnxRuntime:
         for name in tensors:
             kind = TensorProto.UINT8 if name in quantized else TensorProto.FLOAT
             model.graph.output.append(helper.make_tensor_value_info(name, kind, None))
-        options = _options(self._spec.threads)
+        options = session_options(properties(self._spec.threads))
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent))
         session = self._opened(model.SerializeToString(), options)
         values = session.run(list(tensors), dict(features))
@@ -145,7 +146,7 @@ class OnnxRuntime:
 
     def _optimized_graph(self) -> Any:
         with tempfile.TemporaryDirectory() as folder:
-            options = _options(self._spec.threads)
+            options = session_options(properties(self._spec.threads))
             options.optimized_model_filepath = str(Path(folder, "optimized.onnx"))
             self._opened(self._spec.path, options)
             return onnx.load(options.optimized_model_filepath, load_external_data=False).graph
@@ -161,19 +162,6 @@ def _made_of(name: str, gemm: str, outputs: Collection[str]) -> bool:
     """
     name = name.removeprefix("fused ")
     return name == gemm or name.startswith(f"{gemm}/") or name in [f"{output}_nchwc" for output in outputs]
-
-
-def _options(threads: int) -> onnxruntime.SessionOptions:
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    for name, value in properties(threads).items():
-        if "." in name:
-            options.add_session_config_entry(name, value)
-        else:
-            setattr(options, name, int(value))
-    options.log_severity_level = 3  # it warns that a saved optimized graph fits this machine only: that is what it is for
-    return options
 
 
 def _codes(values: NDArray[np.uint8]) -> NDArray[np.int8]:

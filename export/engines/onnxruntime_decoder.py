@@ -33,7 +33,7 @@ from compress.core.decoding import Answer, Decoding, TokensTold, end_ids
 from compress.core.errors import InputError
 from compress.schemes.table import INT4_BY_INT8, of_precision
 from compress.standalone.decoding_rules import Rules, Text, search
-from compress.standalone.onnx_decoder import OnnxDecoder, session_options
+from compress.standalone.onnx_decoder import Beams, OnnxDecoder, session_options
 from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime as graphs
 from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
@@ -137,17 +137,9 @@ class OnnxRuntimeDecoder:
         return _Writing(self, prompts, decoding, told or (lambda number, tokens: None)).answers()
 
     def _searched(self, prompt: NDArray[np.int32], decoding: Decoding) -> Answer:
-        texts, (*before, start) = self._decoder.texts(), prompt.tolist()
-        if before:
-            texts.read([before])
-        else:
-            texts.lengths.append(0)
-
-        def step(tokens: NDArray[np.int64], order: NDArray[np.int32]) -> Logits:
-            texts.keep(order if len(texts.lengths) > 1 else np.zeros_like(order))
-            return texts.step(tokens)
-
-        found = search(step, self.rules(decoding, len(prompt)), start, decoding.beams, decoding.length_penalty, before)
+        *before, start = prompt.tolist()
+        beams = Beams(self._decoder, before)
+        found = search(beams.step, self.rules(decoding, len(prompt)), start, decoding.beams, decoding.length_penalty, before)
         return Answer(tuple(before_stop(self.decode, one, decoding.stop) for one in found[: decoding.answers]), ())
 
     def rules(self, decoding: Decoding, length: int) -> Rules:

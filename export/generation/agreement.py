@@ -67,8 +67,13 @@ class Agreement:
         return compared, reason
 
     def _rounding(self, checkpoint: Path, rounding: Rounding | None) -> Tokens:
-        """Returns the answers of torch to the prompts of the gate where it rounds as an engine does; None: with float activations."""
+        """Returns the answers of torch to the prompts of the gate where it rounds as an engine does; None: with float activations.
+
+        Raises:
+            InputError: The model does not fit into memory.
+        """
         if (checkpoint, rounding) not in self._rounded:
+            self._require_memory(checkpoint)
             model = load_float(checkpoint) if rounding in (None, rounding_blocks) else load(checkpoint)
             with nullcontext() if rounding is None else rounding(model, checkpoint):
                 self._rounded[checkpoint, rounding] = greedy(model, self._gate_prompts)
@@ -119,14 +124,18 @@ class Agreement:
         Raises:
             InputError: The model does not fit into memory.
         """
-        from compress.measure.predictions import predicts_streamed
-
         if (checkpoint, held_out) not in self._known:
-            if predicts_streamed(checkpoint, self._context.task):
-                raise InputError(f"{checkpoint.name}: too large to answer in torch here; use a machine with more memory")
+            self._require_memory(checkpoint)
             prompts = self._evaluation_prompts if held_out else self._gate_prompts
             self._known[checkpoint, held_out] = greedy(load(checkpoint), prompts)
         return self._known[checkpoint, held_out]
+
+    def _require_memory(self, checkpoint: Path) -> None:
+        """Raises InputError where a checkpoint does not fit into memory."""
+        from compress.measure.predictions import predicts_streamed
+
+        if predicts_streamed(checkpoint, self._context.task):
+            raise InputError(f"{checkpoint.name}: too large to answer in torch here; use a machine with more memory")
 
 
 def answer(process: EngineProcess, prompts: Prompts) -> Tokens:

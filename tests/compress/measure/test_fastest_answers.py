@@ -33,7 +33,7 @@ def order(
     proposed: bool = False,
     **target: Any,
 ) -> tuple[str, ...]:
-    build = {"variant": "a", "precision": "w4a16", "folder": "a-w4a16", "engines": entries}
+    build = {"variant": "a", "precision": "w4a16", "float_precision": "fp32", "folder": "a-w4a16", "engines": entries}
     (tmp_path / "export.json").write_text(json.dumps({"builds": [build]}))
     if rows is not None:
         (tmp_path / "generation.json").write_text(json.dumps({"rows": rows}))
@@ -50,8 +50,10 @@ def test_another_engine_serves_where_it_is_clearly_faster(factor: float, first: 
 
 def test_no_load_outweighs_another() -> None:
     rows = [row(GENAI, 10), row(GENAI, 1000)]
-    assert rate(rows, {"variant": "a", "precision": "w4a16"}, entry(GENAI)) == pytest.approx(math.sqrt(10 * 1000))
-    assert rate(rows, {"variant": "b", "precision": "w4a16"}, entry(GENAI)) is None
+    assert rate(rows, {"variant": "a", "precision": "w4a16", "float_precision": "fp32"}, entry(GENAI)) == pytest.approx(
+        math.sqrt(10 * 1000)
+    )
+    assert rate(rows, {"variant": "b", "precision": "w4a16", "float_precision": "fp32"}, entry(GENAI)) is None
 
 
 def test_an_engine_that_loses_more_than_the_goal_serves_only_where_the_first_does_too(tmp_path: Path) -> None:

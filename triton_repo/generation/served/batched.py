@@ -16,7 +16,7 @@ import numpy as np
 from .answer import CANCELLED, Answer
 from .decoding_rules import Logits, Text
 from .engine import Engine
-from .onnx_decoder import PART, OnnxDecoder, together
+from .onnx_decoder import PART, Beams, OnnxDecoder, together
 from .searching import Search, rules_of
 
 
@@ -71,7 +71,7 @@ class Batched(Engine):
         prompt = np.asarray(answer.asked.prompt, np.int64)
         before, start, rules = prompt[:-1].tolist(), int(prompt[-1]), rules_of(answer, self._ends)
         if answer.asked.values["BEAMS"] > 1:
-            self._searches.append(Search(_Beams(self._decoder, before), answer, rules, start, before))
+            self._searches.append(Search(Beams(self._decoder, before), answer, rules, start, before))
         else:
             self._arrived.append(_Written(answer, Text(rules, start, before=before), prompt))
 
@@ -125,28 +125,3 @@ class Batched(Engine):
         for search in self._searches:
             search.leave()
         self._searches = [search for search in self._searches if search.answers]
-
-
-class _Beams:
-    """The beams of one search in a cache of their own.
-
-    Args:
-        decoder: The model.
-        before: What it reads before the start.
-    """
-
-    def __init__(self, decoder: OnnxDecoder, before: list[int]) -> None:
-        self._texts, self._single = decoder.texts(), True
-        if before:
-            self._texts.read([before])
-        else:
-            self._texts.lengths.append(0)
-
-    def step(self, tokens: np.ndarray, order: np.ndarray) -> Logits:
-        """See `searching.Beams`."""
-        self._texts.keep(np.zeros_like(order) if self._single else order)  # at first all beams go on from the prompt
-        self._single = False
-        return self._texts.step(tokens)
-
-    def close(self) -> None:
-        """Nothing is shared."""

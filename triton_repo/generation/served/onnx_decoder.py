@@ -1,5 +1,5 @@
 """Stands for `compress/standalone/onnx_decoder.py`, which lies in its place beside a served model."""
 
-from compress.standalone.onnx_decoder import PART, OnnxDecoder, together
+from compress.standalone.onnx_decoder import PART, Beams, OnnxDecoder, together
 
-__all__ = ["PART", "OnnxDecoder", "together"]
+__all__ = ["PART", "Beams", "OnnxDecoder", "together"]
