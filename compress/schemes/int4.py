@@ -21,7 +21,8 @@ Shape suffixes: N rows, I inputs, O outputs, G groups, P packed bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -162,23 +163,45 @@ class Int4Linear(nn.Module):
         self.register_buffer("weight_scale", scales.weight_scale)
         self.register_buffer("weight_zero_point", scales.weight_zero_point)
         self.register_buffer("bias", bias_O)
+        self.kept_OI: Tensor | None = None
+        """The dequantized weights inside of `dequantized_once`."""
 
     def codes(self) -> Tensor:
         """Returns the codes of the weights, int8 [O, I]."""
         return unpack(self.weight.view(torch.uint8), self.in_features)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I], in the dtype of the input."""
+    def dequantized(self) -> Tensor:
+        """Returns the weights, float32 [O, I]."""
         code_OI = self.codes()
         if self.weight_zero_point is not None:
             code_OI = code_OI - expand(self.weight_zero_point, self.group_size, self.in_features)
-        weight_OI = code_OI.float() * expand(self.weight_scale, self.group_size, self.in_features)
+        return code_OI.float() * expand(self.weight_scale, self.group_size, self.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns the output [..., O] for an input [..., I], in the dtype of the input."""
+        weight_OI = self.dequantized() if self.kept_OI is None else self.kept_OI
         return nn.functional.linear(x, weight_OI.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
     def extra_repr(self) -> str:
         """Describes the layer in a printed model."""
         symmetric = self.weight_zero_point is None
         return f"{self.in_features}, {self.out_features}, group_size={self.group_size}, symmetric={symmetric}, bias={self.bias is not None}"
+
+
+@contextmanager
+def dequantized_once(model: nn.Module) -> Iterator[None]:
+    """Keeps the float32 weights of int4 layers while it is entered, eight times the memory of the packed ones.
+
+    An answer calls every layer once a token, and to unpack a weight takes many times as long as to multiply it by one row.
+    """
+    layers = [module for module in model.modules() if isinstance(module, Int4Linear)]
+    for layer in layers:
+        layer.kept_OI = layer.dequantized()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.kept_OI = None
 
 
 def num_groups(inputs: int, group_size: int) -> int:

@@ -21,6 +21,7 @@ from compress.core.speculation import DRAFT_TOKENS, MAX_TOKENS
 from compress.measure.tokens import ENDED, filled
 from compress.models.encoder_decoder import answered
 from compress.models.forward import device_of
+from compress.schemes.int4 import dequantized_once
 from compress.standalone.preprocess import Row, TokenPair
 from export.generation.questions import prompts_of
 
@@ -141,11 +142,12 @@ def greedy(model: nn.Module, prompts: Prompts) -> Tokens:
         prompts: The prompts.
     """
     if prompts.references:
-        return filled(answered(model, prompts.rows, 1, prompts.tokens), prompts.tokens)
+        with dequantized_once(model):
+            return filled(answered(model, prompts.rows, 1, prompts.tokens), prompts.tokens)
     known: Any = model
     answers = np.full((len(prompts.rows), prompts.tokens), ENDED, np.int32)
     ends = end_ids(known.generation_config.eos_token_id) if prompts.ends else ()
-    with torch.inference_mode():
+    with torch.inference_mode(), dequantized_once(model):
         for chosen in _batches(prompts.rows):
             found = _continued(model, [prompts.rows[index] for index in chosen], prompts.tokens, ends)
             answers[chosen, : found.shape[1]] = found

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Scales, expand, group_range, group_scale, num_groups, pack, unpack
+from compress.schemes.int4 import Int4Linear, Int4Scales, dequantized_once, expand, group_range, group_scale, num_groups, pack, unpack
 from compress.schemes.int8 import SMALLEST_SCALE
 
 
@@ -192,3 +192,17 @@ def test_files_give_the_same_scales_back(symmetric: bool) -> None:
     for other in (not symmetric, 0, None, "yes"):
         with pytest.raises(ValueError, match="symmetric must be false for layers with zero points"):
             Int4Scales.read("a", tensors, {**scales.entry(), "symmetric": other})
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_weights_dequantized_once_give_the_same_answers_and_are_let_go(symmetric: bool) -> None:
+    zero_points = None if symmetric else torch.randint(-8, 8, (5, 3), dtype=torch.int8, generator=torch.Generator().manual_seed(2))
+    scales = Int4Scales(torch.rand(5, 3, generator=torch.Generator().manual_seed(3)) + 0.1, 4, zero_points)
+    layer = Int4Linear("layer", random_codes(1, 5, 11), scales, torch.ones(5))
+    model, rows = nn.Sequential(layer), torch.randn(2, 11, generator=torch.Generator().manual_seed(4))
+    before = model(rows)
+    with dequantized_once(model):
+        layer.weight.zero_()  # the packed weights are not read again
+        assert torch.equal(model(rows), before)
+    assert layer.kept_OI is None
+    assert not torch.equal(model(rows), before)
