@@ -2,6 +2,7 @@
 
     scheme         format           weight                                   activations
     w4a16          pack-quantized   `weight_packed` int32, 8 codes each      float
+    w8a16          pack-quantized   `weight_packed` int32, 4 codes each      float
     w8a8           int-quantized    `weight` int8                            `input_scale`, static
     w8a8-dynamic   int-quantized    `weight` int8                            a scale for each token, at run time
     fp8            float-quantized  `weight` float8_e4m3fn                   `input_scale`, static
@@ -40,6 +41,7 @@ from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS,
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales, levels, quantize
+from compress.schemes.int8_weights import WeightScales
 from compress.schemes.scales import Scales
 from compress.schemes.table import SCHEMES
 
@@ -128,7 +130,7 @@ def described(layers: Mapping[str, Scales], floating: list[str], scheme: str) ->
     row = SCHEMES[scheme]
     kind = {"num_bits": row.weight_bits, "type": "int" if row.integer else "float", "symmetric": True}
     weights = {**kind, "strategy": "channel"}
-    form = "pack-quantized" if row.grouped else "int-quantized" if row.integer else "float-quantized"
+    form = "pack-quantized" if row.activations == "float" else "int-quantized" if row.integer else "float-quantized"
     inputs = {
         "static": {**kind, "strategy": "tensor", "dynamic": False},
         "dynamic": {**kind, "strategy": "token", "dynamic": True},
@@ -155,6 +157,11 @@ def _weight(weight_OI: Tensor, scales: Scales) -> dict[str, Tensor]:
             zero_points = {} if zero_OG is None else {"weight_zero_point": pack_to_int32(zero_OG, 4, packed_dim=0)}
             packed = pack_to_int32(scales.codes(weight_OI), 4)
             return {"weight_packed": packed, "weight_scale": scales.weight_scale, "weight_shape": shape, **zero_points}
+        case WeightScales():
+            from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
+
+            shape, scale_O1 = torch.tensor(weight_OI.shape, dtype=torch.int64), scales.weight_scale[:, None].contiguous()
+            return {"weight_packed": pack_to_int32(scales.codes(weight_OI), 8), "weight_scale": scale_O1, "weight_shape": shape}
         case LayerScales() | DynamicScales():
             largest, scale_O1 = levels(scales.weight_bits), scales.weight_scale[:, None]
             found = {"weight": quantize(weight_OI, scale_O1, -largest, largest), "weight_scale": scale_O1.contiguous()}

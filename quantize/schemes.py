@@ -3,6 +3,7 @@
     scheme         weights                                          activations
     w8a8           per output, least squared error (`ptq`)          one scale, threshold of a calibrator / 127
     w8a8-dynamic   per output, least squared error (`ptq`)          none: each token finds its own
+    w8a16          per output, least squared error (`ptq`)          none: float
     w4a16          per group, least squared error (`group_scales`)  none: float
                    and a zero point per group unless symmetric
     fp8            per output, largest |w| / 448                    one scale, threshold of a calibrator / 448

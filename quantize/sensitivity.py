@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from compress.schemes.fp8 import Fp8Scales, to_e4m3
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, quantize, token_scale
+from compress.schemes.int8_weights import WeightScales
 from compress.schemes.scales import Layer, Scales
 
 SCAN_ROWS = 128
@@ -125,7 +126,7 @@ def rounded_input(x: Tensor, scales: Scales) -> Tensor:
             return quantize(x, scale, ACTIVATION_LOW, ACTIVATION_HIGH).float() * scale * smooth_I
         case Fp8Scales():
             return to_e4m3(x, scales.input_scale).float() * scales.input_scale
-        case Int4Scales():
+        case Int4Scales() | WeightScales():
             return x
         case _:
             raise TypeError(f"no such scales: {type(scales).__name__}")

@@ -71,8 +71,8 @@ class QuantizeSettings(ModelStage):
     """The teacher for qat: input (the model before quantization), baseline, or the id of an earlier stage."""
     scheme: Scheme = DEFAULT_SCHEME
     """w8a8: int8 weights per output channel, static int8 activations per tensor; w8a8-dynamic: int8 activations per token, with scales
-    computed at run time; w4a16: int4 weights in groups of inputs, float activations; fp8: E4M3 weights per output channel, static E4M3
-    activations."""
+    computed at run time; w8a16: int8 weights per output channel, float activations, for language models; w4a16: int4 weights in
+    groups of inputs, float activations; fp8: E4M3 weights per output channel, static E4M3 activations."""
     group_size: Literal[16, 32, 64, 128, 256] = 128
     """Inputs that share a weight scale, for w4a16; the last group of a layer may be shorter."""
     symmetric: bool = True

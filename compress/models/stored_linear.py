@@ -23,12 +23,13 @@ from torch.overrides import handle_torch_function, has_torch_function
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import DynamicScales, LayerScales
+from compress.schemes.int8_weights import WeightScales
 
 WORK_BYTES = 16 * 2**20
 """Float32 weights to hold at a time in a product, in bytes."""
 ROUND_BYTES = 2 * 2**20
 """The same for rounding, which creates about ten tensors of that size."""
-AnyScales = LayerScales | DynamicScales | Int4Scales | Fp8Scales
+AnyScales = LayerScales | DynamicScales | WeightScales | Int4Scales | Fp8Scales
 S = TypeVar("S", bound=AnyScales)
 
 

@@ -119,7 +119,7 @@ def is_int8(variant: Mapping[str, Any]) -> bool:
 def _counts_int8(precision: str) -> bool:
     """Whether engines of this precision multiply int8, or are float rivals of one that does."""
     row = of_precision(precision)
-    return row is None or row.numbers == "int8"
+    return row is None or (row.numbers == "int8" and row.activations != "float")
 
 
 def last_backend(report: Mapping[str, Any]) -> str | None:

@@ -5,6 +5,7 @@ A scheme defines the number formats of a layer. Each scheme file has a class for
     w8a8           int8 weights, int8 activations with one calibrated scale per tensor     `compress.schemes.int8`
                    the same for convolutions                                               `compress.schemes.int8_convolution`
     w8a8-dynamic   int8 weights, int8 activations with a scale per token, set at run time  `compress.schemes.int8`
+    w8a16          int8 weights, float activations                                         `compress.schemes.int8_weights`
     w4a16          int4 weights with a scale per group of inputs, float activations        `compress.schemes.int4`
     fp8            E4M3 weights, E4M3 activations with one calibrated scale per tensor     `compress.schemes.fp8`
 

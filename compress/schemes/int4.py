@@ -5,24 +5,21 @@ One float32 scale per group of g inputs of an output channel, rounding half to e
     symmetric      q = clamp(rint(W / s), -8, 7)               y = x @ (s q).T + b
     asymmetric     q = clamp(rint(W / s) + z, -8, 7)           y = x @ (s (q - z)).T + b
 
-with s and z at [o, i // g]; the last group is shorter if g does not divide I. x and the product have the dtype of the input. z is a code
-itself: every group holds 0 exactly, and a weight of 0 stays 0. Rounding works with d = q - z, whose range [-8 - z, 7 - z] differs from
-group to group and always includes 0; q is what is packed and exported.
+with s and z at [o, i // g]; the last group is shorter if g does not divide I. z is a code itself: every group holds 0 exactly, and a
+weight of 0 stays 0. Rounding works with d = q - z, whose range [-8 - z, 7 - z] differs from group to group and always includes 0; q is
+what is packed and exported.
 
-The layer packs two codes per byte, the even input in the low half, as ONNX does, and dequantizes the weights in every call. The code range
-is the one of the hardware formats: with a symmetric scale of max |w| / 7 the code -8 is never used, with smaller scales it is.
+The layer packs two codes per byte, the even input in the low half, as ONNX does. The code range is the one of the hardware formats: with
+a symmetric scale of max |w| / 7 the code -8 is never used, with smaller scales it is.
 
 A quantized checkpoint (`compress.schemes.checkpoint`) stores s d in float; rint(w / s) recovers d.
-
-Not supported: kernels that multiply packed weights (the engines have those).
 
 Shape suffixes: N rows, I inputs, O outputs, G groups, P packed bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +28,7 @@ from torch import Tensor, nn
 
 from compress.schemes.int8 import OFF_GRID, SMALLEST_SCALE, positive
 from compress.schemes.scales import Grid, Layer
+from compress.schemes.weight_only import WeightOnlyLinear
 
 LOW, HIGH = -8, 7
 Bound = int | Tensor
@@ -140,7 +138,7 @@ class Int4Scales:
         return None if bool(near.all()) else OFF_GRID
 
 
-class Int4Linear(nn.Module):
+class Int4Linear(WeightOnlyLinear):
     """A linear layer with packed int4 weights, multiplied in float.
 
     Args:
@@ -153,7 +151,6 @@ class Int4Linear(nn.Module):
     weight: Tensor
     weight_scale: Tensor
     weight_zero_point: Tensor | None
-    bias: Tensor | None
 
     def __init__(self, name: str, weight_OI: Tensor, scales: Int4Scales, bias_O: Tensor | None) -> None:
         super().__init__()
@@ -163,8 +160,6 @@ class Int4Linear(nn.Module):
         self.register_buffer("weight_scale", scales.weight_scale)
         self.register_buffer("weight_zero_point", scales.weight_zero_point)
         self.register_buffer("bias", bias_O)
-        self.kept_OI: Tensor | None = None
-        """The dequantized weights inside of `dequantized_once`."""
 
     def codes(self) -> Tensor:
         """Returns the codes of the weights, int8 [O, I]."""
@@ -177,31 +172,10 @@ class Int4Linear(nn.Module):
             code_OI = code_OI - expand(self.weight_zero_point, self.group_size, self.in_features)
         return code_OI.float() * expand(self.weight_scale, self.group_size, self.in_features)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Returns the output [..., O] for an input [..., I], in the dtype of the input."""
-        weight_OI = self.dequantized() if self.kept_OI is None else self.kept_OI
-        return nn.functional.linear(x, weight_OI.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
-
     def extra_repr(self) -> str:
         """Describes the layer in a printed model."""
         symmetric = self.weight_zero_point is None
         return f"{self.in_features}, {self.out_features}, group_size={self.group_size}, symmetric={symmetric}, bias={self.bias is not None}"
-
-
-@contextmanager
-def dequantized_once(model: nn.Module) -> Iterator[None]:
-    """Keeps the float32 weights of int4 layers while it is entered, eight times the memory of the packed ones.
-
-    An answer calls every layer once a token, and to unpack a weight takes many times as long as to multiply it by one row.
-    """
-    layers = [module for module in model.modules() if isinstance(module, Int4Linear)]
-    for layer in layers:
-        layer.kept_OI = layer.dequantized()
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.kept_OI = None
 
 
 def num_groups(inputs: int, group_size: int) -> int:

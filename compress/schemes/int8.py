@@ -396,7 +396,13 @@ def _problem(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> str | No
     if not sound or not positive(scales.weight_scale, *([] if smooth_I is None else [smooth_I, smooth_I.reciprocal()])):
         return WRONG_SCALES
     steps_OI = _smoothed(weight_OI.float(), scales) / scales.weight_scale[:, None]
-    # A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 127 * 2^-8 = 0.496 codes, below 0.5.
-    tolerance = 127 * torch.finfo(weight_OI.dtype).eps / 2 + 1e-3
-    near = (steps_OI - _weight_codes(weight_OI.float(), scales).float()).abs() <= tolerance
-    return None if bool(near.all()) else OFF_GRID  # NaN is never near
+    return None if are_codes(steps_OI, _weight_codes(weight_OI.float(), scales), weight_OI.dtype) else OFF_GRID
+
+
+def are_codes(steps_OI: Tensor, codes_OI: Tensor, stored: torch.dtype) -> bool:
+    """Whether weights, divided by their scales, are their codes up to the rounding of the dtype that they are stored in.
+
+    A cast to a 16-bit type changes a weight by at most half a unit in the last place: in bfloat16 127 * 2^-8 = 0.496 codes, below 0.5.
+    """
+    tolerance = 127 * torch.finfo(stored).eps / 2 + 1e-3
+    return bool(((steps_OI - codes_OI.float()).abs() <= tolerance).all())  # NaN is never near

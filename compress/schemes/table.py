@@ -98,6 +98,14 @@ SCHEMES: Mapping[str, SchemeFacts] = {
         choose_bits=True,
         smoothed=True,
     ),
+    "w8a16": SchemeFacts(
+        scales=scales_in("int8_weights", "WeightScales"),
+        numbers="int8",
+        precision="w8a16",
+        activations="float",
+        weight_bits=8,
+        largest_weight=127,
+    ),
     "w4a16": SchemeFacts(
         scales=scales_in("int4", "Int4Scales"),
         numbers="int4",
@@ -144,7 +152,7 @@ def is_static_int8(precision: str) -> bool:
 
 
 def weight_only(numbers: str) -> str:
-    """Returns the precision of engines with weights in this number format and float activations."""
+    """Returns the precision of engines with integer weights in this number format and float activations."""
     return next(row.precision for row in SCHEMES.values() if row.numbers == numbers and row.activations == "float")
 
 

@@ -29,12 +29,14 @@ from compress.core.errors import InputError
 from compress.schemes.table import of_precision, weight_only
 from compress.standalone.onnx_decoder import session_options
 from export.engines.spec import DYNAMIC_GRAPH, BuildRequest, EngineSpec, Features, Logits, Placement
+from export.stored_weights import BLOCKS, attribute
 
 INTEGER = frozenset(
     {"QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QLinearConv", "ConvInteger", "QAttention"}
 )
 FLOAT = frozenset({"MatMul", "Gemm", "FusedMatMul", "FusedGemm", "TransposeMatMul", "Conv", "FusedConv", "Attention", "MultiHeadAttention"})
-INT4 = "MatMulNBits"
+WEIGHTS = {4: weight_only("int4"), 8: weight_only("int8")}
+"""What a product with codes of so many bits and a float input is called."""
 ACTIVATIONS = frozenset({"Relu", "Sigmoid", "HardSigmoid", "Tanh", "LeakyRelu", "Clip"})
 """What may be merged with a convolution."""
 NO_FP8 = "ONNX Runtime has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
@@ -118,7 +120,7 @@ class OnnxRuntime:
         found: dict[str, str] = {}
         for node in self._optimized_graph().node:
             precision = "int8" if node.op_type in INTEGER else self._spec.float_precision if node.op_type in FLOAT else None
-            precision = weight_only("int4") if node.op_type == INT4 else precision
+            precision = WEIGHTS[attribute(node, "bits")] if node.op_type == BLOCKS else precision
             if precision is not None:
                 found |= {gemm: precision for gemm in gemms if _made_of(node.name, gemm, outputs[gemm])}
         return found

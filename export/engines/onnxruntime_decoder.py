@@ -54,7 +54,7 @@ ATTENTION = "GroupQueryAttention"
 def refusal(precision: str, model: Path) -> str | None:
     """Returns in one line why a model of this precision cannot run; None where it can."""
     scheme = of_precision(precision)
-    if scheme is None or scheme.activations != "static":
+    if scheme is None or scheme.grouped or scheme.activations == "dynamic":
         return None
     return STATIC if scheme.integer else graphs.NO_FP8
 

@@ -32,9 +32,9 @@ PRECISIONS = {"f32": "fp32", "bf16": "bf16", "f16": "fp16", "i8": "int8", "u8": 
 GROUP = "DYNAMIC_QUANTIZATION_GROUP_SIZE"
 """Kept in the model, so that it is compiled alike wherever it is timed, evaluated or served."""
 NO_FP8 = "OpenVINO on a CPU has no FP8 products: it would multiply in float; TensorRT has them, from compute capability 8.9 on"
-UNTOLD = "i8"
-"""What the runtime model gives for a GEMM with int8 weights that may quantize its activations by itself: the type of the weights, both
-where it does and where it multiplies in float."""
+WEIGHTS = "i8"
+"""What the runtime model gives for a GEMM with int8 weights and a float input: the type of the weights, both where it quantizes its input
+by itself and where it multiplies in float."""
 WEIGHT_LAYER = "FullyConnected"
 CONVOLUTIONS = frozenset({"Convolution", "GroupConvolution"})
 GEMM_LAYERS = frozenset({WEIGHT_LAYER, "MatMul", "Convolution"})
@@ -156,10 +156,14 @@ class OpenVino:
         if gemms and found[gemms[-1]] is None:  # a GEMM without bias at the end goes by the name of what the graph returns, weight and all
             last = self._model.get_results()[0].input_value(0).get_node().get_friendly_name()
             found[gemms[-1]] = next((layer for layer in layers if layer.is_gemm and layer.made_of(last)), None)
+        found |= _by_elimination(found, layers)
         told = {gemm: layer.precision_of(gemm) for gemm, layer in found.items() if layer is not None}
-        if (scheme := of_precision(self._spec.precision)) is not None and scheme.activations == "dynamic":
-            told = {gemm: precision for gemm, precision in told.items() if precision != UNTOLD}
-        return {gemm: PRECISIONS.get(precision, precision) for gemm, precision in told.items()}
+        names, scheme = PRECISIONS, of_precision(self._spec.precision)
+        if scheme is not None and scheme.activations == "dynamic":
+            told = {gemm: precision for gemm, precision in told.items() if precision != WEIGHTS}
+        elif scheme is not None and scheme.activations == "float":
+            names = PRECISIONS | {WEIGHTS: weight_only("int8")}
+        return {gemm: names.get(precision, precision) for gemm, precision in told.items()}
 
     def placement(self) -> Placement:
         """Returns the settings that one of the compiled models reports: without bf16 arithmetic the plugin takes float32 in silence."""
@@ -250,6 +254,18 @@ def _find(gemm: str, readers: Sequence[str], layers: Sequence[RuntimeLayer]) -> 
         or next((layer for layer in layers if layer.is_fused and layer.made_of(gemm)), None)
         or next((layer for layer in layers if (layer.is_gemm or layer.is_fused) and layer.made_of(*readers)), None)
     )
+
+
+def _by_elimination(found: Mapping[str, RuntimeLayer | None], layers: Sequence[RuntimeLayer]) -> dict[str, RuntimeLayer | None]:
+    """Returns layers for the weight GEMMs that went into one without a name: one of those that are left, where all of them run alike.
+
+    A norm whose factors were folded into the weights that read it leaves such products.
+    """
+    lost = [gemm for gemm, layer in found.items() if layer is None and not gemm.rpartition("/")[2].startswith(("qk", "pv"))]
+    left = [layer for layer in layers if layer.is_product and layer not in found.values()]
+    if len(lost) > len(left) or len({(layer.precision, *layer.types[:2]) for layer in left}) != 1:
+        return {}
+    return dict.fromkeys(lost, left[0])
 
 
 def _widest(types: Sequence[str]) -> str:

@@ -44,10 +44,11 @@ from export.share import share
 
 CAPABILITIES: Final = ("80", "86", "89", "120")
 """Ampere (A100), Ampere (A10, RTX 30), Ada (L4, L40S), Blackwell (RTX 50): what TensorRT-RTX builds for ahead of time."""
-ALLOWED: Final = ("fp32", "fp16", "bf16", *(row.precision for row in SCHEMES.values() if row.activations != "dynamic"))
+ALLOWED: Final = ("fp32", "fp16", "bf16", *(row.precision for row in SCHEMES.values() if row.activations == "static" or row.grouped))
 CHILD = "export.engines.tensorrt_child"
 TIMING_CACHE = "tensorrt.timing-cache"
 NO_DYNAMIC = "TensorRT takes the scales of activations from the graph alone; quantize with scheme w8a8"
+NO_INT8_WEIGHTS = "TensorRT multiplies int8 weights by int8 alone; quantize with scheme w8a8, or with w4a16 for float activations"
 NO_ZERO_POINTS = "TensorRT has no zero points; quantize with symmetric: true"
 INSTALL = (
     "TensorRT is not installed: pip install 'compress-transformers[tensorrt]' on a machine with an NVIDIA GPU builds a plan;"
@@ -67,6 +68,8 @@ def refusal(precision: str, model: Path) -> str | None:
         return None
     if scheme.activations == "dynamic":
         return NO_DYNAMIC
+    if scheme.activations == "float" and not scheme.grouped:
+        return NO_INT8_WEIGHTS
     if not scheme.zero_points:
         return None
     from export.graph.qdq_schemes import has_zero_points

@@ -35,6 +35,7 @@ from torch import Tensor
 
 from compress.schemes.int4 import LOW, Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales
+from compress.schemes.int8_weights import WeightScales
 from compress.schemes.scales import Scales
 from compress.schemes.tables import on_table_grid, table_codes
 
@@ -118,9 +119,10 @@ def _insert(product: Any, name: str, scales: Scales, inputs: _Inputs) -> None:
     if isinstance(scales, Int4Scales):
         weight = int4_weight(codes_OI, scales)
     else:
-        assert isinstance(scales, LayerScales | DynamicScales), type(scales)
+        assert isinstance(scales, LayerScales | DynamicScales | WeightScales), type(scales)
         weight = _multiplied(_constant(codes_OI.numpy()), scales.weight_scale[:, None])
-        product.input(0).replace_source_output(inputs.of(product.input_value(0), scales))
+        if not isinstance(scales, WeightScales):
+            product.input(0).replace_source_output(inputs.of(product.input_value(0), scales))
     weight.set_friendly_name(f"{name}.weight")
     product.input(1).replace_source_output(weight.output(0))
 

@@ -21,7 +21,7 @@ from compress.core.speculation import DRAFT_TOKENS, MAX_TOKENS
 from compress.measure.tokens import ENDED, filled
 from compress.models.encoder_decoder import answered
 from compress.models.forward import device_of
-from compress.schemes.int4 import dequantized_once
+from compress.schemes.weight_only import dequantized_once
 from compress.standalone.preprocess import Row, TokenPair
 from export.generation.questions import prompts_of
 

@@ -1,9 +1,10 @@
-"""The other schemes in ONNX: constants and nodes for dynamic int8, int4 weights and FP8, beside the static int8 of `export.graph.qdq`.
+"""The other schemes in ONNX: constants and nodes for dynamic int8, integer weights and FP8, beside the static int8 of `export.graph.qdq`.
 
 For a layer y = x @ W.T with weight codes Wq and scales t:
 
     w8a8-dynamic   y = x @ DQ(Wq; t).T                          int8 [O]: OpenVINO quantizes the activations by itself where it is told to
                    y = float(MatMulInteger(q, Wq.T)) * s * t    for ONNX Runtime, with the scale of each token in the graph
+    w8a16          y = x @ DQ(Wq; t).T                          int8 [O]
     w4a16          y = x @ DQ(Wq; t, blocks).T                  int4 [O, G], opset 21; with zero points z y = x @ DQ(Wq + 8; t, z + 8).T
                                                                 in uint4, the type that engines have kernels with zero points for
     fp8            y = DQ(Q(x; s); s) @ DQ(Wq; t).T             FLOAT8E4M3FN [O], saturating
@@ -57,7 +58,7 @@ ZERO_POINT = 128
 
 
 def insert_weights(float_onnx: Path, checkpoint: Path, out: Path) -> Path:
-    """Writes the model with constant weights in int8 or int4 and float activations, for w8a8-dynamic and w4a16; see `insert`."""
+    """Writes the model with constant weights in int8 or int4 and float activations, for w8a8-dynamic, w8a16 and w4a16; see `insert`."""
     return insert(float_onnx, checkpoint, out, _weight_only)
 
 

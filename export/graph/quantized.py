@@ -3,12 +3,11 @@
     weights   activations   `model.onnx`                           for engines that need the scale of a token in the graph
     int8      static        Q/DQ (`qdq`)
     int8      dynamic       int8 weights (`qdq_schemes`)           `model_dynamic.onnx`: MatMulInteger
+    int8      float         int8 weights
     int4      float         int4 weights in groups, with zero points uint4
     fp8       static        Q/DQ in E4M3
 
 Every engine reads `model.onnx`, or makes its own file of it; which precisions an engine refuses stands in its own file.
-
-Left out: int8 weights with float activations, which lose to int4 in size and to int8 in time.
 """
 
 from __future__ import annotations

@@ -28,12 +28,13 @@ from torch import Tensor, nn
 from compress.measure.closeness import place
 from compress.schemes.int4 import Bound, Int4Scales, nearest
 from compress.schemes.int8 import DynamicScales, LayerScales, levels
+from compress.schemes.int8_weights import LARGEST, WeightScales
 from quantize.moments import observe, output_errors
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
 
 Method = Literal["nearest", "gptq", "adaround"]
-IntegerScales = LayerScales | DynamicScales | Int4Scales
+IntegerScales = LayerScales | DynamicScales | WeightScales | Int4Scales
 
 
 def round_layers(
@@ -65,7 +66,9 @@ def round_layers(
     rounded: dict[str, nn.Linear] = {}
     figures = []
     smooth = {
-        name: found.input_smooth for name, found in scales.items() if not isinstance(found, Int4Scales) and found.input_smooth is not None
+        name: found.input_smooth
+        for name, found in scales.items()
+        if isinstance(found, LayerScales | DynamicScales) and found.input_smooth is not None
     }
     try:
         for block in blocks(model, units):
@@ -136,6 +139,8 @@ def grid_of(weight_OI: Tensor, scales: IntegerScales) -> tuple[Tensor, Tensor, B
     """Returns the smoothing factors of the weights, the scale of every weight, the smallest and the largest code less the zero point."""
     if isinstance(scales, Int4Scales):
         return torch.ones(()), scales.expanded(weight_OI.shape[1]), *scales.bounds(weight_OI.shape[1])
+    if isinstance(scales, WeightScales):
+        return torch.ones(()), scales.weight_scale[:, None].expand(weight_OI.shape), -LARGEST, LARGEST
     largest, smooth_I = levels(scales.weight_bits), scales.input_smooth
     return torch.ones(()) if smooth_I is None else smooth_I, scales.weight_scale[:, None].expand(weight_OI.shape), -largest, largest
 

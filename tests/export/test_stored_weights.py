@@ -21,7 +21,7 @@ from tests.export.generation.test_codes import ZERO_POINTS
 
 pytestmark = pytest.mark.whole
 
-SCHEMES = (None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
+SCHEMES = (None, "w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS)
 
 
 def expected(kind: str, scheme: str | None) -> float:

@@ -21,13 +21,14 @@ from compress.schemes.checkpoint import load_quantization, scheme_of
 from compress.schemes.fp8 import Fp8Linear
 from compress.schemes.int4 import Int4Linear
 from compress.schemes.int8 import DynamicInt8Linear, Int8Linear
+from compress.schemes.int8_weights import Int8WeightLinear
 from compress.stage.context import Context
 from quantize.quantize import Quantize
 from quantize.rounding.adaround import adaround
 
 pytestmark = pytest.mark.whole
 
-FORMS = {"w8a8": Int8Linear, "w8a8-dynamic": DynamicInt8Linear, "w4a16": Int4Linear, "fp8": Fp8Linear}
+FORMS = {"w8a8": Int8Linear, "w8a8-dynamic": DynamicInt8Linear, "w8a16": Int8WeightLinear, "w4a16": Int4Linear, "fp8": Fp8Linear}
 ENCODER = 12
 
 
@@ -52,10 +53,11 @@ def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: C
     assert sum(isinstance(module, FORMS[scheme]) for module in model.modules()) == ENCODER == len(figures["layers"])
     assert scheme_of(tmp_path / "out") == scheme == figures["scheme"]
     assert scheme_of(bert.path) is None
-    assert figures["weight_bits"] == {"w4a16": 4, "fp8": 8}.get(scheme, figures["weight_bits"])
+    assert figures["weight_bits"] == {"w4a16": 4, "w8a16": 8, "fp8": 8}.get(scheme, figures["weight_bits"])
     assert (figures.get("group_size"), figures["calibrator"]) == {
         "w8a8": (None, "minmax"),
         "w8a8-dynamic": (None, None),
+        "w8a16": (None, None),
         "w4a16": (16, None),
         "fp8": (None, "minmax"),
     }[scheme]

@@ -32,6 +32,7 @@ from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.int8_weights import WeightScales
 from compress.schemes.tables import load_tables
 from compress.stage.context import Context
 from quantize.quantize import Quantize
@@ -77,6 +78,7 @@ NEAREST = [
     {"scheme": "w8a8", "smoothquant": False},
     {"scheme": "w8a8", "smoothquant": False, "calibration": {"method": "minmax"}, "exclude": ("*.1.*proj",)},
     {"scheme": "w8a8-dynamic", "smoothquant": False},
+    {"scheme": "w8a16"},
     {"scheme": "w4a16", "group_size": 16},
     {"scheme": "w4a16", "group_size": 16, "symmetric": False},
     {"scheme": "fp8"},
@@ -272,7 +274,7 @@ def test_weights_that_left_their_grid_are_found(tmp_path: Path, blocks_context: 
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
-    st.sampled_from(["w8a8", "w8a8-dynamic", "w4a16", "w4a16, zero points", "fp8"]),
+    st.sampled_from(["w8a8", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points", "fp8"]),
     st.floats(-30, 12),
     st.floats(0, 12),
     st.integers(0, 2**16),
@@ -285,6 +287,7 @@ def test_codes_come_back_from_the_type_that_is_written(stored: torch.dtype, sche
     scales = {
         "w8a8": lambda: LayerScales(weight_scale(weight_OI * smooth_I, 127), torch.ones(()), 8, smooth_I),
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight_OI, 127), 8),
+        "w8a16": lambda: WeightScales(weight_scale(weight_OI, 127)),
         "w4a16": lambda: Int4Scales(group_scale(weight_OI, 16), 16),
         "w4a16, zero points": lambda: Int4Scales(ranges.scale, 16, ranges.zero_point),
         "fp8": lambda: Fp8Scales(weight_scale(weight_OI, 448), torch.ones(())),

@@ -222,7 +222,7 @@ def test_nothing_measured_is_neither_met_nor_missed(report: dict[str, Any]) -> N
     assert goals.judge(None, report) == []
 
 
-@pytest.mark.parametrize("precision", ["w4a16", "fp8"])
+@pytest.mark.parametrize("precision", ["w8a16", "w4a16", "fp8"])
 def test_int8_faster_is_not_asked_of_what_is_no_int8(precision: str) -> None:
     report = make_report()
     report["variants"][-1]["latency"] = [row("openvino", precision, 500.0, 8, 128)]

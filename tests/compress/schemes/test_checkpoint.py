@@ -16,6 +16,7 @@ from compress.schemes.checkpoint import apply_quantization, load_quantization, s
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.int8_weights import WeightScales
 from compress.schemes.scales import Scales
 from compress.schemes.table import SCHEMES
 
@@ -36,6 +37,7 @@ def scales_of(scheme: str, linear: nn.Linear) -> Scales:
     return {
         "w8a8": lambda: LayerScales(weight_scale(weight, 127), INPUT, 8),
         "w8a8-dynamic": lambda: DynamicScales(weight_scale(weight, 63), 7, torch.ones(weight.shape[1])),
+        "w8a16": lambda: WeightScales(weight_scale(weight, 127)),
         "w4a16": lambda: Int4Scales(group_scale(weight, 4), 4),
         "w4a16, zero points": lambda: Int4Scales(ranges.scale, 4, ranges.zero_point),
         "fp8": lambda: Fp8Scales(weight_scale(weight, 448), INPUT),

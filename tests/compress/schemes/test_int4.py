@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from compress.schemes.int4 import Int4Linear, Int4Scales, dequantized_once, expand, group_range, group_scale, num_groups, pack, unpack
+from compress.schemes.int4 import Int4Linear, Int4Scales, expand, group_range, group_scale, num_groups, pack, unpack
 from compress.schemes.int8 import SMALLEST_SCALE
+from compress.schemes.weight_only import dequantized_once
 
 
 def random_codes(seed: int, outputs: int, inputs: int) -> Tensor:

@@ -289,9 +289,10 @@ def test_an_answer_ends_with_the_context_and_a_longer_prompt_is_refused() -> Non
         engine("llama").generate(prompts((256,)), Decoding())
 
 
-def test_static_int8_and_fp8_are_refused() -> None:
+def test_static_int8_int8_weights_and_fp8_are_refused() -> None:
     assert refusal("fp32", Path()) is refusal("w4a16", Path()) is refusal("int8-dynamic", Path()) is None
-    assert "w8a8-dynamic or w4a16" in str(refusal("int8", Path()))
+    for precision in ("int8", "w8a16"):
+        assert "w8a8-dynamic or w4a16" in str(refusal(precision, Path()))
     assert "FP8" in str(refusal("fp8", Path()))
     with pytest.raises(InputError, match="w8a8 given"):
         fused_graph(on_grids(checkpoint("llama", "w8a8")))

@@ -15,6 +15,7 @@ from compress.core.errors import InputError
 from compress.core.next_token import answers_of, labels_of, perplexity
 from compress.models.checkpoint import load, load_float
 from compress.models.experts import with_separate_experts
+from compress.schemes.table import SCHEMES
 from export.engines.openvino_genai import BACKEND, BACKENDS, OpenVinoGenai, cache_precision, properties, refusal
 from export.engines.spec import EngineSpec
 from export.engines.torch import Torch
@@ -38,7 +39,7 @@ def spec(kind: str, scheme: str | None = None, mode: str | None = None, cache_pr
     mode = mode or ("stateful" if kind in STATEFUL else "paged")
     path = genai_folder(kind, scheme)
     given = {**properties(1, "fp32", cache_precision), "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0", BACKEND: BACKENDS[mode]}
-    precision = {None: "fp32", "w8a8": "int8", "w8a8-dynamic": "int8-dynamic", "w4a16": "w4a16", ZERO_POINTS: "w4a16"}[scheme]
+    precision = "fp32" if scheme is None else "w4a16" if scheme == ZERO_POINTS else SCHEMES[scheme].precision
     return EngineSpec("openvino_genai", mode, precision, "fp32", "cpu", 1, str(path / MODEL), str(path), (1,), given)
 
 
@@ -89,7 +90,7 @@ def test_paged_attention_does_get_a_sliding_window_wrong() -> None:
     assert right != wrong  # once they are equal, the mode need not be avoided any more
 
 
-@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS])
+@pytest.mark.parametrize("scheme", [None, "w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS])
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "mixtral", "qwen2_moe"])
 def test_logits_of_whole_blocks_come_through_the_cache(kind: str, scheme: str | None) -> None:
     ids = np.random.default_rng(0).integers(3, VOCABULARY, (3, 11))
@@ -136,7 +137,8 @@ def said_by(model: Any, count: int, length: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("scheme", "expected"), [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w4a16", "w4a16"), (ZERO_POINTS, "w4a16")]
+    ("scheme", "expected"),
+    [(None, "fp32"), ("w8a8", "int8"), ("w8a8-dynamic", "w8a16"), ("w8a16", "w8a16"), ("w4a16", "w4a16"), (ZERO_POINTS, "w4a16")],
 )
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "bloom", "mixtral"])
 def test_the_engine_tells_what_each_product_runs_in(kind: str, scheme: str | None, expected: str | None) -> None:

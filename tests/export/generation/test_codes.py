@@ -17,6 +17,7 @@ from compress.models.conv1d import with_linears
 from compress.models.experts import with_separate_experts
 from compress.schemes.int4 import Int4Scales
 from compress.schemes.int8 import ACTIVATION_HIGH, ACTIVATION_LOW, DynamicScales, LayerScales, levels, quantize, weight_bits, weight_scale
+from compress.schemes.int8_weights import WeightScales
 from compress.schemes.scales import Scales
 from export.generation.cached_graph import cached_graph
 from export.generation.codes import insert_codes, int4_weight, rounded
@@ -25,7 +26,7 @@ from tests.seldom import seldom
 
 FLOAT = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"}
 ZERO_POINTS = "w4a16, zero points"
-SCHEMES = ("w8a8", "w8a8-dynamic", "w4a16", ZERO_POINTS)
+SCHEMES = ("w8a8", "w8a8-dynamic", "w8a16", "w4a16", ZERO_POINTS)
 UNEVEN = float(np.float32(0.01012))
 """A scale s for which 128 s * (255 / (127 s + 128 s)) is not 128 in float32."""
 KINDS = seldom(CONFIGS, CONFIGS.keys() - {"gpt2", "llama", "bloom", "phi3", "gpt_neox"})
@@ -55,6 +56,8 @@ def chosen(scheme: str, weight_OI: torch.Tensor, group: int = 32) -> Scales:
         scale_OG = 0.01 + 0.05 * torch.rand(outputs, -(-inputs // group))
         zero_OG = torch.randint(-8, 8, scale_OG.shape, dtype=torch.int8) if scheme == ZERO_POINTS else None
         return Int4Scales(scale_OG, group, zero_OG)
+    if scheme == "w8a16":
+        return WeightScales(weight_scale(weight_OI, levels(8)))
     smooth_I = 0.5 + torch.rand(inputs)
     bits = weight_bits("cpu")  # as many as the products of this processor are exact with
     scale_O = weight_scale(weight_OI * smooth_I, levels(bits))
@@ -99,7 +102,8 @@ def test_what_openvino_multiplies_are_integers(scheme: str) -> None:
     compiled = openvino.Core().compile_model(graph, "CPU", FLOAT).get_runtime_model()
     products = [node for node in compiled.get_ops() if str(node.get_rt_info()["layerType"].value) == "FullyConnected"]
     types = [tuple(value.get_element_type().get_type_name() for value in node.input_values()[:2]) for node in products]
-    expected = {"w8a8": ("i8", "i8"), "w8a8-dynamic": ("f32", "i8"), "w4a16": ("f32", "i4"), ZERO_POINTS: ("f32", "u4")}[scheme]
+    weights = dict.fromkeys(("w8a8-dynamic", "w8a16"), ("f32", "i8"))
+    expected = {"w8a8": ("i8", "i8"), **weights, "w4a16": ("f32", "i4"), ZERO_POINTS: ("f32", "u4")}[scheme]
     assert types.count(expected) == len(layers), types
     assert types.count(("f32", "f32")) == 1  # the head
 

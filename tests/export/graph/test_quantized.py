@@ -23,6 +23,7 @@ from compress.schemes.checkpoint import save_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, weight_scale
+from compress.schemes.int8_weights import WeightScales
 from compress.standalone.preprocess import Preprocessor
 from export.builds import Build
 from export.engines import openvino
@@ -63,6 +64,7 @@ def quantized(scheme: str, group_size: int = 16) -> Path:
             weight = layer.weight.data
             scales[name] = {
                 "w8a8-dynamic": lambda weight=weight: DynamicScales(weight_scale(weight, 63), 7),
+                "w8a16": lambda weight=weight: WeightScales(weight_scale(weight, 127)),
                 "w4a16": lambda weight=weight: Int4Scales(group_scale(weight, group_size), group_size),
                 "w4a16, zero points": lambda weight=weight: with_zero_points(weight, group_size),
                 "fp8": lambda weight=weight: Fp8Scales(weight_scale(weight, 448), torch.tensor(0.01)),
@@ -155,6 +157,19 @@ def test_what_an_engine_cannot_take_has_a_reason_in_one_line(tmp_path: Path) -> 
 def test_tensorrt_has_no_zero_points_and_says_so() -> None:
     for scheme, reason in (("w4a16", None), ("w4a16, zero points", NO_ZERO_POINTS)):
         assert engine_module("tensorrt").refusal("w4a16", graphs(scheme) / "model.onnx") == reason
+
+
+def test_tensorrt_has_no_int8_weights_with_float_activations_and_says_so() -> None:
+    assert "w8a8" in str(engine_module("tensorrt").refusal("w8a16", graphs("w8a16") / "model.onnx"))
+
+
+def test_parity_holds_for_int8_weights_multiplied_in_float(tmp_path: Path) -> None:
+    entry = exporter("w8a16", tmp_path, "openvino", "onnxruntime").run()
+    assert entry["precision"] == "w8a16"
+    assert all(engine["runnable"] for engine in entry["engines"])
+    for engine in entry["engines"]:
+        assert engine["int8_share"] == 0, "no product is of integers"
+        assert {layer["precision"] for layer in engine["layers"] if ".encoder." in layer["name"] and layer["kind"] == "weight"} == {"w8a16"}
 
 
 def test_parity_holds_for_weights_with_zero_points(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from compress.schemes.int4 import HIGH, LOW, Int4Scales, group_range, group_scale
 from compress.schemes.int8 import DynamicScales, LayerScales, weight_scale
+from compress.schemes.int8_weights import WeightScales
 from quantize.rounding.adaround import adaround
 from quantize.rounding.gptq import gptq
 from quantize.rounding.rounding import IntegerScales, Method, blocks, round_layers, round_weight, with_weight
@@ -58,6 +59,8 @@ def scales_of(scheme: str, weight: Tensor, smooth: Tensor | None = None) -> Inte
             return LayerScales(weight_scale(smoothed, 63), INPUT, 7, smooth)
         case "w8a8-dynamic":
             return DynamicScales(weight_scale(smoothed, 127), 8, smooth)
+        case "w8a16":
+            return WeightScales(weight_scale(weight, 127))
         case "w4a16, zero points":
             scale, zero_point = group_range(weight, 8)
             return Int4Scales(scale, 8, zero_point)
@@ -83,9 +86,9 @@ def error(net: Net, layer: nn.Linear, name: str, before: Mapping[str, nn.Linear]
 
 @pytest.mark.parametrize("smooth", [False, True])
 @pytest.mark.parametrize("method", ["gptq", "adaround"])
-@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w4a16", "w4a16, zero points"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w8a8-dynamic", "w8a16", "w4a16", "w4a16, zero points"])
 def test_outputs_err_less_than_by_rounding_to_nearest(scheme: str, method: str, smooth: bool) -> None:
-    if scheme.startswith("w4a16") and smooth:
+    if "a16" in scheme and smooth:
         return
     net, scales, found, figures = rounded(scheme, method, smooth)
     assert [figure["name"] for figure in figures] == ["a", "b", "c"] == list(found)
