@@ -113,7 +113,7 @@ def test_answers_that_come_and_go_are_what_they_are_alone() -> None:
 def test_a_long_prompt_is_read_between_the_steps_of_others() -> None:
     short, long = prompts((4, 5 * PART + 3), seed=16)
     with batched() as engine:
-        writing = submit(engine, short, IGNORE_EOS=True)
+        writing = submit(engine, short, IGNORE_EOS=True, PIECE_SECONDS=0.0)
         engine.steps.release()
         reading = submit(engine, long, IGNORE_EOS=True)
         for _ in range(5):
@@ -185,7 +185,7 @@ def test_who_leaves_while_a_long_prompt_is_read_does_not_take_it_along(monkeypat
     monkeypatch.setattr(module, "PERIOD_SECONDS", 0)
     short, long = prompts((4, 4 * PART), seed=17)
     with batched() as engine:
-        writing = submit(engine, short, IGNORE_EOS=True)
+        writing = submit(engine, short, IGNORE_EOS=True, PIECE_SECONDS=0.0)
         engine.steps.release()
         while not writing.pieces:
             threading.Event().wait(0.01)

@@ -99,7 +99,7 @@ class Client:
 
 
 def ask(model: Opened, prompt: np.ndarray, **inputs: Any) -> Client:
-    given = {"INPUT_IDS": prompt, "MAX_TOKENS": TOKENS, "IGNORE_EOS": True, **inputs}
+    given = {"INPUT_IDS": prompt, "MAX_TOKENS": TOKENS, "IGNORE_EOS": True, "PIECE_SECONDS": 0.0, **inputs}
     client = Client()
     asked = read({name: np.atleast_1d(np.asarray(value)) for name, value in given.items()}, model.limits, model.tokenizer)
     model.engine.submit(Answer(asked, client, model.tokenizer.decode, model.held))

@@ -1,5 +1,8 @@
 """One answer under way: takes tokens from an engine and sends them to the client in pieces.
 
+The first token is sent at once, later ones with those that came within PIECE_SECONDS of the piece before: a response costs the server and
+the client as much for one token as for several, and takes that from the engine where they share processors.
+
 Outputs of each response: TEXT string [1], the new piece; TOKENS int64 [k], its ids; INDEX int32 [1], the number of the answer where a
 search gives several. The last one also has FINISH_REASON string [1], PROMPT_TOKENS and COMPLETION_TOKENS int32 [1].
 
@@ -11,6 +14,7 @@ search gives several. The last one also has FINISH_REASON string [1], PROMPT_TOK
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -52,9 +56,13 @@ class Answer:
         self._decode = decode
         self._pieces = Pieces(decode, held, asked.stop)
         self._deadline = time.monotonic() + asked.values["TIMEOUT_SECONDS"]
+        self._sent = -math.inf
+        """When the last piece was sent."""
         self._count = 0
         self._text: list[str] = []
         self._tokens: list[int] = []
+        self._unread: list[int] = []
+        """Tokens without a text yet: those of a piece are decoded together where no stop text is looked for."""
         self.ended = False
 
     @property
@@ -73,18 +81,21 @@ class Answer:
         """
         for token in ids:  # one by one: tokens behind a stop text are no part of the answer
             self._tokens.append(token)
-            self._text.append(self._pieces.add([token]))
+            self._unread.append(token)
             self._count += 1
+            if self.asked.stop:
+                self._read()
             if self._pieces.stopped or token in self.asked.stop_tokens:
                 reason = STOP
                 break
         if reason is not None:
             self.end(reason)
-        elif self.asked.values["STREAM"] and self._tokens:
+        elif self.asked.values["STREAM"] and self._tokens and time.monotonic() - self._sent >= self.asked.values["PIECE_SECONDS"]:
             self._send({})
 
     def end(self, reason: str) -> None:
         """Sends what is left and the reason; the answer has then ended."""
+        self._read()
         self._text.append(self._pieces.end())
         self.ended = True
         self._send(self._last(STOP if self._pieces.stopped and reason == LENGTH else reason, self._count), last=True)
@@ -101,12 +112,19 @@ class Answer:
             outputs = {"TEXT": self._decode(list(ids)), "TOKENS": list(ids), "INDEX": index, **self._last(reason, len(ids))}
             self.client.send(outputs, last=index == len(found) - 1)
 
+    def _read(self) -> None:
+        """Turns tokens into text."""
+        if self._unread:
+            self._text.append(self._pieces.add(self._unread))
+            self._unread = []
+
     def _last(self, reason: str, count: int) -> dict[str, Any]:
         return {"FINISH_REASON": reason, "PROMPT_TOKENS": len(self.asked.prompt), "COMPLETION_TOKENS": count}
 
     def _send(self, more: dict[str, Any], *, last: bool = False) -> None:
+        self._read()
         text, tokens = "".join(self._text), self._tokens
-        self._text, self._tokens = [], []
+        self._text, self._tokens, self._sent = [], [], time.monotonic()
         self.client.send({"TEXT": text, "TOKENS": tokens, "INDEX": 0, **more}, last=last)
 
 

@@ -94,6 +94,14 @@ FIELDS = (
     Field("LENGTH_PENALTY", "TYPE_FP32", 1.0, -100, 100, "power of the length that the score of a beam is divided by"),
     Field("STREAM", "TYPE_BOOL", True, 0, 1, "false: one response, with the whole answer"),
     Field(
+        "PIECE_SECONDS",
+        "TYPE_FP32",
+        0.05,
+        0,
+        60,
+        "least time between two pieces of an answer: those of a fast one have several tokens; 0: a piece for each token",
+    ),
+    Field(
         "TIMEOUT_SECONDS", "TYPE_FP32", None, 1e-3, 1e6, "ends the answer so long after the request arrived; at most the limit of the model"
     ),
 )

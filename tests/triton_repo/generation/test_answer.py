@@ -1,0 +1,86 @@
+"""An answer under way: what its client gets, and when."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from triton_repo.generation.served import answer as answers
+from triton_repo.generation.served.answer import LENGTH, Answer
+from triton_repo.generation.served.asked import Limits, Refused, read
+
+LIMITS = Limits(context=64, vocabulary=100, seconds=1000.0, chat=False, beams=False)
+
+
+class Clock:
+    """Stands still between two steps."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Client:
+    """Keeps what it gets, and when."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.found: list[tuple[float, list[int]]] = []
+
+    gone = False
+
+    def send(self, outputs: dict[str, Any], *, last: bool) -> None:
+        self.found.append((self._clock.now, outputs["TOKENS"]))
+        assert last == ("FINISH_REASON" in outputs)
+
+    def refuse(self, line: str, code: str) -> None:
+        raise AssertionError(line)
+
+
+def told(gaps: list[float], **inputs: Any) -> list[tuple[float, list[int]]]:
+    """Returns what a client gets, and when, of an answer with a token after each of these seconds; its last token is the last piece."""
+    clock = Clock()
+    client = Client(clock)
+    given = {"INPUT_IDS": np.array([1]), **{name: np.array([value]) for name, value in inputs.items()}}
+    with mock.patch.object(answers, "time", clock):
+        one = Answer(read(given, LIMITS, mock.Mock()), client, lambda ids: "a" * len(ids), 0)
+        for number, gap in enumerate(gaps):
+            clock.now += gap
+            one.take([number], LENGTH if number == len(gaps) - 1 else None)
+    return client.found
+
+
+GAPS = st.lists(st.sampled_from([0.0, 0.01, 0.03, 0.2, 1.5]), min_size=1, max_size=30)
+
+
+@given(GAPS, st.sampled_from([0.0, 0.05, 1.0]))
+@settings(max_examples=100, deadline=None)
+def test_tokens_come_together_that_are_written_close_to_one_another(gaps: list[float], seconds: float) -> None:
+    found = told(gaps, PIECE_SECONDS=seconds)
+    assert [token for _, tokens in found for token in tokens] == list(range(len(gaps)))
+    assert found[0] == (100.0 + gaps[0], [0]), "the first token does not wait"
+    times = [when for when, _ in found]
+    assert all(later - earlier >= seconds for earlier, later in pairwise(times[:-1]))
+    if seconds == 0:
+        assert [tokens for _, tokens in found] == [[number] for number in range(len(gaps))]
+    # nobody waits for a token that is slow: it comes as soon as it is written
+    written, slow = 100.0 + np.cumsum(gaps), [number for number, gap in enumerate(gaps) if gap >= seconds]
+    assert all(any(when == pytest.approx(written[number]) and number in tokens for when, tokens in found) for number in slow)
+
+
+def test_a_fast_answer_comes_in_few_pieces_unless_it_is_asked_otherwise() -> None:
+    gaps = [0.006] * 37
+    assert [len(tokens) for _, tokens in told(gaps)] == [1, 9, 9, 9, 9]
+    assert [len(tokens) for _, tokens in told(gaps, STREAM=False)] == [37]
+
+
+def test_a_negative_pause_is_refused() -> None:
+    with pytest.raises(Refused, match="PIECE_SECONDS: -1 given; 0 to 60 is allowed"):
+        told([0.1], PIECE_SECONDS=-1.0)
