@@ -134,8 +134,7 @@ def _figures(report: Report) -> list[View]:
     cell = goals.served_accuracy(report).get(backend or "") or {}
     spread = phrases.interval(cell.get("low"), cell.get("high"), metric)
     lost = phrases.change_interval(cost.low, cost.high, metric)
-    before, share = goals.baseline(report).get("size_bytes"), last.get("int8_share")
-    all_share = last.get("int8_share_all")
+    before = goals.baseline(report).get("size_bytes")
     return [
         _tile("Speed-up", faster.value, phrases.ratio(faster.value), f"at the worst shape: {phrases.place(faster.at)}", faster.reason),
         _tile(
@@ -159,14 +158,22 @@ def _figures(report: Report) -> list[View]:
             f"baseline {phrases.size(before)}",
             "no engine was built",
         ),
-        _tile(
-            "int8 share",
-            share,
-            phrases.share(share),
-            "of the MACs of weight GEMMs" + (f"; {phrases.share(all_share)} with attention" if all_share is not None else ""),
-            last.get("int8_share_reason"),
-        ),
+        _integers(last),
     ]
+
+
+def _integers(variant: Report) -> View:
+    """Returns the tile of the int8 products, or of the integer weights of a model that multiplies them in float alone."""
+    share, all_share, weights = (variant.get(key) for key in ("int8_share", "int8_share_all", "integer_weights"))
+    if share == 0 and weights:
+        return _tile("Integer weights", weights, phrases.share(weights), "of all weights; multiplied by float activations", None)
+    return _tile(
+        "int8 share",
+        share,
+        phrases.share(share),
+        "of the MACs of weight GEMMs" + (f"; {phrases.share(all_share)} with attention" if all_share is not None else ""),
+        variant.get("int8_share_reason"),
+    )
 
 
 def _tile(name: str, value: float | None, text: str, note: str, reason: str | None) -> View:

@@ -175,6 +175,16 @@ def test_every_figure_appears() -> None:
     assert [piece for piece in expected if piece not in text] == []
 
 
+def test_weights_that_floats_multiply_are_counted_in_place_of_products_of_integers() -> None:
+    report = make_report()
+    report["variants"][-1] |= {"int8_share": 0.0, "int8_share_all": 0.0, "integer_weights": 0.984}
+    page = render(report)
+    assert "Integer weights" in page
+    assert "of all weights; multiplied by float activations" in page
+    report["variants"][-1]["integer_weights"] = None
+    assert "Integer weights" not in render(report)
+
+
 def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
     report = complete(make_report())
     sentence = "".join(piece for piece, _ in phrases.verdict(report)).replace("\u00a0", " ")
