@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,8 @@ from numpy.typing import NDArray
 from compress.machine.process import environment, spawn
 from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
-from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, fused_attentions, gemm_precisions, with_products
+from compress.standalone.tensorrt_layers import Layer, float_precision, fused_attentions, gemm_precisions, inspected_layers, with_products
+from compress.standalone.tensorrt_plan import Plan, PlanError
 from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
 from export.engines.tensorrt_child import RTX, TENSORRT
 from export.graph.attention import fuse_attention
@@ -204,17 +206,21 @@ class TensorRt:
             raise PlanError("no NVIDIA GPU")
         self._plan = Plan(importlib.import_module(TENSORRT), Device(driver), path.read_bytes())
 
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
+        return inspected_layers(self._plan.information())
+
     def predict(self, features: Features) -> NDArray[np.float32]:
         """Returns logits float32 [n, C]; the sequence has to be a bucket."""
         return self._plan.predict(features)
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node by the engine inspector; the same for every shape."""
-        return gemm_precisions(self._plan.layers(), gemms)
+        return gemm_precisions(self._layers, gemms)
 
     def placement(self) -> Placement:
         """Returns the GPU that the plan was loaded on, and the narrowest float type that its layers read."""
-        return {"device": "cuda", "provider": TENSORRT, "float_precision": self._plan.float_precision or self._typed}
+        return {"device": "cuda", "provider": TENSORRT, "float_precision": float_precision(self._layers) or self._typed}
 
 
 def _real(out: Path, job: dict[str, Any], shares: Shares, log: Callable[[str], None]) -> dict[str, Any]:

@@ -12,19 +12,17 @@ import tensorrt_rtx_bindings as rtx
 from onnx import TensorProto, helper
 
 from compress.standalone.cuda_driver import CudaError, Device, capabilities
-from compress.standalone.tensorrt_plan import (
+from compress.standalone.tensorrt_layers import (
     Layer,
-    Plan,
-    PlanError,
-    build,
+    float_precision,
     fused_attentions,
     gemm_precisions,
     inspected_layers,
     kernel_precision,
     listed_layers,
-    profile_ranges,
     with_products,
 )
+from compress.standalone.tensorrt_plan import Plan, PlanError, build, profile_ranges
 from export.engines import tensorrt
 from export.graph.macs import Gemm
 from export.graph.onnx import GEMMS, export_float
@@ -101,7 +99,7 @@ def test_one_profile_per_bucket_with_a_fixed_sequence(graphs):
     assert stand_in.built[0]["profiles"] == len(BUCKETS)
     ranges = json.loads(built.plan)["ranges"]
     assert [profile["input_ids"] for profile in ranges] == [[[1, size], [LARGEST, size], [LARGEST, size]] for size in BUCKETS]
-    per_profile = Counter(layer.kind for layer in built.layers)
+    per_profile = Counter(layer.kind for layer in listed_layers(built.listing))
     assert per_profile["gemm"] % len(BUCKETS) == 0
     assert built.timing_cache == b"times"
 
@@ -199,10 +197,10 @@ def test_inspector_layers_give_precisions(graphs):
     stand_in = StandIn()
     plan = Plan(stand_in, Device(Driver("90")), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
     nodes = [node for node in onnx.load(str(graphs[1])).graph.node if node.op_type in GEMMS]
-    precisions = gemm_precisions(plan.layers(), [node.name for node in nodes])
+    precisions = gemm_precisions(inspected_layers(plan.information()), [node.name for node in nodes])
     assert {name.rsplit("/", 1)[0] for name, precision in precisions.items() if precision == "int8"} == set(graphs[2])
     assert len(precisions) == len(nodes)
-    assert plan.float_precision == "fp32"
+    assert float_precision(inspected_layers(plan.information())) == "fp32"
 
 
 def test_memory_grows_and_is_given_back():
@@ -393,10 +391,10 @@ def test_the_shapes_of_a_profile_are_bound_before_the_inspector_is_asked(graphs)
     plan = Plan(StandIn(), Device(Driver("90")), build(StandIn(), graphs[1], BUCKETS, LARGEST).plan)
     unbound = inspected_layers(plan.engine.create_engine_inspector().get_engine_information(rtx.LayerInformationFormat.JSON))
     assert {name for layer in unbound for name in layer.inputs} == {"n/a"}
-    assert {name for layer in plan.layers() for name in layer.inputs} == {"int8", "fp32"}
+    assert {name for layer in inspected_layers(plan.information()) for name in layer.inputs} == {"int8", "fp32"}
     context = plan.engine.execution_context
     assert set(context.shapes.values()) == {(LARGEST, BUCKETS[-1])}
-    assert plan.float_precision == "fp32"
+    assert float_precision(inspected_layers(plan.information())) == "fp32"
 
 
 CALLS = {
