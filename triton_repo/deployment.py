@@ -12,7 +12,6 @@ byte is hashed after it was copied.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +23,9 @@ from compress.artifacts.chain import changes, damage, read_chain
 from compress.artifacts.run_folder import REPOSITORY, Run, open_run
 from compress.core.errors import InputError
 from compress.core.shown import reason
+from triton_repo.plan_files import SPEC, built_files, unhashed_files
 
 MANIFEST, SCHEMA, README, LOG = "deployment.json", 1, "README.md", "triton.log"
-RECORD, TIMING_CACHE = "plans.json", "timing-cache-"
-"""Files that `build_plans.py` adds, besides the plans that its record lists and their configuration."""
 
 
 def repository_of(folder: Path) -> Path:
@@ -158,17 +156,12 @@ def _copied(made: Artifact, temporary: Path) -> Iterator[tuple[str, dict[str, An
 
 
 def _built(folder: Path) -> dict[str, dict[str, str] | None]:
-    """Returns what `build_plans.py` added, with the sha256 of each plan; None: a file without a recorded hash."""
+    """Returns what `build_plans.py` added, with the sha256 of plans and configurations; None: a file without one."""
     added: dict[str, dict[str, str] | None] = {}
-    for spec in folder.glob(f"{REPOSITORY}*/gpu.json"):
+    for spec in folder.glob(f"{REPOSITORY}*/{SPEC}"):
         root = spec.parent
-        model = f"{root.name}/models/{json.loads(spec.read_text(encoding='utf-8'))['model']}"
-        for cache in root.glob(f"{TIMING_CACHE}*"):
-            added[f"{root.name}/{cache.name}"] = None
-        if (root / RECORD).exists():
-            record = json.loads((root / RECORD).read_text(encoding="utf-8"))
-            added |= {f"{model}/1/{plan['file']}": {"sha256": plan["sha256"]} for plan in record.values()}
-            added |= {f"{root.name}/{RECORD}": None, f"{model}/config.pbtxt": None}
+        added |= {f"{root.name}/{name}": {"sha256": digest} for name, digest in built_files(root).items()}
+        added |= {f"{root.name}/{name}": None for name in unhashed_files(root)}
     return added
 
 

@@ -157,7 +157,8 @@ def build_plans(
 
     Returns:
         Entries for `engines` of export.json: one for the GPU of this machine; or one for each capability, not runnable; or one that says
-        what is missing. A failed build is an entry with `runnable` false, and the library's words as `reason`.
+        what is missing. A failed build is an entry with `runnable` false, and the library's words as `reason`. `gemms` has the MACs of
+        each weight GEMM by node, at the largest shape.
     """
     if precision not in ALLOWED:
         raise ValueError(f"precision {precision}; allowed: {', '.join(ALLOWED)}")
@@ -176,9 +177,9 @@ def build_plans(
     if half is not None:
         job |= {"onnx": str(half.plain), "fused": None if half.fused is None else str(half.fused), "left": dict(half.left)}
     job |= {"buckets": buckets, "max_batch_size": max_batch_size}
-    if real:
-        return [_real(out, job, shares, log)]
-    return [_proof(out, job, shares, capability, log) for capability in capabilities]
+    entries = [_real(out, job, shares, log)] if real else [_proof(out, job, shares, capability, log) for capability in capabilities]
+    macs = {gemm.node: gemm.macs for gemm in gemms if gemm.kind == "weight"}
+    return [{**entry, "gemms": macs} for entry in entries]
 
 
 def installed(module: str) -> bool:
