@@ -50,6 +50,8 @@ from triton_repo.plan_files import GOLDEN, MODELS, ROWS, SCHEMA, SPEC, graph_dig
 
 ONNX, FUSED, RIVAL = "model.onnx", "model_fused.onnx", "rival.onnx"
 README = "gpu_readme.md"
+PADDED = 4
+"""Golden rows of a bucket that no row falls into."""
 _TYPES = {TensorProto.INT64: pb.TYPE_INT64, TensorProto.FLOAT: pb.TYPE_FP32}
 _NUMPY = {pb.TYPE_INT64: "int64", pb.TYPE_FP32: "float32"}
 _COPIED = (cuda_driver, tensorrt_plan, tensorrt_layers, tolerance, measure_plans, plan_files)
@@ -175,10 +177,15 @@ def takes_pairs(rows: Sequence[Row]) -> bool:
 
 
 def golden_arrays(preprocessor: Preprocessor, rows: Sequence[Row], logits: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
-    """Returns the preprocessed `<bucket>.<input>` and the `<bucket>.logits` of each bucket (0 for images); a bucket may be empty."""
+    """Returns the preprocessed `<bucket>.<input>` and the `<bucket>.logits` of each bucket (0 for images).
+
+    A bucket that no row falls into gets `PADDED` rows of smaller ones, so that its profile is checked too; where all rows are longer it is
+    empty.
+    """
     groups, arrays = preprocessor.groups(rows), {}
     for bucket in preprocessor.buckets or (0,):
-        members = groups.get(bucket, [])
+        smaller = [member for other in sorted(groups) if other < bucket for member in groups[other]]
+        members = groups.get(bucket) or smaller[-PADDED:]
         features = preprocessor.encode([rows[index] for index in members], bucket) if members else {}
         for name in preprocessor.input_names:
             arrays[f"{bucket}.{name}"] = features.get(name, np.zeros((0, bucket), np.int64))

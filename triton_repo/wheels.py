@@ -79,6 +79,6 @@ def _download(out: Path, python: str) -> None:
         lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
         told = ([line for line in lines if line.startswith("ERROR")] or lines or ["pip gave no reason"])[-1][:300]
         raise InputError(
-            f"the wheels for the container (numpy, pillow, tokenizers) cannot be fetched: {told}; deploy where there is a package index, or "
+            f"the wheels for the container (numpy, pillow, tokenizers) cannot be fetched: {told}; deploy where there is an index, or "
             f"name a folder that holds them with ${VARIABLE}; {REQUIREMENTS} lists the versions"
         )

@@ -183,8 +183,9 @@ def build_plans(
 
 
 def installed(module: str) -> bool:
-    """Whether a library can be imported; it is not."""
-    return importlib.util.find_spec(module) is not None
+    """Whether a library can be imported; it is not. A folder of type stubs alone, such as `tensorrt-stubs`, is no library."""
+    found = importlib.util.find_spec(module)
+    return found is not None and found.origin is not None
 
 
 def gpus() -> tuple[str, ...]:
