@@ -120,12 +120,13 @@ def rows_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def compared(name: str, report: Mapping[str, Any], max_drop: float | None, address: str, model: str, split: Split) -> dict[str, Any]:
     """Sends every evaluation row; returns `served` and `baseline`, values of the metric, `max_drop`, `n` and `reason`."""
+    from compress.core.engines import REFERENCE
     from compress.measure.metrics import metrics
     from triton_repo.client import evaluate
 
     answers = evaluate(address, model, split.rows, STREAMS)
     metric, baseline = report["metric"]["name"], report["baseline"]
-    cell = next(variant for variant in report["variants"] if variant["id"] == baseline)["accuracy"]["torch"]
+    cell = next(variant for variant in report["variants"] if variant["id"] == baseline)["accuracy"][REFERENCE]
     served = float(metrics(report["task"], answers.logits, split.labels)[metric])
     random = name in RANDOM
     reason = "random weights: the metric means nothing" if random else None

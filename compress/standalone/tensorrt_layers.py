@@ -127,7 +127,9 @@ def _products(node: str) -> tuple[str, ...]:
 def _inspected(layer: Mapping[str, Any]) -> Layer:
     types = [tuple(_datatype(tensor) for tensor in layer.get(key, ())) for key in ("Inputs", "Constants")]
     nodes = tuple(_ORIGIN.findall(str(layer.get("Metadata", ""))))
-    return Layer(str(layer["Name"]), str(layer.get("LayerType", "")), types[0], types[1], nodes, str(layer.get("TacticName", "")))
+    weights = layer.get("Weights")  # of a convolution; TensorRT 10 lists no weights of matrix products
+    told = (str(weights["Type"]).lower(),) if isinstance(weights, Mapping) and "Type" in weights else ()
+    return Layer(str(layer["Name"]), str(layer.get("LayerType", "")), types[0], types[1] + told, nodes, str(layer.get("TacticName", "")))
 
 
 def _datatype(tensor: Mapping[str, Any]) -> str:
