@@ -127,6 +127,19 @@ def test_golden_arrays_hold_every_row_once_in_its_bucket(written, graph):
         np.testing.assert_allclose(session.run(["logits"], features)[0], golden[f"{bucket}.logits"], atol=1e-5)
 
 
+def test_a_bucket_without_rows_is_checked_with_shorter_ones(graph, tmp_path):
+    preprocessor, rows = text_preprocessor(), ["a fine film", "dull"]
+    logits = logits_of(graph, preprocessor, rows)
+    write(tmp_path / "gpu", graph, preprocessor, rows, logits)
+    golden = np.load(tmp_path / "gpu" / "golden.npz")
+    np.testing.assert_array_equal(golden["16.logits"], logits)
+    assert golden["16.input_ids"].shape == (2, 16)
+    session = onnxruntime.InferenceSession(str(graph))
+    found = session.run(["logits"], {name: golden[f"16.{name}"] for name in preprocessor.input_names})[0]
+    np.testing.assert_allclose(found, logits, atol=0.02)  # padding changes nothing but roundings
+    assert build(tmp_path / "gpu", "90")[0] == 0
+
+
 def test_a_graph_that_does_not_fit_is_refused(graph, tmp_path):
     preprocessor = text_preprocessor()
     names = ("input_ids", "attention_mask")

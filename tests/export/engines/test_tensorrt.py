@@ -161,6 +161,14 @@ def test_without_any_library_the_entry_says_what_to_install(monkeypatch, graphs,
     assert lines == [entry["reason"]]
 
 
+def test_a_folder_of_type_stubs_is_no_library(tmp_path, monkeypatch):
+    (tmp_path / "only_stubs").mkdir()
+    (tmp_path / "only_stubs" / "__init__.pyi").write_text("class Builder: ...")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not tensorrt.installed("only_stubs")
+    assert tensorrt.installed("tensorrt_rtx_bindings")
+
+
 def test_unknown_precision(tmp_path):
     with pytest.raises(ValueError, match="precision int3; allowed: fp32, fp16, bf16, int8"):
         tensorrt.build_plans(tmp_path / "x", tmp_path, precision="int3", buckets=(), max_batch_size=1, log=print)
