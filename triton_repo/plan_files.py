@@ -69,9 +69,18 @@ def cpu_instances(count: int) -> str:
 
 
 def built_files(root: Path) -> dict[str, str]:
-    """Returns the sha256 of each file that `build_plans.py` has published, by its path below the repository; empty before."""
+    """Returns the sha256 of each file that `build_plans.py` has published, by its path below the repository; empty before.
+
+    Raises:
+        ValueError: The record was written by an earlier version.
+    """
     path = root / RECORD
-    return dict(json.loads(path.read_text(encoding="utf-8"))["files"]) if path.exists() else {}
+    if not path.exists():
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if "files" not in record:
+        raise ValueError(f"{RECORD} was written by an earlier version: deploy the run again, and build the plans")
+    return dict(record["files"])
 
 
 def unhashed_files(root: Path) -> Iterator[str]:

@@ -44,6 +44,8 @@ from triton_repo.client import ServedWrong
 from triton_repo.config import MIN_BATCH, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu_settings import Gpu
+from triton_repo.plan_files import SCHEMA as PLANS_SCHEMA
+from triton_repo.plan_files import SPEC as GPU_SPEC
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -51,7 +53,6 @@ if TYPE_CHECKING:
     from triton_repo.service import Service
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
-GPU_SPEC = "gpu.json"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 STREAMS = 8
@@ -118,21 +119,23 @@ class TritonRepo(Stage):
             yield "gpu: given; it is for TensorRT plans, and a language model is served by vLLM on GPUs: give vllm"
 
     def depends(self, context: Context) -> Any:
-        """Returns the versions of the server's packages, what is served, and at how many answers at once a language model is timed.
+        """Returns the versions of the server's packages, what is served, at how many answers at once a language model is timed, and the
+        layout of a repository for TensorRT.
 
         Raises:
             InputError: The server environment is missing or does not work.
         """
         from triton_repo import environment
 
+        plans = {"plans": PLANS_SCHEMA} if self._writes_plans(context) else {}
         chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
         if TASKS[context.task].answer == "tokens" and context.target.device == "cpu" and context.exported is not None:
             engines = self._engines(context.exported.path, context)
             chosen = [{folder: names[0] for folder, names in engines.items() if names}]
         if not self._starts(context):
-            return {"chosen": chosen} if chosen else None
+            return {**plans, **({"chosen": chosen} if chosen else {})} or None
         streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
-        return {**environment.check().versions, **streams, **({"chosen": chosen} if chosen else {})}
+        return {**environment.check().versions, **streams, **plans, **({"chosen": chosen} if chosen else {})}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `model_repository/`, `triton.json` and the logits of every model.
@@ -157,7 +160,7 @@ class TritonRepo(Stage):
             results = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if set(served_on("cuda")) & set(context.target.engines):  # an additional repository, for machines with a GPU
+            if self._writes_plans(context):  # an additional repository, for machines with a GPU
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
             if self.vllm is not None:
                 results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
@@ -284,6 +287,11 @@ class TritonRepo(Stage):
         write_vllm_repository(folder, parent.path / packed, config, self.vllm, name=name, max_batch_size=self.max_batch_size)
         context.progress.log(f"  {name} for vLLM: {NOT_RUN}")
         return {"model": name, "variant": variant, "precision": precision, "engine": BACKEND, "mode": "paged"} | _unmeasured(NOT_RUN)
+
+    def _writes_plans(self, context: Context) -> bool:
+        """Whether a repository for TensorRT is written."""
+        on_gpu = context.target.device == "cuda"
+        return self.vllm is None if on_gpu else bool(set(served_on("cuda")) & set(context.target.engines))
 
     def _streams(self) -> list[int]:
         """Returns the numbers of answers at once at which a language model is timed."""

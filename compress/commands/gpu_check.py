@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +65,7 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
 
 
 def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what was measured of a recipe (`triton_repo.gpu_check.verdicts`).
+    """Returns what was measured of a recipe (`triton_repo.gpu_check.verdicts`); a step that fails ends it, and `error` says how.
 
     Args:
         name: A shipped recipe for device cuda.
@@ -73,10 +73,29 @@ def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str],
         release: Release of NVIDIA's images.
         gpus: GPUs of this machine.
         say: Prints one line.
-
-    Raises:
-        InputError: A step fails.
     """
+    from compress.measure.engine_process import EngineError
+    from triton_repo.client import RequestError
+    from triton_repo.load.load import GeneratorError
+
+    found = unmeasured(gpus)
+    try:
+        for part in steps(name, out, release, gpus, say):
+            found |= part
+    except (InputError, EngineError, RequestError, GeneratorError) as error:
+        found["error"] = " ".join(str(error).split())
+        say(f"{name}: {found['error']}")
+    return found
+
+
+def unmeasured(gpus: int) -> dict[str, Any]:
+    """Returns the measurements of a recipe before anything is measured."""
+    accuracy = {"served": None, "baseline": None, "max_drop": 0.0, "n": 0, "reason": None}
+    return {"latency": [], "plans": {}, "accuracy": accuracy, "scaling": {"one": None, "all": None, "gpus": gpus}, "error": None}
+
+
+def steps(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
+    """Yields what each step has measured."""
     from compress.artifacts.run_folder import REPOSITORY
     from compress.commands.recipes import find
     from compress.pipeline import run
@@ -88,21 +107,21 @@ def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str],
     recipe = read(find(name))
     outcome = run(recipe, out / "runs" / name)
     report = json.loads((outcome.folder / "report.json").read_text(encoding="utf-8"))
+    yield {"latency": rows_of(report)}
     deployed = deployment.deploy(outcome.folder, fresh(out / "deployed", name), say)
     [repository] = [path.parent for path in deployed.glob(f"{REPOSITORY}*/{SPEC}")]
     containers.build(deployed, repository, release)
-    record = containers.plans(repository)
+    yield {"plans": containers.plans(repository)["plans"]}
     model, split = json.loads((repository / SPEC).read_text(encoding="utf-8"))["ensemble"], evaluation(outcome.folder)
     with containers.serving(repository, "all") as address:
-        accuracy = compared(name, report, recipe.goals.max_drop, address, model, split)
+        yield {"accuracy": compared(name, report, recipe.goals.max_drop, address, model, split)}
         every = throughput(address, model, split.rows, gpus)
     if gpus > 1:
         with containers.serving(repository, "device=0") as address:
             one = throughput(address, model, split.rows, 1)
     else:
         one = every
-    scaling = {"one": one, "all": every, "gpus": gpus, "reason": None}
-    return {"latency": rows_of(report), "plans": record["plans"], "accuracy": accuracy, "scaling": scaling}
+    yield {"scaling": {"one": one, "all": every, "gpus": gpus}}
 
 
 def fresh(folder: Path, name: str) -> Path:

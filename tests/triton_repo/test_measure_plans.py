@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from triton_repo import measure_plans as measure
-from triton_repo.plan_files import cpu_instances, file_names, graph_digest, read_rows, rows_text
+from triton_repo.plan_files import built_files, cpu_instances, file_names, graph_digest, read_rows, rows_text
 
 
 class Clock:
@@ -142,3 +142,10 @@ def test_text_that_is_appended_to_a_configuration_parses():
     assert dict(found.cc_model_filenames) == {"8.0": "ampere_plus.plan", "12.0": "sm120.plan"}
     with pytest.raises(ValueError, match="two or three digits"):
         file_names({"80": '" inject'})
+
+
+def test_a_record_of_an_earlier_version_is_named(tmp_path):
+    assert built_files(tmp_path) == {}
+    (tmp_path / "plans.json").write_text('{"80": {"file": "sm80.plan"}}')
+    with pytest.raises(ValueError, match="earlier version: deploy the run again, and build the plans"):
+        built_files(tmp_path)

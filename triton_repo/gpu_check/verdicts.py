@@ -23,12 +23,13 @@ from compress.core.engines import REFERENCE, served_on
 
 Measurements = Mapping[str, Any]
 """What `compress.commands.gpu_check` measured of one model: `latency` (rows of the run), `plans` (of plans.json), `rival` precision,
-`accuracy`, `scaling`; each with `reason` where it is not known."""
+`accuracy`, `scaling`, and `error`, what has ended it, or None."""
 OUR_FP16 = {(32, 128): 1.6, (32, 384): 1.6, (1, 128): 1.0}
 EAGER_FP16 = {(1, 128): 10.9, (32, 128): 2.0}
 INT8_SHARE, SCALING = 0.95, 0.9
 SPEED = "bert-large-random-cuda"
 """The recipe whose speed is judged."""
+NO_PLAN = "no plan was built"
 Word = Literal["passed", "missed", "not measured", "told"]
 
 
@@ -77,10 +78,10 @@ def _speeds(name: str, found: Measurements) -> Iterator[Verdict]:
         return
     for shape, limit in OUR_FP16.items():
         value, reason = beside_rival(found["plans"], shape)
-        yield Verdict(name, f"int8 against our fp16, {_shown(shape)}", value, limit, reason=reason)
+        yield Verdict(name, f"int8 against our fp16, {_shown(shape)}", value, limit, reason=_why(found, reason))
     for shape, limit in EAGER_FP16.items():
         value, reason = over_torch(found["latency"], "eager", shape)
-        yield Verdict(name, f"int8 against torch eager fp16, {_shown(shape)}", value, limit, reason=reason)
+        yield Verdict(name, f"int8 against torch eager fp16, {_shown(shape)}", value, limit, reason=_why(found, reason))
     for shape in OUR_FP16:
         value, reason = over_torch(found["latency"], "compiled", shape)
         yield Verdict(name, f"int8 against torch.compile fp16, {_shown(shape)}", value, None, reason=reason or "no limit is set")
@@ -93,14 +94,16 @@ def _others(name: str, found: Measurements) -> Iterator[Verdict]:
         reason = None if share is not None else "the inspector does not tell the precision of every GEMM"
         yield Verdict(name, f"int8 share, sm{capability}", share, INT8_SHARE, reason=reason)
     if not found["plans"]:
-        yield Verdict(name, "parity", None, 1.0, reason="no plan was built")
-        yield Verdict(name, "int8 share", None, INT8_SHARE, reason="no plan was built")
+        yield Verdict(name, "parity", None, 1.0, reason=found["error"] or NO_PLAN)
+        yield Verdict(name, "int8 share", None, INT8_SHARE, reason=found["error"] or NO_PLAN)
     accuracy, scaling = found["accuracy"], found["scaling"]
     drop = None if accuracy["served"] is None else accuracy["baseline"] - accuracy["served"]
-    yield Verdict(name, "drop of the metric in the server", drop, accuracy["max_drop"], at_most=True, reason=accuracy["reason"])
+    reason = accuracy["reason"] if drop is not None else found["error"]
+    yield Verdict(name, "drop of the metric in the server", drop, accuracy["max_drop"], at_most=True, reason=reason)
     ratio = None if scaling["one"] is None or scaling["all"] is None else scaling["all"] / (scaling["gpus"] * scaling["one"])
     several = scaling["gpus"] > 1
-    reason = scaling["reason"] or (None if several else "one GPU: there is nothing to scale to")
+    reason = None if several else "one GPU: there is nothing to scale to"
+    reason = found["error"] if ratio is None else reason
     yield Verdict(name, f"scaling to {scaling['gpus']} GPUs", ratio, SCALING if several else None, reason=reason)
 
 
@@ -112,7 +115,7 @@ def beside_rival(plans: Mapping[str, Any], shape: tuple[int, int]) -> tuple[floa
         shape: (batch, sequence).
     """
     if not plans:
-        return None, "no plan was built"
+        return None, NO_PLAN
     values = []
     for capability, plan in plans.items():
         rival = plan["rival"]
@@ -140,6 +143,11 @@ def over_torch(rows: Sequence[Mapping[str, Any]], mode: str, shape: tuple[int, i
         if not times:
             return None, f"the run did not time {what} at {_shown(shape)}"
     return min(torch) / min(plan), None
+
+
+def _why(found: Measurements, reason: str | None) -> str | None:
+    """Returns why nothing was measured: what has ended the check of this model, if anything did."""
+    return reason if reason is None or found["error"] is None else str(found["error"])
 
 
 def _shown(shape: tuple[int, int]) -> str:

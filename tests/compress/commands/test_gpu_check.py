@@ -53,6 +53,22 @@ def test_a_deployment_is_never_replaced(tmp_path):
     assert gpu_check.fresh(tmp_path, "a") == tmp_path / "a-3"
 
 
+def test_a_step_that_fails_ends_its_recipe_and_the_report_is_written(tmp_path, monkeypatch, capsys):
+    def steps(name, *_):
+        yield {"latency": [{"engine": "torch", "mode": "eager", "precision": "fp16", "batch": 1, "sequence": 128, "p50_ms": 1.0}]}
+        raise InputError("docker run ended with status 1: not ready: why")
+
+    monkeypatch.setattr(containers, "machine", lambda: {"gpus": ["NVIDIA L4"], "driver": "580.1"})
+    monkeypatch.setattr("export.engines.tensorrt.absence", lambda device: None)
+    monkeypatch.setattr(gpu_check, "steps", steps)
+    assert gpu_check.check(tmp_path, "25.09") == 3
+    document = json.loads((tmp_path / "report.json").read_text())
+    assert not document["passed"]
+    assert len(document["models"]["sst2-minilm-cuda"]["latency"]) == 1
+    assert "not ready: why" in (tmp_path / "report.md").read_text()
+    assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.md'}"
+
+
 @pytest.mark.parametrize("name", gpu_check.RECIPES)
 def test_its_recipes_time_every_shape_that_is_judged(name):
     from compress.commands.recipes import find

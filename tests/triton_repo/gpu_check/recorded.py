@@ -45,7 +45,8 @@ def model(eager: float = 20.0, compiled: float = 3.0, **changes: Any) -> dict[st
         "latency": rows,
         "plans": {"90": plan({})},
         "accuracy": {"served": 0.898, "baseline": 0.9, "max_drop": 0.005, "n": 872, "reason": None},
-        "scaling": {"one": 1000.0, "all": 1900.0, "gpus": 2, "reason": None},
+        "scaling": {"one": 1000.0, "all": 1900.0, "gpus": 2},
+        "error": None,
         **changes,
     }
 

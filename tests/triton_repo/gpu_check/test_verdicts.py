@@ -78,16 +78,27 @@ def served(value):
             "missed",
         ),
         ({"accuracy": served(0.91)}, "drop of the metric in the server", "passed"),
-        ({"scaling": {"one": 1000.0, "all": 3600.0, "gpus": 4, "reason": None}}, "scaling to 4 GPUs", "passed"),
-        ({"scaling": {"one": 1000.0, "all": 3590.0, "gpus": 4, "reason": None}}, "scaling to 4 GPUs", "missed"),
-        ({"scaling": {"one": 1000.0, "all": 1000.0, "gpus": 1, "reason": None}}, "scaling to 1 GPUs", "told"),
-        ({"scaling": {"one": None, "all": None, "gpus": 4, "reason": "no server"}}, "scaling to 4 GPUs", "not measured"),
+        ({"scaling": {"one": 1000.0, "all": 3600.0, "gpus": 4}}, "scaling to 4 GPUs", "passed"),
+        ({"scaling": {"one": 1000.0, "all": 3590.0, "gpus": 4}}, "scaling to 4 GPUs", "missed"),
+        ({"scaling": {"one": 1000.0, "all": 1000.0, "gpus": 1}}, "scaling to 1 GPUs", "told"),
+        ({"scaling": {"one": None, "all": None, "gpus": 4}}, "scaling to 4 GPUs", "not measured"),
     ],
 )
 def test_each_other_line(changes, line, expected):
     models = {SPEED: model(**changes)}
     assert word(models, line) == expected
     assert passes(verdicts(models)) == (expected in ("passed", "told"))
+
+
+def test_what_has_ended_a_check_is_the_reason_of_everything_after_it():
+    from compress.commands.gpu_check import unmeasured
+
+    lines = verdicts({SPEED: {**unmeasured(2), "error": "not ready: no memory"}})
+    assert not passes(lines)
+    assert {line.word for line in lines if line.limit is not None} == {"not measured"}
+    assert {line.reason for line in lines if line.limit is not None} == {"not ready: no memory"}
+    lines = verdicts({SPEED: {**model(), "scaling": {"one": None, "all": 1.0, "gpus": 2}, "error": "the server died"}})
+    assert [line.reason for line in lines if line.word == "not measured"] == ["the server died"]
 
 
 def test_what_was_not_measured_says_why():
