@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.engines import served_on
+from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.core.tasks import TASKS, Facts, Task
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
@@ -100,23 +101,23 @@ class TritonRepo(Stage):
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
         return {key: value for key, value in whole(self).items() if key not in LATER or getattr(self, key) != LATER[key].default}
 
-    def unread(self, task: Facts, device: str) -> Iterator[str]:
-        """Yields a line for each key with a value that nothing reads for a task on a device.
+    def unread(self, task: Facts, target: Target) -> Iterator[str]:
+        """Yields a line for each key with a value that nothing reads for a task and a target.
 
         Args:
             task: The row of the task.
-            device: `target.device`.
+            target: The section of the recipe.
         """
         rules = (
             (task.answer == "tokens", SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
-            (task.answer != "tokens" or device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
+            (task.answer != "tokens" or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
         )
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
                 yield f"{key}: {value:g} given; {reason}"
-        if task.answer == "tokens" and self.gpu != Gpu():
-            yield "gpu: given; it is for TensorRT plans, and a language model is served by vLLM on GPUs: give vllm"
+        if self.gpu != Gpu() and (task.answer == "tokens" or not set(served_on("cuda")) & set(target.engines)):
+            yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
     def depends(self, context: Context) -> Any:
         """Returns the versions of the server's packages, what is served, at how many answers at once a language model is timed, and the
