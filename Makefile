@@ -53,8 +53,11 @@ lint: install
 docs: install
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# What is missing is said before anything is installed.
 gpu-check:
-	@$(MAKE) --no-print-directory install $(if $(shell command -v nvidia-smi),CUDA=1)
+	@for program in nvidia-smi docker; do command -v $$program > /dev/null || { \
+	    echo "gpu-check: $$program is not there; it needs an NVIDIA GPU and Docker; see docs/how-to/check-gpus.md" >&2; exit 2; }; done
+	@$(MAKE) --no-print-directory install CUDA=1
 	@$(BIN)/python -m compress.commands.gpu_check $(if $(RELEASE),--release $(RELEASE))
 
 bench: install

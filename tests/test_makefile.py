@@ -85,13 +85,20 @@ def test_cuda_without_a_gpu_installs_nothing_that_counts(tmp_path: Path) -> None
     assert not (tmp_path / "venv" / ".installed-cuda").exists()
 
 
-@pytest.mark.parametrize("seen", [True, False])
-def test_gpu_check_installs_for_cuda_where_there_is_a_gpu(seen: bool, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    if seen:
-        (tmp_path / "bin" / "nvidia-smi").write_text("#!/bin/sh\n")
-        (tmp_path / "bin" / "nvidia-smi").chmod(0o755)
-    done = make(tmp_path, "gpu-check", RELEASE="26.01", PATH=f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "checked -m compress.commands.gpu_check --release 26.01"
-    assert ("cuda           the check" in done.stdout) == seen
+@pytest.mark.parametrize("missing", ["nvidia-smi", "docker", None])
+def test_gpu_check_says_what_is_missing_before_it_installs(missing: str | None, tmp_path: Path) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in {"nvidia-smi", "docker"} - {missing}:
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    for name in ("sh", "make", "mkdir", "cp", "touch", "grep", "echo"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+    done = make(tmp_path, "gpu-check", RELEASE="26.01", PATH=str(programs))
+    if missing is None:
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-2:] == ["cuda           the check", "checked -m compress.commands.gpu_check --release 26.01"]
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.splitlines()[0].startswith(f"gpu-check: {missing} is not there; it needs an NVIDIA GPU and Docker")
+        assert not (tmp_path / "venv").exists()

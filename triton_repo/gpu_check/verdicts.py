@@ -91,7 +91,7 @@ def _others(name: str, found: Measurements) -> Iterator[Verdict]:
     for capability, plan in sorted(found["plans"].items()):
         yield Verdict(name, f"parity, sm{capability}", float(plan["parity"]["passed"]), 1.0)
         share = plan["int8_share"]
-        reason = None if share is not None else "the inspector does not tell the precision of every GEMM"
+        reason = None if share is not None else "the precision of a GEMM, or its MACs, are not known"
         yield Verdict(name, f"int8 share, sm{capability}", share, INT8_SHARE, reason=reason)
     if not found["plans"]:
         yield Verdict(name, "parity", None, 1.0, reason=found["error"] or NO_PLAN)
