@@ -468,7 +468,7 @@ def _check_task(recipe: Recipe) -> list[str]:
         problems.append(f"tokenizer: train: {recipe.tokenizer.train} given; {reason}: leave it out")
     problems += _check_generating(recipe) + _check_vllm(recipe)
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
-    problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target.device)]
+    problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
     if row.answer != "tokens":
         return problems
     if recipe.model.head == "new":

@@ -38,6 +38,7 @@ FOLDERS = {
     "export/": "",
     "triton_repo/": "",
     "recipes/": "Recipes to run and to start from",
+    "docker/": "Images, Compose, Prometheus, Grafana and Kubernetes for a deployed GPU repository",
     "benchmarks/": "The commands behind every figure, and their results",
     "docs/": "The documentation site, and the generator of its reference",
     "tests/": "Mirrors the packages; slow tests use real data and the real server",

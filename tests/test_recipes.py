@@ -33,6 +33,8 @@ ALIKE = (
     "sst2-minilm-distill",
     "sst2-minilm-ptq",
     "sst2-minilm-search",
+    "sst2-minilm-cuda",
+    "bert-large-random-cuda",
 )
 """Recipes that differ from another one in their data only, are the start of another one, or take long: the slow tests run them."""
 
@@ -69,6 +71,8 @@ SHRUNK = {  # by stage: what it does in a test
 }
 
 
+ON_CPU = {"tensorrt": "openvino"}
+"""What stands for the engine of a recipe for GPUs."""
 TIMED = ("quickstart",)  # of the others no figure of time is asked for; `test_generation` times tokens
 
 
@@ -81,7 +85,8 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     recipe = read(path)
     stages = {str(stage.id or stage.NAME): stage.NAME for stage in recipe.stages}
     settings = [f"stages.{name}.{change}" for name, stage in stages.items() for change in SHRUNK.get(stage, [])]
-    settings += [f"target={{engines: [{recipe.target.engines[0]}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
+    engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
+    settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
     write = image_settings if facts.modality == "image" else generation_settings if facts.answer == "tokens" else text_settings
     settings += write(recipe, tmp_path)
@@ -90,7 +95,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     checkpoints = [name for name, stage in stages.items() if stage not in ("export", "triton_repo")]
     assert [variant["id"] for variant in report["variants"]][-len(checkpoints) :] == checkpoints
     cells = report["variants"][-1]["accuracy"]
-    cell = cells[recipe.target.engines[0]]
+    cell = cells[engine]
     assert cell["n"] == (cells["torch"]["n"] if facts.answer == "tokens" else 40)
     assert cell["n"] >= 40
     assert cell["low"] <= cell["value"] <= cell["high"]
@@ -114,8 +119,11 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
                 label = round(random.uniform(0, 5), 2) if regression else ("negative", "positive")[row % 2]
                 writer.writerow({columns[key]: value for key, value in {**values, "label": label}.items()})
     layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
-    model = sentiment.checkpoint(layers)
-    return [f"model.path={model}", f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
+    model = [f"model.path={sentiment.checkpoint(layers)}"]
+    if recipe.model.path is None:
+        sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
+        model = [*(f"model.config.{key}={value}" for key, value in sizes.items()), f"tokenizer={sentiment.checkpoint(layers)}"]
+    return [*model, f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:

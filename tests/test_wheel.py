@@ -70,6 +70,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 def test_the_wheel_holds_what_is_not_python(installed: Installed) -> None:
     inside = set(zipfile.ZipFile(installed.wheel).namelist())
     assert {f"compress/recipes/{path.name}" for path in (ROOT / "recipes").glob("*.yaml")} <= inside
+    docker = [path.relative_to(ROOT).as_posix() for path in (ROOT / "docker").rglob("*") if path.is_file()]
+    assert {f"triton_repo/{path}" for path in docker} <= inside
     assert {f"compress/report/templates/{path.name}" for path in (ROOT / "compress" / "report" / "templates").iterdir()} <= inside
     assert {f"{name}/py.typed" for name in NAMES if name != "cli"} <= inside
     assert "triton_repo/server-requirements.txt" in inside

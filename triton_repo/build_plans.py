@@ -1,41 +1,61 @@
-"""Builds, checks and publishes the TensorRT plans of this model repository. Run it on the machine that serves; see README.md.
+"""Builds, checks, measures and publishes the TensorRT plans of this model repository. Run it on the machine that serves; see README.md.
 
     compress deploy RUN DIR; cd DIR/model_repository; python3 build_plans.py
 
-It writes into its folder, and so refuses to run within a run folder. For each compute capability of the visible GPUs it builds a plan,
-runs the golden rows through it (in batches and one by one) and compares the logits with the golden logits. The configuration of the plan,
-with `cc_model_filenames`, is written last and only if every plan passes; without it Triton does not load the model. Plans of other
-machines stay listed if they come from the same graph and TensorRT version, so one repository can serve several GPU types.
+It writes into its folder, and so refuses to run within a run folder. For each compute capability of the GPUs that serve it builds a plan,
+runs the golden rows through it (in batches and one by one) and compares the logits with the golden logits. Then it times the plan beside a
+plan of the float model in halves, and the processes that tokenize and label, which gives their number. The configurations are written last
+and only if every plan passes; without them Triton does not load the models. Plans of other machines stay listed if they come from the same
+graph, settings and TensorRT version, so one repository can serve several GPU types.
 
-Requires numpy and the Python package `tensorrt` in the version of the server, and in this folder `tensorrt_plan.py`, `cuda_driver.py` and
-`tolerance.py`.
+Requires numpy, the Python package `tensorrt` in the version of the server, and what the models need (`wheels/`); in this folder
+`tensorrt_plan.py`, `tensorrt_layers.py`, `cuda_driver.py`, `tolerance.py`, `measure_plans.py` and `plan_files.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import json
-import re
+import os
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it but plans
+sys.dont_write_bytecode = True  # this folder is hashed: nothing may be added to it but what is recorded
 
 import numpy as np
 from cuda_driver import CudaError, Device, capabilities, load_driver  # type: ignore[import-not-found]
-from tensorrt_plan import Plan, PlanError, build, fused_attentions, gemm_precisions, with_products  # type: ignore[import-not-found]
+from measure_plans import latencies, plan_rate, processes, rate  # type: ignore[import-not-found]
+from plan_files import (  # type: ignore[import-not-found]
+    CONFIG,
+    GOLDEN,
+    MODELS,
+    RECORD,
+    ROWS,
+    SCHEMA,
+    SPEC,
+    TIMING_CACHE,
+    cpu_instances,
+    file_names,
+    graph_digest,
+    read_rows,
+)
+from tensorrt_layers import fused_attentions, gemm_precisions, inspected_layers, with_products  # type: ignore[import-not-found]
+from tensorrt_plan import Plan, PlanError, Settings, build  # type: ignore[import-not-found]
 from tolerance import judge  # type: ignore[import-not-found]
 
-SPEC, BASE_CONFIG, GOLDEN, RECORD, STAGING, TIMING_CACHE = "gpu.json", "plan.pbtxt", "golden.npz", "plans.json", "staging", "timing-cache"
+STAGING = "staging"
 ARTIFACT = "manifest.json"
 """File beside this repository while it lies in the run that made it."""
 SOME = "some attentions are no nodes of the graph: no kernel runs them"
 SINGLE_ROWS = 4
 """Rows of each bucket that also run one by one: some engines are correct only at batch 1, others only at larger batches."""
+PORTABLE = "ampere_plus"
+"""The hardware compatibility with which one plan serves every capability from 8.0 on."""
 
 
 class Refused(RuntimeError):
@@ -43,7 +63,7 @@ class Refused(RuntimeError):
 
 
 def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -> int:
-    """Builds, checks and publishes; returns the exit status.
+    """Builds, checks, measures and publishes; returns the exit status.
 
     Args:
         root: This model repository.
@@ -55,62 +75,139 @@ def run(root: Path, trt: Any, driver: Any, log: Callable[[str], None] = print) -
         log(f"not ready: {root} belongs to a run, where nothing may be written; copy it out first: compress deploy RUN DIR")
         return 1
     spec = json.loads((root / SPEC).read_text(encoding="utf-8"))
-    found = dict(reversed([(capability, ordinal) for ordinal, capability in enumerate(capabilities(driver))]))
-    if not found:
+    seen = capabilities(driver)
+    if not seen:
         log("no NVIDIA GPU is visible: start the container with --gpus all")
         return 1
-    model = root / "models" / spec["model"]
-    (model / "config.pbtxt").unlink(missing_ok=True)  # not served until every plan has passed
+    for name in spec["models"].values():
+        (root / MODELS / name / CONFIG).unlink(missing_ok=True)  # not served until every plan has passed
     staging = root / STAGING
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        check_graph(root, spec)
-        built = {capability: make(root, spec, trt, Device(driver, found[capability]), log) for capability in sorted(found, key=int)}
+        gpus = serving(spec, seen)
+        check_graphs(root, spec)
+        built = build_all(root, spec, trt, driver, gpus, log)
+        serve = measured(root, spec, gpus, built, log)
     except (PlanError, CudaError, Refused) as error:
         log(f"not ready: {error}")
         shutil.rmtree(staging)
         return 1
-    publish(root, spec, model, {**earlier(root, spec, model, str(trt.__version__)), **built})
+    made = {entry["file"] for entry in built.values()}
+    kept = {key: entry for key, entry in earlier(root, spec, str(trt.__version__)).items() if entry["file"] not in made}
+    publish(root, spec, {**kept, **built}, serve)
     shutil.rmtree(staging)
-    log(f"ready: {spec['model']}, compute capabilities {', '.join(sorted(read_record(root), key=int))}")
+    listed = ", ".join(sorted(read_record(root)["plans"], key=int))
+    log(f"ready: {spec['models']['plan']}, compute capabilities {listed}; {len(gpus)} GPUs")
     return 0
 
 
-def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Callable[[str], None]) -> dict[str, Any]:
-    """Builds one plan into the staging folder and checks it.
-
-    Returns:
-        Its record: file, hash of the graph, TensorRT version, seconds, size, what its float part runs in, parity, precisions of the GEMMs,
-        and `attention`: how many are `fused`, `of` how many, and the `reason` why they need not be, None where all of them have to.
+def serving(spec: Mapping[str, Any], seen: Sequence[str]) -> dict[int, tuple[str, int]]:
+    """Returns the capability of each GPU that serves, and its number of instances, by its ordinal.
 
     Raises:
-        PlanError: The plan does not build or load.
+        Refused: A GPU of the settings is not there.
+    """
+    if spec["groups"] is None:
+        return {ordinal: (capability, spec["instances"]) for ordinal, capability in enumerate(seen)}
+    wanted = {gpu: group["instances"] for group in spec["groups"] for gpu in group["gpus"]}
+    missing = sorted(gpu for gpu in wanted if gpu >= len(seen))
+    if missing:
+        raise Refused(f"gpu.groups: GPU {missing[0]} is listed, and {len(seen)} GPUs are visible, 0 to {len(seen) - 1}; list those")
+    return {gpu: (seen[gpu], count) for gpu, count in sorted(wanted.items())}
+
+
+def build_all(
+    root: Path, spec: Mapping[str, Any], trt: Any, driver: Any, gpus: Mapping[int, tuple[str, int]], log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Builds and checks a plan for each capability, or one for all where it is portable; returns their records by capability.
+
+    Raises:
+        PlanError: A plan does not build or load.
+        Refused: Its logits are wrong, or a GPU does not load it.
+    """
+    first = dict(reversed([(capability, ordinal) for ordinal, (capability, _) in gpus.items()]))
+    portable = spec["settings"]["hardware_compatibility"] == PORTABLE
+    old = [capability for capability in first if portable and int(capability) < 80]
+    if old:
+        raise Refused(f"gpu.hardware_compatibility: {PORTABLE} given, and a GPU has compute capability {old[0]}; it needs 80 or above")
+    records: dict[str, Any] = {}
+    plan = None
+    for capability in sorted(first, key=int):
+        device = Device(driver, first[capability])
+        if plan is None or not portable:
+            plan = both(root, spec, trt, device.capability, log)
+        records[capability] = check(root, spec, trt, device, plan, log)
+    return records
+
+
+def both(root: Path, spec: Mapping[str, Any], trt: Any, capability: str, log: Callable[[str], None]) -> dict[str, Any]:
+    """Builds the plan on the current GPU, and its rival where the repository holds one.
+
+    Returns:
+        `file`; `built` and `reason`, why its attention need not be fused; `rival`, built, or None with its `rival_reason`.
+
+    Raises:
+        PlanError: The plan does not build.
+    """
+    cache = root / f"{TIMING_CACHE}sm{capability}"
+    keeps = spec["settings"]["timing_cache"]
+    known = (cache.read_bytes() if cache.exists() else b"") if keeps else None
+    built, reason = build_either(root, spec, trt, known, log)
+    if keeps:
+        cache.write_bytes(built.timing_cache)
+        known = built.timing_cache
+    file = f"{PORTABLE if spec['settings']['hardware_compatibility'] == PORTABLE else f'sm{capability}'}.plan"
+    (root / STAGING / file).write_bytes(built.plan)
+    rival, why = None, spec["rival_reason"]
+    if spec["rival"] is not None:
+        try:
+            rival = build(trt, root / spec["rival"], spec["buckets"], spec["max_batch_size"], timing_cache=known, settings=settings(spec))
+        except PlanError as error:
+            why = str(error)
+            log(f"no {spec['rival_precision']} plan to compare with: {why}")
+    return {"file": file, "built": built, "reason": reason, "rival": rival, "rival_reason": why}
+
+
+def check(
+    root: Path, spec: Mapping[str, Any], trt: Any, device: Device, made: Mapping[str, Any], log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Checks a plan on a GPU, and times it.
+
+    Returns:
+        Its record: file, hashes of plan and graph, TensorRT version, settings, seconds, size, what its float part runs in, parity,
+        precisions of the GEMMs and the share of int8, `attention` (how many are `fused`, `of` how many, and the `reason` why they need not
+        be, None where all of them have to), `latency` by shape, `rows_per_s`, and `rival`, what it was timed beside.
+
+    Raises:
+        PlanError: The plan does not load.
         Refused: Its logits are wrong.
     """
-    cache = root / f"{TIMING_CACHE}-sm{device.capability}"
-    known = cache.read_bytes() if cache.exists() else b""
-    built, reason = build_either(root, spec, trt, known, log)
-    cache.write_bytes(built.timing_cache)
-    file = f"sm{device.capability}.plan"
-    (root / STAGING / file).write_bytes(built.plan)
-    plan = Plan(trt, device, built.plan)
-    parity = compare(plan, np.load(root / GOLDEN, allow_pickle=False), spec)
-    layers = with_products(plan.layers())
-    precisions = gemm_precisions(layers, spec["int8_gemms"])
-    attention = {"fused": fused_attentions(layers, spec["attentions"]), "of": len(spec["attentions"]), "reason": reason}
-    count = sum(precision == "int8" for precision in precisions.values())
+    built, golden = made["built"], np.load(root / GOLDEN, allow_pickle=False)
+    plans = {"plan": Plan(trt, device, built.plan)}
+    parity = compare(plans["plan"], golden, spec)
+    layers = with_products(inspected_layers(plans["plan"].information()))
+    precisions = gemm_precisions(layers, [*spec["gemms"], *(name for name in spec["int8_gemms"] if name not in spec["gemms"])])
+    attention = {"fused": fused_attentions(layers, spec["attentions"]), "of": len(spec["attentions"]), "reason": made["reason"]}
+    count = sum(precisions.get(name) == "int8" for name in spec["int8_gemms"])
     log(
         f"sm{device.capability}: built in {built.seconds:.0f} s; {count} of {len(spec['int8_gemms'])} quantized GEMMs run in int8; "
         f"{attention['fused']} of {attention['of']} attentions fused; {parity}"
     )
     if not parity["passed"]:
         raise Refused(f"the logits of the plan for sm{device.capability} differ from the golden logits: {parity}")
+    if made["rival"] is not None:
+        plans["rival"] = Plan(trt, device, made["rival"].plan)
+    times = latencies(plans, golden, spec)
+    for row in times:
+        beside = f", {row['speedup']:.2f} times as fast as {spec['rival_precision']}" if row["speedup"] is not None else ""
+        log(f"  {row['batch']} x {row['sequence'] or 'image'}: {row['plan']['p50_ms']:.3f} ms{beside}")
     return {
-        "file": file,
+        "file": made["file"],
         "sha256": hashlib.sha256(built.plan).hexdigest(),
         "onnx_sha256": spec["onnx_sha256"],
         "tensorrt": str(trt.__version__),
+        "settings": spec["settings"],
         "seconds": built.seconds,
         "size_bytes": len(built.plan),
         "float_precision": spec["float_precision"],
@@ -118,10 +215,37 @@ def make(root: Path, spec: Mapping[str, Any], trt: Any, device: Device, log: Cal
         "attention": attention,
         "int8_gemms": count,
         "precisions": precisions,
+        "int8_share": int8_share(spec["gemms"], precisions),
+        "latency": times,
+        "rows_per_s": plan_rate(times, golden),
+        "rival": {
+            "precision": spec["rival_precision"],
+            "sha256": None if made["rival"] is None else hashlib.sha256(made["rival"].plan).hexdigest(),
+            "onnx_sha256": spec["rival_sha256"],
+            "reason": made["rival_reason"],
+        },
     }
 
 
-def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes, log: Callable[[str], None]) -> tuple[Any, str | None]:
+def int8_share(gemms: Mapping[str, int], precisions: Mapping[str, str]) -> float | None:
+    """Returns the MACs of weight GEMMs that run in int8 / MACs of all; None where they are not known, or the precision of one is not.
+
+    Args:
+        gemms: MACs by node.
+        precisions: Precision by node.
+    """
+    if not gemms or any(name not in precisions for name in gemms):
+        return None
+    return sum(macs for name, macs in gemms.items() if precisions[name] == "int8") / sum(gemms.values())
+
+
+def settings(spec: Mapping[str, Any]) -> Settings:
+    """Returns what the builder is told besides the graph."""
+    given = spec["settings"]
+    return Settings(given["workspace_bytes"], given["optimization_level"], given["hardware_compatibility"], given["refit"])
+
+
+def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes | None, log: Callable[[str], None]) -> tuple[Any, str | None]:
     """Builds the graph whose attention has to be fused, and where that does not build or is not there, the other one.
 
     Returns:
@@ -130,17 +254,17 @@ def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes, lo
     Raises:
         PlanError: Neither builds.
     """
-    settings = spec["buckets"], spec["max_batch_size"]
+    shapes = spec["buckets"], spec["max_batch_size"]
     reason = "this repository has no graph with attention nodes"
     if spec["fused"] is not None:
         try:
-            built = build(trt, root / spec["fused"], *settings, timing_cache=cache)
+            built = build(trt, root / spec["fused"], *shapes, timing_cache=cache, settings=settings(spec))
         except PlanError as error:
             reason = str(error)
             log(f"attention is not fused: {reason}")
         else:
             return built, None if len(spec["attentions"]) == sum(len(gate.nodes) for gate in built.gates) else SOME
-    return build(trt, root / spec["onnx"], *settings, timing_cache=cache), reason
+    return build(trt, root / spec["onnx"], *shapes, timing_cache=cache, settings=settings(spec)), reason
 
 
 def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,59 +302,100 @@ def compared(expected: np.ndarray, logits: np.ndarray, unit: float, float_precis
     return {**figures, "median_abs": round(figures["median_abs"], 6), "max_abs": round(figures["max_abs"], 6)}
 
 
-def publish(root: Path, spec: Mapping[str, Any], model: Path, record: Mapping[str, Any]) -> None:
-    """Moves the plans into the version folder of the model, writes the record and, last, the configuration."""
-    version = model / "1"
+def measured(
+    root: Path, spec: Mapping[str, Any], gpus: Mapping[int, tuple[str, int]], built: Mapping[str, Any], log: Callable[[str], None]
+) -> dict[str, Any]:
+    """Returns what serves: `gpus` (`gpu`, `capability`, `instances`), `rows_per_s` of all of them, `cores`, and for `preprocess` and
+    `postprocess` the `processes`, and the `rows_per_s` of one, None where the number is given.
+
+    Raises:
+        Refused: The packages of the models are not installed.
+    """
+    total, cores = sum(built[capability]["rows_per_s"] for capability, _ in gpus.values()), len(os.sched_getaffinity(0))
+    parts, given = {}, spec["processes"]
+    works = None if all(given.values()) else python_work(root, spec)
+    for part, count in given.items():
+        one = None if count is not None or works is None else rate(*works[part])
+        parts[part] = {"processes": count or processes(total, one or total, cores), "rows_per_s": one}
+        told = "given" if one is None else f"{one:.0f} rows/s each, {total:.0f} rows/s on all GPUs, {cores} cores"
+        log(f"{part}: {parts[part]['processes']} processes ({told})")
+    listed = [{"gpu": gpu, "capability": capability, "instances": count} for gpu, (capability, count) in gpus.items()]
+    return {"gpus": listed, "rows_per_s": total, "cores": cores, **parts}
+
+
+def python_work(root: Path, spec: Mapping[str, Any]) -> dict[str, tuple[Callable[[Any], Any], Sequence[Any]]]:
+    """Returns what `preprocess` and `postprocess` do with one row, and the golden rows to do it with.
+
+    Raises:
+        Refused: The packages of the models are not installed.
+    """
+    folder = root / MODELS / spec["models"]["preprocess"] / "1"
+    try:
+        found: Any = importlib.util.spec_from_file_location("preprocess_of_repository", folder / "preprocess.py")
+        module = importlib.util.module_from_spec(found)
+        sys.modules[found.name] = module
+        found.loader.exec_module(module)
+    except ImportError as error:
+        raise Refused(
+            f"{error}: what the models need is not installed; pip install --no-index --no-deps wheels/*.whl, or give "
+            "gpu.preprocess_processes and gpu.postprocess_processes"
+        ) from error
+    preprocessor, golden = module.Preprocessor.load(folder), np.load(root / GOLDEN, allow_pickle=False)
+    logits = np.concatenate([golden[f"{bucket}.logits"] for bucket in spec["buckets"] or [0]])
+    return {
+        "preprocess": (lambda row: preprocessor.encode([row]), read_rows(root / ROWS)),
+        "postprocess": (preprocessor.answer, [row[None] for row in logits]),
+    }
+
+
+def publish(root: Path, spec: Mapping[str, Any], plans: Mapping[str, Any], serve: Mapping[str, Any]) -> None:
+    """Moves the plans into the version folder of the model, writes the record and, last, the configurations."""
+    names, models = spec["models"], root / MODELS
+    version = models / names["plan"] / "1"
     version.mkdir(parents=True, exist_ok=True)
     for plan in sorted((root / STAGING).glob("*.plan")):
         plan.replace(version / plan.name)
+    added = {part: cpu_instances(serve[part]["processes"]) for part in ("preprocess", "postprocess")}
+    added["plan"] = file_names({key: value["file"] for key, value in plans.items()})
+    texts = {part: (root / f"{part}.pbtxt").read_text(encoding="utf-8") + text for part, text in added.items()}
+    files = {f"{MODELS}/{names['plan']}/1/{entry['file']}": entry["sha256"] for entry in plans.values()}
+    files |= {f"{MODELS}/{names[part]}/{CONFIG}": hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()}
+    record = {"schema": SCHEMA, "plans": plans, "serving": serve, "files": files}
     (root / RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    config = (root / BASE_CONFIG).read_text(encoding="utf-8") + file_names({key: value["file"] for key, value in record.items()})
-    temporary = model / ".config.pbtxt"
-    temporary.write_text(config, encoding="utf-8")
-    temporary.replace(model / "config.pbtxt")
+    for part, text in texts.items():
+        temporary = models / names[part] / f".{CONFIG}"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(models / names[part] / CONFIG)
 
 
-def file_names(files: Mapping[str, str]) -> str:
-    """Returns `cc_model_filenames` in protobuf text format, ready to append to a configuration.
-
-    Args:
-        files: File by capability, such as {"80": "sm80.plan"}; Triton's key is then "8.0".
-    """
-    lines = []
-    for capability, file in sorted(files.items(), key=lambda item: int(item[0])):
-        if not re.fullmatch(r"[0-9]{2,3}", capability) or not re.fullmatch(r"sm[0-9]{2,3}\.plan", file):
-            raise Refused(f"capability {capability!r}, file {file!r}: two or three digits and sm<digits>.plan are allowed")
-        lines.append(f'cc_model_filenames {{ key: "{capability[:-1]}.{capability[-1]}" value: "{file}" }}\n')
-    return "".join(lines)
-
-
-def earlier(root: Path, spec: Mapping[str, Any], model: Path, version: str) -> dict[str, Any]:
-    """Returns the records of earlier plans that are still valid: same graph, same TensorRT version, existing file."""
+def earlier(root: Path, spec: Mapping[str, Any], version: str) -> dict[str, Any]:
+    """Returns the records of earlier plans that are still valid: same graph, settings and TensorRT version, existing file."""
+    folder = root / MODELS / spec["models"]["plan"] / "1"
+    same = {"onnx_sha256": spec["onnx_sha256"], "settings": spec["settings"], "tensorrt": version}
     return {
         capability: entry
-        for capability, entry in read_record(root).items()
-        if entry["onnx_sha256"] == spec["onnx_sha256"] and entry["tensorrt"] == version and (model / "1" / entry["file"]).exists()
+        for capability, entry in read_record(root)["plans"].items()
+        if same.items() <= {key: entry[key] for key in same}.items() and (folder / entry["file"]).exists()
     }
 
 
 def read_record(root: Path) -> dict[str, Any]:
-    """Returns the records of all published plans by compute capability."""
+    """Returns the record of what was published; without plans before."""
     path = root / RECORD
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"plans": {}}
     return record
 
 
-def check_graph(root: Path, spec: Mapping[str, Any]) -> None:
-    """Checks that the graphs have not changed since the repository was written.
+def check_graphs(root: Path, spec: Mapping[str, Any]) -> None:
+    """Checks that the graphs and their external weights have not changed since the repository was written.
 
     Raises:
         Refused: One has changed.
     """
-    for name in ("onnx", "fused"):
+    for name in ("onnx", "fused", "rival"):
         if spec[name] is None:
             continue
-        digest, expected = hashlib.sha256((root / spec[name]).read_bytes()).hexdigest(), spec[f"{name}_sha256"]
+        digest, expected = graph_digest(root / spec[name]), spec[f"{name}_sha256"]
         if digest != expected:
             raise Refused(f"{spec[name]} has changed since this repository was written: sha256 {digest}, {expected} expected")
 

@@ -4,6 +4,9 @@
       README.md  deployment.json
       model_repository/                 what Triton serves
       model_repository_gpu/             where the run also wrote one for GPUs
+      docker/                           where one of them is for TensorRT: images, compose, Prometheus, Grafana, Kubernetes
+
+A repository for TensorRT also gets `wheels/`, the packages of its Python models: its containers need no network.
 
 The artifacts of a run are never written to. A deployment may be: `build_plans.py` builds its plans there. `deployment.json` lists the
 sha256 of every copied file and says which run they are from: name, anchor (`compress.artifacts.chain`) and digest of the artifact. Every
@@ -12,7 +15,6 @@ byte is hashed after it was copied.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,10 +26,10 @@ from compress.artifacts.chain import changes, damage, read_chain
 from compress.artifacts.run_folder import REPOSITORY, Run, open_run
 from compress.core.errors import InputError
 from compress.core.shown import reason
+from triton_repo import wheels
+from triton_repo.plan_files import SPEC, built_files, unhashed_files
 
-MANIFEST, SCHEMA, README, LOG = "deployment.json", 1, "README.md", "triton.log"
-RECORD, TIMING_CACHE = "plans.json", "timing-cache-"
-"""Files that `build_plans.py` adds, besides the plans that its record lists and their configuration."""
+MANIFEST, SCHEMA, README, LOG, DOCKER = "deployment.json", 1, "README.md", "triton.log", "docker"
 
 
 def repository_of(folder: Path) -> Path:
@@ -57,7 +59,8 @@ def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
         `out`.
 
     Raises:
-        InputError: The run has no repository or is damaged, or `out` cannot be written without losing something.
+        InputError: The run has no repository or is damaged, `out` cannot be written without losing something, or the wheels for the
+            containers cannot be fetched.
     """
     run = open_run(folder)
     made = _intact(run)
@@ -65,7 +68,8 @@ def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:
     with artifact.writing(out.absolute()) as temporary:
         files = dict(_copied(made, temporary))
         (temporary / README).write_text(_readme(run, temporary), encoding="utf-8")
-        files[README] = _entry(temporary / README)
+        added = [temporary / README, *_containers(temporary)]
+        files |= {path.relative_to(temporary).as_posix(): _entry(path) for path in added}
         owner = {"run": run.recipe["name"], "anchor": read_chain(run.folder)["anchor"], "artifact": made.id, "digest": made.digest}
         document = {"schema": SCHEMA, "owner": owner, "files": files, "digest": artifact.digest(files)}
         artifact.write_json(temporary / MANIFEST, document)
@@ -157,18 +161,29 @@ def _copied(made: Artifact, temporary: Path) -> Iterator[tuple[str, dict[str, An
         yield name, dict(entry)
 
 
+def _containers(folder: Path) -> Iterator[Path]:
+    """Adds what the containers of a repository for TensorRT need besides NVIDIA's images; yields the files."""
+    for spec in sorted(folder.glob(f"{REPOSITORY}*/{SPEC}")):
+        yield from wheels.vendor(spec.parent / wheels.FOLDER)
+        shutil.copytree(docker_folder(), folder / DOCKER)
+        (folder / DOCKER / ".env").write_text(f"REPOSITORY=../{spec.parent.name}\n", encoding="utf-8")
+        yield from (path for path in sorted((folder / DOCKER).rglob("*")) if path.is_file())
+
+
+def docker_folder() -> Path:
+    """Returns the folder `docker` of a checkout, or its copy in an installed wheel."""
+    package = Path(__file__).resolve().parent
+    installed = package / DOCKER
+    return installed if installed.is_dir() else package.parent / DOCKER
+
+
 def _built(folder: Path) -> dict[str, dict[str, str] | None]:
-    """Returns what `build_plans.py` added, with the sha256 of each plan; None: a file without a recorded hash."""
+    """Returns what `build_plans.py` added, with the sha256 of plans and configurations; None: a file without one."""
     added: dict[str, dict[str, str] | None] = {}
-    for spec in folder.glob(f"{REPOSITORY}*/gpu.json"):
+    for spec in folder.glob(f"{REPOSITORY}*/{SPEC}"):
         root = spec.parent
-        model = f"{root.name}/models/{json.loads(spec.read_text(encoding='utf-8'))['model']}"
-        for cache in root.glob(f"{TIMING_CACHE}*"):
-            added[f"{root.name}/{cache.name}"] = None
-        if (root / RECORD).exists():
-            record = json.loads((root / RECORD).read_text(encoding="utf-8"))
-            added |= {f"{model}/1/{plan['file']}": {"sha256": plan["sha256"]} for plan in record.values()}
-            added |= {f"{root.name}/{RECORD}": None, f"{model}/config.pbtxt": None}
+        added |= {f"{root.name}/{name}": {"sha256": digest} for name, digest in built_files(root).items()}
+        added |= {f"{root.name}/{name}": None for name in unhashed_files(root)}
     return added
 
 

@@ -28,8 +28,9 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
-from compress.core.engines import served_on
+from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
+from compress.core.target import Target
 from compress.core.tasks import TASKS, Facts, Task
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
@@ -41,8 +42,11 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
-from triton_repo.config import model_names
+from triton_repo.config import MIN_BATCH, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
+from triton_repo.gpu_settings import Gpu
+from triton_repo.plan_files import SCHEMA as PLANS_SCHEMA
+from triton_repo.plan_files import SPEC as GPU_SPEC
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -50,14 +54,11 @@ if TYPE_CHECKING:
     from triton_repo.service import Service
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
-GPU_SPEC = "gpu.json"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
-GOLDEN_ROWS = 64
 STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us")
-HALVES = ("fp16", "bf16")
 QUEUED = ("max_waiting", "request_seconds")
 
 
@@ -73,7 +74,8 @@ class TritonRepo(Stage):
     max_batch_size: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Maximum batch size, for one request and for merged requests. Default: the largest of `target.batch_sizes`, at least 8."""
     instances: Annotated[int, Field(ge=1, le=64)] = 1
-    """Parallel processes of a model, each with all threads of the target and its own copy of the weights."""
+    """Parallel processes of a model, each with all threads of the target and its own copy of the weights. On GPUs: instances of the plan on
+    each GPU, which share its weights."""
     max_queue_delay_us: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """Maximum time in microseconds that a request waits for others to form a batch. 0: merges only requests that arrive while the model is
     busy."""
@@ -87,6 +89,8 @@ class TritonRepo(Stage):
     request_seconds: Annotated[float, Field(ge=0.001, le=1_000_000)] = REQUEST_SECONDS
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
+    gpu: Gpu = Gpu()
+    """For TensorRT: how plans are built, and what runs on which GPU."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -97,38 +101,42 @@ class TritonRepo(Stage):
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
         return {key: value for key, value in whole(self).items() if key not in LATER or getattr(self, key) != LATER[key].default}
 
-    def unread(self, task: Facts, device: str) -> Iterator[str]:
-        """Yields a line for each key with a value that nothing reads for a task on a device.
+    def unread(self, task: Facts, target: Target) -> Iterator[str]:
+        """Yields a line for each key with a value that nothing reads for a task and a target.
 
         Args:
             task: The row of the task.
-            device: `target.device`.
+            target: The section of the recipe.
         """
         rules = (
             (task.answer == "tokens", SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
-            (task.answer != "tokens" or device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
+            (task.answer != "tokens" or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
         )
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
                 yield f"{key}: {value:g} given; {reason}"
+        if self.gpu != Gpu() and (task.answer == "tokens" or not set(served_on("cuda")) & set(target.engines)):
+            yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
     def depends(self, context: Context) -> Any:
-        """Returns the versions of the server's packages, what is served, and at how many answers at once a language model is timed.
+        """Returns the versions of the server's packages, what is served, at how many answers at once a language model is timed, and the
+        layout of a repository for TensorRT.
 
         Raises:
             InputError: The server environment is missing or does not work.
         """
         from triton_repo import environment
 
+        plans = {"plans": PLANS_SCHEMA} if self._writes_plans(context) else {}
         chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
         if TASKS[context.task].answer == "tokens" and context.target.device == "cpu" and context.exported is not None:
             engines = self._engines(context.exported.path, context)
             chosen = [{folder: names[0] for folder, names in engines.items() if names}]
         if not self._starts(context):
-            return {"chosen": chosen} if chosen else None
+            return {**plans, **({"chosen": chosen} if chosen else {})} or None
         streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
-        return {**environment.check().versions, **streams, **({"chosen": chosen} if chosen else {})}
+        return {**environment.check().versions, **streams, **plans, **({"chosen": chosen} if chosen else {})}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes `model_repository/`, `triton.json` and the logits of every model.
@@ -153,7 +161,7 @@ class TritonRepo(Stage):
             results = {"schema": SCHEMA, "layout": layout, "models": [gpu]}
         else:
             results = self._write_cpu(parent, context, out)
-            if set(served_on("cuda")) & set(context.target.engines):  # an additional repository, for machines with a GPU
+            if self._writes_plans(context):  # an additional repository, for machines with a GPU
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
             if self.vllm is not None:
                 results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
@@ -238,46 +246,24 @@ class TritonRepo(Stage):
         return results
 
     def _write_gpu(self, parent: Artifact, context: Context, folder: Path) -> tuple[dict[str, Any], str]:
-        """Writes the GPU repository of the last variant: int8 if it was quantized, the float part in halves where the export chose so.
-
-        Returns:
-            Its entry of triton.json, and its layout.
+        """Writes the repository for TensorRT of the last variant; returns its entry of triton.json, and its layout.
 
         Raises:
             InputError: The last variant was not evaluated in torch, so that there are no golden logits.
         """
-        from compress.measure.agreement import unit
-        from compress.standalone.preprocess import Preprocessor
-        from triton_repo.config import MIN_BATCH
-        from triton_repo.layout import EXPORTED
-        from triton_repo.plans import write_gpu_repository
+        from triton_repo.gpu_configs import Serving
+        from triton_repo.gpu_stage import write_gpu
 
-        builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-        build, half = deployed(builds)
-        if build["variant"] not in context.predictions:
-            raise InputError(f"{build['variant']}: was not evaluated in torch, so there are no golden logits")
-        logits, _ = load_predictions(context.predictions[build["variant"]])
-        rows = context.data.evaluation.rows
-        chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)
-        name = f"{build['variant']}-{build['precision']}"
-        figures = write_gpu_repository(
-            folder,
-            parent.path / (half["plain"] if half else build["onnx"]),
-            Preprocessor.load(parent.path / build["folder"]),
-            [rows[index] for index in chosen],
-            logits[chosen],
-            name=name,
-            max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
-            unit=unit(context.task, context.data.evaluation.labels),
+        sizes = context.target.batch_sizes
+        serving = Serving(
+            max_batch_size=self.max_batch_size or max(MIN_BATCH, *sizes),
+            batch_sizes=sizes,
+            instances=self.instances,
+            groups=self.gpu.groups,
+            max_queue_delay_us=self.max_queue_delay_us,
+            response_cache=self.gpu.response_cache,
         )
-        entry = {
-            "model": name,
-            "variant": build["variant"],
-            "precision": build["precision"],
-            "float_precision": half["half"] if half else build["float_precision"],
-            "engine": served_on("cuda")[0],
-            "mode": "static",
-        }
+        entry, figures = write_gpu(parent, context, folder, self.gpu, serving)
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
 
     def _write_vllm(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any]:
@@ -302,6 +288,11 @@ class TritonRepo(Stage):
         write_vllm_repository(folder, parent.path / packed, config, self.vllm, name=name, max_batch_size=self.max_batch_size)
         context.progress.log(f"  {name} for vLLM: {NOT_RUN}")
         return {"model": name, "variant": variant, "precision": precision, "engine": BACKEND, "mode": "paged"} | _unmeasured(NOT_RUN)
+
+    def _writes_plans(self, context: Context) -> bool:
+        """Whether a repository for TensorRT is written."""
+        on_gpu = context.target.device == "cuda"
+        return self.vllm is None if on_gpu else bool(set(served_on("cuda")) & set(context.target.engines))
 
     def _streams(self) -> list[int]:
         """Returns the numbers of answers at once at which a language model is timed."""
@@ -332,7 +323,7 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
 
 
-LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "vllm", *QUEUED)}
+LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", *QUEUED)}
 """Keys that are not part of the cache key while they have their defaults."""
 
 
@@ -369,22 +360,6 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
-
-
-def deployed(builds: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
-    """Returns the build that a GPU serves, and its `half_graph`, None where its float part is fp32.
-
-    It is that of the last variant. Where that is float, its build in halves is, unless the answers of an engine have decided otherwise.
-    """
-    engine = served_on("cuda")[0]
-    last = [build for build in builds if build["precision"] not in HALVES][-1]
-    found = [build for build in builds if build["variant"] == last["variant"] and build["precision"] in HALVES]
-    for build in [*found, last]:
-        first = next((entry for entry in build["engines"] if entry["engine"] == engine), None)
-        judged = (build.get("float_part") or {}).get("precision", build["precision"])
-        if first is not None and first.get("half_graph") and (build is last or judged == build["precision"]):
-            return build, first["half_graph"]
-    return last, None
 
 
 def serves(model: Served, chosen: Ranked) -> bool:

@@ -4,7 +4,7 @@
 TensorRT uses the CUDA runtime, which shares the device's primary context with the driver: memory and streams created here are valid
 there. This file needs only numpy; it is copied next to `build_plans.py` in a GPU model repository.
 
-Not supported: asynchronous copies and pinned memory; this file is not used for measuring speed.
+Not supported: asynchronous copies and pinned memory. Speed is measured of what lies on the GPU already (`Plan.ready`).
 """
 
 from __future__ import annotations
@@ -77,6 +77,10 @@ class Device:
             self._blocks[name] = address, num_bytes
         return address
 
+    def wait(self) -> None:
+        """Waits for the stream."""
+        _check(self._driver, "cuStreamSynchronize", self._stream)
+
     def upload(self, array: NDArray[Any], address: int) -> None:
         """Copies a contiguous array to the GPU."""
         size = ctypes.c_size_t(array.nbytes)
@@ -85,7 +89,7 @@ class Device:
     def download(self, address: int, shape: tuple[int, ...], dtype: Any) -> NDArray[Any]:
         """Waits for the stream and copies an array from `address` on the GPU."""
         array = np.empty(shape, dtype)
-        _check(self._driver, "cuStreamSynchronize", self._stream)
+        self.wait()
         size = ctypes.c_size_t(array.nbytes)
         _check(self._driver, "cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(address), size)
         return array

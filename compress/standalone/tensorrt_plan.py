@@ -1,4 +1,4 @@
-"""Builds a TensorRT engine from a Q/DQ ONNX graph, lists its layers, and runs it.
+"""Builds a TensorRT engine from a Q/DQ ONNX graph and runs it: every call of TensorRT is here. `tensorrt_layers` reads what it tells.
 
 The TensorRT module is a parameter, `trt`. TensorRT 10, TensorRT 11 and TensorRT-RTX share the interface used here, so the same code builds
 plans on a GPU and checks, without a GPU, that a graph compiles. It needs only numpy and is copied next to `build_plans.py` in a GPU model
@@ -14,8 +14,7 @@ repository.
 
 - Attention that is one node of the graph (operator Attention) has to run as one kernel: a build for a GPU without such a kernel fails.
   `gate` says which of them fail it.
-- The types of layers are read with the shapes of a profile bound: without them the inspector of TensorRT 10 answers "N/A due to dynamic
-  shapes". Where it does all the same, the name of a kernel tells what it multiplies (`..._i8i8_i8i32_f32_...`: int8, added up as int32).
+- The inspector is asked with the shapes of a profile bound: without them that of TensorRT 10 answers "N/A due to dynamic shapes".
 
 float16 needs no code here: it is expressed by casts in the graph, which leave some parts in float32. Not supported: plugins; one engine
 across several GPUs.
@@ -23,12 +22,9 @@ across several GPUs.
 
 from __future__ import annotations
 
-import json
-import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,26 +37,7 @@ if TYPE_CHECKING:
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
 """Minimum, optimum and maximum shape of an input in one profile."""
-FLOATS = {"float": "fp32", "fp32": "fp32", "half": "fp16", "fp16": "fp16", "bfloat16": "bf16", "bf16": "bf16"}
-POINTWISE = "kgen"
-FUSED = "mha"
-"""Part of the names of layers that run an attention as a whole, such as `_gemm_mha_v2_myl0_7`; their kind is that of pointwise ones."""
-ATTENTION = "/attention"
-"""How names of attention nodes begin behind the module; their products would be `/qk` and `/pv`."""
-_LISTED = re.compile(
-    r"^Name: (.*?), LayerType: (\w+), Inputs: \[(.*?)\], (?:Constants: \[(.*?)\], )?Outputs: \[.*?\], "
-    r"TacticName: (.*?), StreamId: (.*)$",
-    re.M,
-)
-_ORIGIN = re.compile(r"\[ONNX Layer: ([^\]]*)\]")
-_DATATYPE = re.compile(r"Datatype: (\w+)")
-UNTOLD = "n/a"
-"""How what an inspector says of a tensor begins where its type depends on shapes that are not bound."""
-_MULTIPLIED = re.compile(r"_(i8|f16|bf16|tf32|f32)(?:i32|f32|f16)_(?:i8|i32|f16|bf16|f32)_")
-"""In the name of a kernel: the type of the factors and of their sum, behind the types of its tensors and before that of its scales."""
-_WORDS = (("imma", "int8"), ("int8", "int8"), ("bf16", "bf16"), ("hmma", "fp16"), ("h16816", "fp16"), ("h1688", "fp16"), ("sgemm", "fp32"))
-"""Parts of the names of other kernels, and what they multiply."""
-_KERNEL_TYPES = {"i8": "int8", "f16": "fp16", "bf16": "bf16", "tf32": "tf32", "f32": "fp32"}
+COMPATIBILITY = {"none": "NONE", "same_compute_capability": "SAME_COMPUTE_CAPABILITY", "ampere_plus": "AMPERE_PLUS"}
 
 
 class PlanError(RuntimeError):
@@ -68,19 +45,17 @@ class PlanError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Layer:
-    """One layer of a compiled engine, as the library lists it."""
+class Settings:
+    """What the builder is told besides the graph; the defaults are those of the library."""
 
-    name: str
-    kind: str
-    inputs: tuple[str, ...]
-    """Data types of its inputs, as the library names them, in lower case."""
-    constants: tuple[str, ...]
-    """Data types of its weights and other constants."""
-    nodes: tuple[str, ...]
-    """ONNX nodes that were fused into it."""
-    tactic: str
-    """Name of the kernel; "__myelin_CASK_STUB" if it is chosen later, on the GPU."""
+    workspace_bytes: int | None = None
+    """Most GPU memory that a kernel may use while it runs, in bytes; None: all there is."""
+    optimization_level: int | None = None
+    """0 to 5: how long the builder searches; None: the library's default."""
+    hardware_compatibility: str = "none"
+    """GPUs that load the plan besides the one that built it; a key of `COMPATIBILITY`."""
+    refit: bool = False
+    """Whether the weights of the plan can be replaced."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +63,8 @@ class Built:
     """A finished engine."""
 
     plan: bytes
-    layers: tuple[Layer, ...]
-    """Layers as listed in the builder's log."""
+    listing: str
+    """The layers as the builder's log lists them, for `tensorrt_layers`."""
     seconds: float
     timing_cache: bytes
     gates: tuple[Gate, ...]
@@ -109,7 +84,14 @@ class Gate:
 
 
 def build(
-    trt: Any, onnx: Path, buckets: Sequence[int], max_batch_size: int, *, capability: str | None = None, timing_cache: bytes = b""
+    trt: Any,
+    onnx: Path,
+    buckets: Sequence[int],
+    max_batch_size: int,
+    *,
+    capability: str | None = None,
+    timing_cache: bytes | None = b"",
+    settings: Settings = Settings(),
 ) -> Built:
     """Builds one engine.
 
@@ -119,13 +101,14 @@ def build(
         buckets: Sequence lengths (tokens), one profile each; () for images.
         max_batch_size: Largest batch of every profile.
         capability: Compute capability to build for ahead of time, such as "80" (TensorRT-RTX only); None builds for the current GPU.
-        timing_cache: Kernel timings from an earlier build with the same library on the same GPU.
+        timing_cache: Kernel timings from an earlier build with the same library on the same GPU; None: none are kept.
+        settings: What else the builder is told.
 
     Raises:
         PlanError: The graph does not parse or does not compile.
     """
     started = time.perf_counter()
-    parsed = _Parsed(trt, onnx, buckets, max_batch_size, capability, timing_cache)
+    parsed = _Parsed(trt, onnx, buckets, max_batch_size, capability, timing_cache, settings)
     groups = parsed.groups()
     for attention in (attention for members in groups.values() for attention in members):
         attention.decomposable = False
@@ -133,10 +116,9 @@ def build(
     if plan is None:
         target = "this GPU" if capability is None else f"compute capability {capability}"
         raise PlanError(f"{onnx.name} does not compile for {target}: {parsed.log.errors()}")
-    cache = b"" if capability is not None else bytes(memoryview(parsed.config.get_timing_cache().serialize()))
-    layers = listed_layers("\n".join(parsed.log.listings))
+    cache = b"" if capability is not None or timing_cache is None else bytes(memoryview(parsed.config.get_timing_cache().serialize()))
     gates = tuple(Gate(group, tuple(member.name for member in members), None) for group, members in groups.items())
-    return Built(bytes(memoryview(plan)), layers, time.perf_counter() - started, cache, gates)
+    return Built(bytes(memoryview(plan)), "\n".join(parsed.log.listings), time.perf_counter() - started, cache, gates)
 
 
 def gate(
@@ -169,7 +151,14 @@ class _Parsed:
     """A graph as the library has read it, ready to be built, more than once if need be."""
 
     def __init__(
-        self, trt: Any, onnx: Path, buckets: Sequence[int], max_batch_size: int, capability: str | None, timing_cache: bytes
+        self,
+        trt: Any,
+        onnx: Path,
+        buckets: Sequence[int],
+        max_batch_size: int,
+        capability: str | None,
+        timing_cache: bytes | None,
+        settings: Settings = Settings(),
     ) -> None:
         self.trt, self.log = trt, Log(trt)
         self.builder = trt.Builder(self.log.logger)
@@ -183,10 +172,13 @@ class _Parsed:
         self.config.clear_flag(trt.BuilderFlag.TF32)
         self.config.set_flag(trt.BuilderFlag.SPARSE_WEIGHTS)  # allows sparse kernels for 2:4 weights; does not change any weight
         _add_profiles(self.builder, self.network, self.config, buckets, max_batch_size)
-        if capability is None:
-            self.config.set_timing_cache(self.config.create_timing_cache(timing_cache), False)
-        else:
+        _apply(trt, self.config, settings)
+        if capability is not None:
             _set_capability(trt, self.config, capability)
+        elif timing_cache is None:
+            self.config.set_flag(trt.BuilderFlag.DISABLE_TIMING_CACHE)
+        else:
+            self.config.set_timing_cache(self.config.create_timing_cache(timing_cache), False)
 
     def groups(self) -> dict[str, list[Any]]:
         """Returns the attention nodes of the network by the shapes of their tensors."""
@@ -249,55 +241,6 @@ def profile_ranges(name: str, shape: Sequence[int], bucket: int | None, max_batc
     return smallest, largest, largest
 
 
-def listed_layers(log: str) -> tuple[Layer, ...]:
-    """Reads the layers of a compiled engine from the builder's verbose log."""
-    found = []
-    for name, kind, inputs, constants, tactic, rest in _LISTED.findall(log):
-        types = [tuple(value.lower() for value in _DATATYPE.findall(part)) for part in (inputs, constants)]
-        found.append(Layer(name, kind, types[0], types[1], tuple(_ORIGIN.findall(rest)), tactic))
-    return tuple(found)
-
-
-def inspected_layers(information: str) -> tuple[Layer, ...]:
-    """Reads the layers from the JSON of the engine inspector (`ProfilingVerbosity.DETAILED`)."""
-    return tuple(_inspected(layer) for layer in json.loads(information)["Layers"] if isinstance(layer, dict))
-
-
-def gemm_precisions(layers: Sequence[Layer], gemms: Sequence[str]) -> dict[str, str]:
-    """Returns the precision of each GEMM node of the ONNX graph, judged by the operands of the layers it was compiled into.
-
-    A GEMM counts as int8 if in every such layer one input and a second operand (weights or another input) are int8. Otherwise it has the
-    type of the layer's first float input. Where a layer does not tell the types of its inputs, or that of its weights beside int8, it has
-    what the name of its kernel says.
-    Nodes that no layer names, or whose layers tell neither, are absent from the result.
-    """
-    found: dict[str, str] = {}
-    for gemm in gemms:
-        made = [layer for layer in layers if gemm in layer.nodes]
-        # The generated pointwise kernel after an int8 GEMM also names the GEMM's node, because it applies the scales; skip it.
-        made = [layer for layer in made if layer.kind != POINTWISE or FUSED in layer.name] or made
-        precisions = {precision for layer in made if (precision := _precision(layer)) is not None}
-        if precisions:
-            found[gemm] = min(precisions - {"int8"}, default="int8")
-    return found
-
-
-def with_products(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Returns the layers with the names of both products, `/qk` and `/pv`, in place of that of an attention node."""
-    return tuple(replace(layer, nodes=tuple(name for node in layer.nodes for name in _products(node))) for layer in layers)
-
-
-def fused_attentions(layers: Sequence[Layer], products: Sequence[str]) -> int:
-    """Returns how many attentions run as one layer.
-
-    Args:
-        layers: Those of an engine, attention nodes replaced (`with_products`).
-        products: Names of the nodes `/pv`, one for each attention of the graph.
-    """
-    whole = {node for layer in layers if FUSED in layer.name for node in layer.nodes}
-    return sum(product in whole for product in products)
-
-
 class Plan:
     """An engine on one GPU, ready to predict.
 
@@ -321,14 +264,8 @@ class Plan:
         (self.output,) = (name for name in names if name not in self.inputs)
         self._contexts: dict[int, Any] = {}
 
-    @cached_property
-    def float_precision(self) -> str | None:
-        """The narrowest float type that a layer reads: fp16, bf16 or fp32; None where the inspector tells no type."""
-        told = {FLOATS[name] for layer in self.layers() for name in layer.inputs + layer.constants if name in FLOATS}
-        return next((name for name in ("fp16", "bf16", "fp32") if name in told), None)
-
-    def layers(self) -> tuple[Layer, ...]:
-        """Returns the layers from the engine inspector, with the largest shapes of the last profile bound."""
+    def information(self) -> str:
+        """Returns the JSON of the engine inspector, for `tensorrt_layers`, with the largest shapes of the last profile bound."""
         index = self.engine.num_optimization_profiles - 1
         context = self._context(index)
         for name in self.inputs:
@@ -337,7 +274,7 @@ class Plan:
                 raise PlanError(f"input {name} of shape {shape} is rejected: {self._log.errors()}")
         inspector = self.engine.create_engine_inspector()
         inspector.execution_context = context
-        return inspected_layers(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
+        return str(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
 
     def predict(self, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
         """Returns logits float32 [n, C]; batches larger than the profile allows are split.
@@ -353,6 +290,25 @@ class Plan:
         starts = range(0, count, largest)
         parts = [self._run(index, {name: features[name][start : start + largest] for name in self.inputs}) for start in starts]
         return np.concatenate(parts)
+
+    def ready(self, features: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
+        """Returns what runs a batch once and waits for it, for measuring: the rows lie on the GPU already, and the logits stay there.
+
+        It is valid until the next call of `predict` or `ready` with larger arrays.
+
+        Raises:
+            PlanError: No profile accepts these shapes.
+        """
+        index, _ = self._profile({name: features[name].shape for name in self.inputs})
+        self._run(index, features)
+        context = self._context(index)
+
+        def once() -> None:
+            if not context.execute_async_v3(self._device.stream):
+                raise PlanError(f"the plan does not run: {self._log.errors()}")
+            self._device.wait()
+
+        return once
 
     def _profile(self, shapes: Mapping[str, Shape]) -> tuple[int, int]:
         """Returns the index of the first profile that accepts these shapes (any batch size), and its largest batch."""
@@ -407,9 +363,15 @@ def _shapes_of(attention: Any) -> str:
     return text + ("" if attention.mask is None else f", mask {list(attention.mask.shape)}")
 
 
-def _products(node: str) -> tuple[str, ...]:
-    module, found, run = node.rpartition(ATTENTION)
-    return (f"{module}/qk{run}", f"{module}/pv{run}") if found and (not run or run.startswith(".")) else (node,)
+def _apply(trt: Any, config: Any, settings: Settings) -> None:
+    if settings.workspace_bytes is not None:
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, settings.workspace_bytes)
+    if settings.optimization_level is not None:
+        config.builder_optimization_level = settings.optimization_level
+    if settings.hardware_compatibility != "none":
+        config.hardware_compatibility_level = getattr(trt.HardwareCompatibilityLevel, COMPATIBILITY[settings.hardware_compatibility])
+    if settings.refit:
+        config.set_flag(trt.BuilderFlag.REFIT)
 
 
 def _set_capability(trt: Any, config: Any, capability: str) -> None:
@@ -423,37 +385,3 @@ def _set_capability(trt: Any, config: Any, capability: str) -> None:
 def _parse_errors(parser: Any) -> list[str]:
     errors = [parser.get_error(index) for index in range(parser.num_errors)]
     return [f"node {error.node_name() or '?'} ({error.node_operator() or '?'}): {' '.join(error.desc().split())}" for error in errors]
-
-
-def _inspected(layer: Mapping[str, Any]) -> Layer:
-    types = [tuple(_datatype(tensor) for tensor in layer.get(key, ())) for key in ("Inputs", "Constants")]
-    nodes = tuple(_ORIGIN.findall(str(layer.get("Metadata", ""))))
-    return Layer(str(layer["Name"]), str(layer.get("LayerType", "")), types[0], types[1], nodes, str(layer.get("TacticName", "")))
-
-
-def _datatype(tensor: Mapping[str, Any]) -> str:
-    """Returns the type of a tensor: "Datatype": "Int8" (TensorRT 11), or "Format/Datatype": "Row major Int8 format" or "Half(64,1:8,...)"
-    (TensorRT 10); `UNTOLD` where the inspector does not tell it."""
-    text = str(tensor.get("Datatype") or tensor.get("Format/Datatype") or "").lower()
-    if text.startswith(UNTOLD):
-        return UNTOLD
-    return next((word for word in re.split(r"[\s(]+", text) if word == "int8" or word in FLOATS), text)
-
-
-def _precision(layer: Layer) -> str | None:
-    operands = layer.inputs + layer.constants
-    if "int8" in layer.inputs and operands.count("int8") >= 2:
-        return "int8"
-    if UNTOLD in layer.inputs or ("int8" in layer.inputs and not layer.constants):  # TensorRT 10 does not list weights
-        named = kernel_precision(layer.tactic)
-        if named is not None:
-            return named
-    return next((FLOATS[name] for name in layer.inputs if name in FLOATS), None)
-
-
-def kernel_precision(tactic: str) -> str | None:
-    """Returns what a kernel multiplies, by its name; None where the name does not tell."""
-    found = _MULTIPLIED.search(tactic)
-    if found:
-        return _KERNEL_TYPES[found.group(1)]
-    return next((precision for word, precision in _WORDS if word in tactic.lower()), None)

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,7 +34,8 @@ from numpy.typing import NDArray
 from compress.machine.process import environment, spawn
 from compress.schemes.table import SCHEMES, of_precision
 from compress.standalone.cuda_driver import Device, capabilities, load_driver
-from compress.standalone.tensorrt_plan import Layer, Plan, PlanError, fused_attentions, gemm_precisions, with_products
+from compress.standalone.tensorrt_layers import Layer, float_precision, fused_attentions, gemm_precisions, inspected_layers, with_products
+from compress.standalone.tensorrt_plan import Plan, PlanError
 from export.engines.spec import BuildRequest, EngineSpec, Features, Placement, engine_entry
 from export.engines.tensorrt_child import RTX, TENSORRT
 from export.graph.attention import fuse_attention
@@ -158,7 +160,8 @@ def build_plans(
 
     Returns:
         Entries for `engines` of export.json: one for the GPU of this machine; or one for each capability, not runnable; or one that says
-        what is missing. A failed build is an entry with `runnable` false, and the library's words as `reason`.
+        what is missing. A failed build is an entry with `runnable` false, and the library's words as `reason`. `gemms` has the MACs of
+        each weight GEMM by node, at the largest shape.
     """
     if precision not in ALLOWED:
         raise ValueError(f"precision {precision}; allowed: {', '.join(ALLOWED)}")
@@ -177,14 +180,15 @@ def build_plans(
     if half is not None:
         job |= {"onnx": str(half.plain), "fused": None if half.fused is None else str(half.fused), "left": dict(half.left)}
     job |= {"buckets": buckets, "max_batch_size": max_batch_size}
-    if real:
-        return [_real(out, job, shares, log)]
-    return [_proof(out, job, shares, capability, log) for capability in capabilities]
+    entries = [_real(out, job, shares, log)] if real else [_proof(out, job, shares, capability, log) for capability in capabilities]
+    macs = {gemm.node: gemm.macs for gemm in gemms if gemm.kind == "weight"}
+    return [{**entry, "gemms": macs} for entry in entries]
 
 
 def installed(module: str) -> bool:
-    """Whether a library can be imported; it is not."""
-    return importlib.util.find_spec(module) is not None
+    """Whether a library can be imported; it is not. A folder of type stubs alone, such as `tensorrt-stubs`, is no library."""
+    found = importlib.util.find_spec(module)
+    return found is not None and found.origin is not None
 
 
 def gpus() -> tuple[str, ...]:
@@ -207,17 +211,21 @@ class TensorRt:
             raise PlanError("no NVIDIA GPU")
         self._plan = Plan(importlib.import_module(TENSORRT), Device(driver), path.read_bytes())
 
+    @cached_property
+    def _layers(self) -> tuple[Layer, ...]:
+        return inspected_layers(self._plan.information())
+
     def predict(self, features: Features) -> NDArray[np.float32]:
         """Returns logits float32 [n, C]; the sequence has to be a bucket."""
         return self._plan.predict(features)
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
         """Returns the precision of each GEMM node by the engine inspector; the same for every shape."""
-        return gemm_precisions(self._plan.layers(), gemms)
+        return gemm_precisions(self._layers, gemms)
 
     def placement(self) -> Placement:
         """Returns the GPU that the plan was loaded on, and the narrowest float type that its layers read."""
-        return {"device": "cuda", "provider": TENSORRT, "float_precision": self._plan.float_precision or self._typed}
+        return {"device": "cuda", "provider": TENSORRT, "float_precision": float_precision(self._layers) or self._typed}
 
 
 def _real(out: Path, job: dict[str, Any], shares: Shares, log: Callable[[str], None]) -> dict[str, Any]:

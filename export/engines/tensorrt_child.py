@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.standalone.cuda_driver import Device, load_driver
+from compress.standalone.tensorrt_layers import inspected_layers, listed_layers
 from compress.standalone.tensorrt_plan import Plan, PlanError, build, gate
 
 TENSORRT, RTX = "tensorrt", "tensorrt_rtx_bindings"
@@ -30,10 +31,10 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
             gates = gate(trt, Path(job["onnx"]), job["buckets"], job["max_batch_size"], capability=job["capability"], timing_cache=known)
             return {"gates": [asdict(one) for one in gates]}
         built = build(trt, Path(job["onnx"]), job["buckets"], job["max_batch_size"], capability=job["capability"], timing_cache=known)
-        layers = built.layers
+        layers = listed_layers(built.listing)
         if job["plan"]:
             Path(job["plan"]).write_bytes(built.plan)
-            layers = Plan(trt, Device(load_driver()), built.plan).layers()
+            layers = inspected_layers(Plan(trt, Device(load_driver()), built.plan).information())
     except PlanError as error:
         return {"error": str(error)}
     if cache:

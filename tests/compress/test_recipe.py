@@ -261,5 +261,7 @@ def test_a_language_model_is_served_by_one_process() -> None:
     assert check(dump(recipe)) == recipe  # the resolved recipe holds the defaults
     with pytest.raises(InputError, match=r"stages\.triton_repo\.instances: 2 given; a language model has one process"):
         check({**raw, "stages": [{"export": {}}, {"triton_repo": {"instances": 2}}]})
+    with pytest.raises(InputError, match=r"stages\.triton_repo\.gpu: given; it is for plans of TensorRT, and this target has none"):
+        check({**raw, "stages": [{"export": {}}, {"triton_repo": {"gpu": {"refit": True}}}]})
     with pytest.raises(InputError, match="on the CPU triton_repo serves text-generation with openvino_genai"):
         check({**raw, "target": {"engines": ["onnxruntime"]}, "stages": [{"export": {}}, {"triton_repo": {}}]})

@@ -80,7 +80,7 @@ class StandIn:
     __version__ = f"stand-in {rtx.__version__}"
 
     def __init__(self, spoil=lambda logits, batch: logits):
-        self.spoil, self.built = spoil, []
+        self.spoil, self.built, self.asked = spoil, [], {}
 
     def __getattr__(self, name):
         return getattr(rtx, name)
@@ -118,6 +118,21 @@ class _Network(_Forward):
 
 
 class _Config(_Forward):
+    """Notes what is set. TensorRT-RTX builds nothing that can be refitted ahead of time, so that this is not passed on."""
+
+    def __setattr__(self, name, value):
+        self.outer.asked[name] = value
+        super().__setattr__(name, value)
+
+    def set_memory_pool_limit(self, pool, size):
+        self.outer.asked[str(pool)] = size
+        self.real.set_memory_pool_limit(pool, size)
+
+    def set_flag(self, flag):
+        self.outer.asked[str(flag)] = True
+        if flag != rtx.BuilderFlag.REFIT:
+            self.real.set_flag(flag)
+
     def create_timing_cache(self, known):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -11,35 +11,35 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
-from google.protobuf import text_format
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.artifacts.artifact import digest, file_digest, files_below
 from compress.standalone.preprocess import Preprocessor
 from export.graph.attention import fuse_attention
 from export.graph.onnx import export_float
-from export.graph.qdq import insert_qdq
 from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
-from triton_repo import deployment, plans
+from tests.triton_repo.gpu_repositories import (
+    BUCKETS,
+    LARGEST,
+    NAME,
+    PAIRS,
+    ROWS,
+    SCRIPTS,
+    build,
+    build_script,
+    config,
+    logits_of,
+    quantized_graph,
+    tensors,
+    text_preprocessor,
+    write,
+)
+from triton_repo import deployment
 
 pytestmark = pytest.mark.whole
-
-BUCKETS, LARGEST, NAME = (8, 16), 4, "tiny"
-WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "fine", "film", "dull", "and", "very", "long"]
-ROWS = ["a fine film", "dull", "a very long and dull film", "fine and very very very very long film", "", "a", "very dull film and a"]
-PAIRS = [("a fine film", "dull"), ("dull", "a very long film and a dull film")]
-
-
-def text_preprocessor(labels=("bad", "good", "n\u00e4h"), task="text-classification") -> Preprocessor:
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    return Preprocessor("text", names, labels, task, BUCKETS[-1], BUCKETS, tokenizer=tokenizer)
 
 
 def png(seed: int) -> bytes:
@@ -50,35 +50,15 @@ def png(seed: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def graph(tmp_path_factory):
-    """A tiny BERT with Q/DQ at every encoder linear."""
-    folder = tmp_path_factory.mktemp("bert")
-    prepared = tiny.write(folder / "float", "bert")
-    names = [name for name in tiny.linears(tiny.load(folder / "float", "bert")) if ".encoder." in name]
-    quantized = tiny.quantize(folder / "float", "bert", dict.fromkeys(names, 0.05), folder / "quantized")
-    return insert_qdq(export_float(quantized, prepared, folder / "float.onnx"), quantized, folder / "model.onnx")
-
-
-def logits_of(graph: Path, preprocessor: Preprocessor, rows) -> np.ndarray:
-    session, logits = onnxruntime.InferenceSession(str(graph)), np.zeros((len(rows), 3), np.float32)
-    for indices, features in preprocessor.batches(rows, 4):
-        logits[indices] = session.run(["logits"], features)[0]
-    return logits
+    return quantized_graph(tmp_path_factory.mktemp("bert"))
 
 
 @pytest.fixture
 def written(graph, tmp_path):
     preprocessor, out = text_preprocessor(), tmp_path / "gpu"
     logits = logits_of(graph, preprocessor, ROWS)
-    figures = plans.write_gpu_repository(out, graph, preprocessor, ROWS, logits, name=NAME, max_batch_size=LARGEST)
+    figures = write(out, graph, preprocessor, ROWS, logits)
     return out, preprocessor, figures
-
-
-def config(path: Path):
-    return text_format.Parse(path.read_text(), pb.ModelConfig())
-
-
-def tensors(values):
-    return {value.name: (value.data_type, list(value.dims)) for value in values}
 
 
 # --- the repository as written
@@ -90,18 +70,18 @@ def test_layout_and_that_nothing_is_ready(written):
     python = [
         f"models/{NAME}_{part}/{file}"
         for part in ("postprocess", "preprocess")
-        for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/tokenizer.json", "config.pbtxt")
+        for file in ("1/model.py", "1/preprocess.json", "1/preprocess.py", "1/tokenizer.json")
     ]
-    scripts = ["README.md", "build_plans.py", "cuda_driver.py", "golden.npz", "gpu.json", "model.onnx", "plan.pbtxt"]
-    scripts += ["tensorrt_plan.py", "tolerance.py"]
-    assert files == sorted([*python, *scripts, f"models/{NAME}/1/.keep", f"models/{NAME}/config.pbtxt"])
+    scripts = ["README.md", "golden.npz", "rows.json", "gpu.json", "model.onnx", "plan.pbtxt", "preprocess.pbtxt", "postprocess.pbtxt"]
+    warm_up = [f"models/{NAME}_plan/warmup/{bucket}.{name}" for bucket in BUCKETS for name in text_preprocessor().input_names]
+    assert files == sorted([*python, *scripts, *SCRIPTS, *warm_up, f"models/{NAME}/1/.keep", f"models/{NAME}/config.pbtxt"])
     assert figures["ready"] is False
 
 
 def test_configurations_fit_the_graph_the_profiles_and_each_other(written, graph):
     out, preprocessor, _ = written
-    ensemble, before, after = (config(out / "models" / f"{NAME}{part}" / "config.pbtxt") for part in ("", "_preprocess", "_postprocess"))
-    plan = config(out / "plan.pbtxt")
+    ensemble = config(out / "models" / NAME / "config.pbtxt")
+    before, plan, after = (config(out / f"{part}.pbtxt") for part in ("preprocess", "plan", "postprocess"))
     inputs = onnx.load(str(graph)).graph.input
     assert tensors(plan.input) == {value.name: (pb.TYPE_INT64, [-1]) for value in inputs} == tensors(before.output)
     assert tensors(plan.output) == {"logits": (pb.TYPE_FP32, [len(preprocessor.labels)])} == tensors(after.input)
@@ -125,13 +105,14 @@ def test_plan_runs_on_every_gpu_with_all_profiles_and_batches(written):
     assert plan.platform == "tensorrt_plan"
     assert plan.HasField("dynamic_batching")
     assert not plan.default_model_filename
-    assert [list(warm.inputs["input_ids"].dims) for warm in plan.model_warmup] == [[8], [16]]
+    shapes = [(warm.batch_size, list(warm.inputs["input_ids"].dims)) for warm in plan.model_warmup]
+    assert shapes == [(1, [8]), (LARGEST, [8]), (1, [16]), (LARGEST, [16])]
 
 
 def test_pairs_have_two_inputs(graph, tmp_path):
     preprocessor = text_preprocessor()
     logits = logits_of(graph, preprocessor, PAIRS)
-    plans.write_gpu_repository(tmp_path / "gpu", graph, preprocessor, PAIRS, logits, name=NAME, max_batch_size=2)
+    write(tmp_path / "gpu", graph, preprocessor, PAIRS, logits, 2)
     assert list(tensors(config(tmp_path / "gpu/models" / NAME / "config.pbtxt").input)) == ["TEXT", "TEXT_PAIR"]
 
 
@@ -146,12 +127,25 @@ def test_golden_arrays_hold_every_row_once_in_its_bucket(written, graph):
         np.testing.assert_allclose(session.run(["logits"], features)[0], golden[f"{bucket}.logits"], atol=1e-5)
 
 
+def test_a_bucket_without_rows_is_checked_with_shorter_ones(graph, tmp_path):
+    preprocessor, rows = text_preprocessor(), ["a fine film", "dull"]
+    logits = logits_of(graph, preprocessor, rows)
+    write(tmp_path / "gpu", graph, preprocessor, rows, logits)
+    golden = np.load(tmp_path / "gpu" / "golden.npz")
+    np.testing.assert_array_equal(golden["16.logits"], logits)
+    assert golden["16.input_ids"].shape == (2, 16)
+    session = onnxruntime.InferenceSession(str(graph))
+    found = session.run(["logits"], {name: golden[f"16.{name}"] for name in preprocessor.input_names})[0]
+    np.testing.assert_allclose(found, logits, atol=0.02)  # padding changes nothing but roundings
+    assert build(tmp_path / "gpu", "90")[0] == 0
+
+
 def test_a_graph_that_does_not_fit_is_refused(graph, tmp_path):
     preprocessor = text_preprocessor()
     names = ("input_ids", "attention_mask")
     other = Preprocessor("text", names, ("a", "b"), preprocessor.task, 16, BUCKETS, tokenizer=preprocessor.tokenizer)
     with pytest.raises(ValueError, match=r"model\.onnx: its inputs are"):
-        plans.write_gpu_repository(tmp_path / "gpu", graph, other, ROWS, np.zeros((7, 2), np.float32), name=NAME, max_batch_size=2)
+        write(tmp_path / "gpu", graph, other, ROWS, np.zeros((7, 2), np.float32), 2)
 
 
 @pytest.fixture(scope="module")
@@ -166,11 +160,12 @@ def test_images(vit, tmp_path):
     rows = [png(seed) for seed in range(5)]
     logits = logits_of(graph, preprocessor, rows)
     out = tmp_path / "gpu"
-    plans.write_gpu_repository(out, graph, preprocessor, rows, logits, name=NAME, max_batch_size=LARGEST)
+    write(out, graph, preprocessor, rows, logits, LARGEST)
     plan = config(out / "plan.pbtxt")
     assert tensors(plan.input) == {"pixel_values": (pb.TYPE_FP32, [3, 12, 12])}
     assert list(plan.instance_group[0].profile) == ["0"]
     assert list(plan.model_warmup[0].inputs["pixel_values"].dims) == [3, 12, 12]
+    assert (out / f"models/{NAME}_plan/warmup/image.pixel_values").stat().st_size == 3 * 12 * 12 * 4
     assert list(tensors(config(out / "models" / NAME / "config.pbtxt").input)) == ["IMAGE"]
     lines = []
     assert build_script(out).run(out, StandIn(), Driver("90"), lines.append) == 0, lines
@@ -181,7 +176,7 @@ def test_images_of_no_fixed_size_are_refused(vit, tmp_path):
     free = {**preprocessor.image, "size": {"shortest_edge": 12}}
     other = Preprocessor("image", ("pixel_values",), ("a", "b", "c"), "image-classification", image=free)
     with pytest.raises(ValueError, match="to a fixed size"):
-        plans.write_gpu_repository(tmp_path / "gpu", graph, other, [png(0)], np.zeros((1, 3), np.float32), name=NAME, max_batch_size=2)
+        write(tmp_path / "gpu", graph, other, [png(0)], np.zeros((1, 3), np.float32), 2)
 
 
 # --- build_plans.py, run as the copy in the repository
@@ -194,29 +189,10 @@ def load(path: Path, name: str):
     return module
 
 
-def build_script(out: Path):
-    """Loads the copied build_plans.py with the modules that lie beside it, and nothing of ours."""
-    sys.path.insert(0, str(out))
-    try:
-        script = types.ModuleType("build_plans_copy")  # as python3 runs a script: it is itself never written as byte code
-        exec(compile((out / "build_plans.py").read_text(), str(out / "build_plans.py"), "exec"), script.__dict__)
-        return script
-    finally:
-        sys.dont_write_bytecode = False
-        sys.path.remove(str(out))
-        for name in ("cuda_driver", "tensorrt_plan", "tolerance"):
-            sys.modules.pop(name, None)
-
-
-def build(out: Path, *capabilities: str, spoil=lambda logits, batch: logits):
-    lines, stand_in = [], StandIn(spoil)
-    return build_script(out).run(out, stand_in, Driver(*capabilities), lines.append), lines, stand_in
-
-
 def test_scripts_need_nothing_but_numpy_and_tensorrt(written):
     out, _, _ = written
-    allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", "tensorrt_plan", "cuda_driver", "tolerance"}
-    for file in ("build_plans.py", "tensorrt_plan.py", "cuda_driver.py", "tolerance.py"):
+    allowed = set(sys.stdlib_module_names) | {"numpy", "tensorrt", *(name.removesuffix(".py") for name in SCRIPTS)}
+    for file in SCRIPTS:
         source = (out / file).read_text().replace("if TYPE_CHECKING:\n    from compress.standalone.cuda_driver import Device", "")
         assert set(re.findall(r"^\s*(?:from|import) (\w+)", source, re.M)) <= allowed
 
@@ -232,9 +208,10 @@ def test_build_publishes_one_plan_per_capability(written):
     assert [built["profiles"] for built in stand_in.built] == [len(BUCKETS)] * 2
     published.ClearField("cc_model_filenames")
     assert published == config(out / "plan.pbtxt")
-    record = json.loads((out / "plans.json").read_text())
+    record = json.loads((out / "plans.json").read_text())["plans"]
     spec = json.loads((out / "gpu.json").read_text())
     assert len(spec["int8_gemms"]) == 12
+    assert set(record) == {"80", "90"}
     for entry in record.values():
         assert entry["parity"]["passed"]
         assert entry["parity"]["batches"]["n"] == len(ROWS)
@@ -278,7 +255,7 @@ def test_plans_of_other_machines_are_kept_while_they_fit(written):
     model = out / "models" / f"{NAME}_plan"
     assert set(config(model / "config.pbtxt").cc_model_filenames) == {"8.0", "8.9"}
     record = json.loads((out / "plans.json").read_text())
-    record["80"]["tensorrt"] = "10.0"
+    record["plans"]["80"]["tensorrt"] = "10.0"
     (out / "plans.json").write_text(json.dumps(record))
     build(out, "120")
     assert set(config(model / "config.pbtxt").cc_model_filenames) == {"8.9", "12.0"}
@@ -381,11 +358,11 @@ def python_models(written, monkeypatch):
 def _model(out: Path, part: str):
     from google.protobuf import json_format
 
-    folder = out / "models" / f"{NAME}_{part}"
+    folder, given = out / "models" / f"{NAME}_{part}", config(out / f"{part}.pbtxt")
     sys.modules.pop("preprocess", None)
     model = load(folder / "1" / "model.py", f"model_{part}").TritonPythonModel()
     sys.modules.pop("preprocess", None)
-    model.initialize({"model_config": json_format.MessageToJson(config(folder / "config.pbtxt"), preserving_proto_field_name=True)})
+    model.initialize({"model_config": json_format.MessageToJson(given, preserving_proto_field_name=True)})
     return model
 
 
@@ -421,7 +398,7 @@ def test_a_bad_row_fails_alone(written, python_models):
 
 def test_pairs_reach_the_preprocessor(graph, tmp_path, python_models):
     preprocessor, out = text_preprocessor(), tmp_path / "pairs"
-    plans.write_gpu_repository(out, graph, preprocessor, PAIRS, logits_of(graph, preprocessor, PAIRS), name=NAME, max_batch_size=2)
+    write(out, graph, preprocessor, PAIRS, logits_of(graph, preprocessor, PAIRS), 2)
     before, _ = python_models(out)
     columns = {"TEXT": [first.encode() for first, _ in PAIRS], "TEXT_PAIR": [second.encode() for _, second in PAIRS]}
     (response,) = before.execute([request(**columns)])
@@ -432,7 +409,7 @@ def test_pairs_reach_the_preprocessor(graph, tmp_path, python_models):
 def test_images_reach_the_preprocessor(vit, tmp_path, python_models):
     graph, preprocessor = vit
     out, rows = tmp_path / "images", [png(1), png(2)]
-    plans.write_gpu_repository(out, graph, preprocessor, rows, logits_of(graph, preprocessor, rows), name=NAME, max_batch_size=2)
+    write(out, graph, preprocessor, rows, logits_of(graph, preprocessor, rows), 2)
     before, _ = python_models(out)
     (response,) = before.execute([request(IMAGE=rows)])
     np.testing.assert_array_equal(response.tensors["pixel_values"], preprocessor.encode(rows)["pixel_values"])
@@ -469,13 +446,13 @@ def half_repository(halved, out: Path, fused: Path | None = None) -> Path:
     logits = logits_of(source, given, ROWS)
     if fused is not None:
         plain = Path(shutil.copy(plain, fused.with_name(fused.name.replace("_fused", ""))))
-    plans.write_gpu_repository(out, plain, given, ROWS, logits, name=NAME, max_batch_size=LARGEST)
+    write(out, plain, given, ROWS, logits, LARGEST)
     return out
 
 
 def built_half(out: Path, spoil=lambda logits, batch: logits):
     status, lines, _ = build(out, "89", spoil=spoil)
-    return status, lines, json.loads((out / "plans.json").read_text())["89"] if status == 0 else None
+    return status, lines, json.loads((out / "plans.json").read_text())["plans"]["89"] if status == 0 else None
 
 
 def test_a_half_plan_is_built_from_the_graph_with_attention_nodes_and_recorded(halved, tmp_path):

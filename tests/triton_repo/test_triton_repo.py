@@ -14,6 +14,8 @@ from compress.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers
+from triton_repo.gpu_settings import Gpu
+from triton_repo.plan_files import SCHEMA
 from triton_repo.triton_repo import ServedWrong, TritonRepo, compare, serve
 
 
@@ -163,3 +165,16 @@ def test_gpu_without_golden_answers(tmp_path):
     (tmp_path / "export" / "export.json").write_text(json.dumps(document))
     with pytest.raises(InputError, match="no golden logits"):
         TritonRepo().run(Artifact(tmp_path / "export", {}), context(tiny.TEXTS, tmp_path, device="cuda", engines=("tensorrt",)), tmp_path)
+
+
+def test_the_layout_of_a_repository_for_tensorrt_is_part_of_the_cache_key(tmp_path, no_server):
+    stage = TritonRepo(serve=False)
+    with_plans = context(tiny.TEXTS, tmp_path, engines=("onnxruntime", "tensorrt"))
+    assert stage.depends(with_plans) == {"plans": SCHEMA}
+    assert stage.depends(context(tiny.TEXTS, tmp_path)) is None
+    assert TritonRepo().depends(context(tiny.TEXTS, tmp_path, device="cuda", engines=("tensorrt",))) == {"plans": SCHEMA}
+
+
+def test_keys_for_gpus_are_part_of_the_cache_key_only_where_they_were_given():
+    assert "gpu" not in TritonRepo().model_dump()
+    assert TritonRepo(gpu=Gpu(refit=True)).model_dump()["gpu"]["refit"]

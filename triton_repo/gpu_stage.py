@@ -1,0 +1,112 @@
+"""Which of the exported builds the repository for TensorRT serves, and what it is timed beside.
+
+build      the last variant: int8 if it was quantized, its float part in halves where the export chose so
+rival      the float model behind it, in halves: the graph that int8 has to beat on the same GPU
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from compress.artifacts.artifact import Artifact
+from compress.core.engines import served_on
+from compress.core.errors import InputError
+from compress.measure.agreement import unit
+from compress.measure.answers import load_predictions
+from compress.stage.context import Context
+from compress.standalone.preprocess import Preprocessor
+from triton_repo.gpu_configs import Serving
+from triton_repo.gpu_settings import Gpu
+from triton_repo.layout import EXPORTED
+from triton_repo.plans import Golden, Plans, Rival, write_gpu_repository
+
+HALVES = ("fp16", "bf16")
+GOLDEN_ROWS = 64
+ITSELF = "the plan is a float model in halves itself"
+NO_RIVAL = "the export has no float model in halves; give export.float_precision auto, fp16 or bf16"
+
+
+def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, serving: Serving) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Writes the repository of the last variant.
+
+    Args:
+        parent: The artifact of `export`.
+        context: That of the stage.
+        folder: Folder to write into; created.
+        gpu: How plans are built.
+        serving: How the models are served.
+
+    Returns:
+        Its entry of triton.json, and the figures of `write_gpu_repository`.
+
+    Raises:
+        InputError: The last variant was not evaluated in torch, so that there are no golden logits.
+    """
+    builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
+    build, half = deployed(builds)
+    if build["variant"] not in context.predictions:
+        raise InputError(f"{build['variant']}: was not evaluated in torch, so there are no golden logits")
+    logits, _ = load_predictions(context.predictions[build["variant"]])
+    rows = context.data.evaluation.rows
+    chosen = np.linspace(0, len(rows) - 1, min(GOLDEN_ROWS, len(rows))).round().astype(np.int64)
+    name = f"{build['variant']}-{build['precision']}"
+    figures = write_gpu_repository(
+        folder,
+        Plans(
+            onnx=parent.path / (half["plain"] if half else build["onnx"]),
+            rival=rival(builds, build, parent.path),
+            gpu=gpu,
+            gemms=next((dict(entry["gemms"]) for entry in build["engines"] if entry.get("gemms")), {}),
+        ),
+        Preprocessor.load(parent.path / build["folder"]),
+        Golden([rows[index] for index in chosen], logits[chosen], unit(context.task, context.data.evaluation.labels)),
+        name=name,
+        serving=serving,
+    )
+    entry = {
+        "model": name,
+        "variant": build["variant"],
+        "precision": build["precision"],
+        "float_precision": half["half"] if half else build["float_precision"],
+        "engine": served_on("cuda")[0],
+        "mode": "static",
+    }
+    return entry, figures
+
+
+def deployed(builds: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """Returns the build that a GPU serves, and its `half_graph`, None where its float part is fp32.
+
+    It is that of the last variant. Where that is float, its build in halves is, unless the answers of an engine have decided otherwise.
+    """
+    engine = served_on("cuda")[0]
+    last = [build for build in builds if build["precision"] not in HALVES][-1]
+    found = [build for build in builds if build["variant"] == last["variant"] and build["precision"] in HALVES]
+    for build in [*found, last]:
+        first = next((entry for entry in build["engines"] if entry["engine"] == engine), None)
+        judged = (build.get("float_part") or {}).get("precision", build["precision"])
+        if first is not None and first.get("half_graph") and (build is last or judged == build["precision"]):
+            return build, first["half_graph"]
+    return last, None
+
+
+def rival(builds: Sequence[Mapping[str, Any]], build: Mapping[str, Any], root: Path) -> Rival:
+    """Returns the float model in halves that a build is timed beside.
+
+    Args:
+        builds: Those of export.json.
+        build: The one that is served.
+        root: Folder of export.json.
+    """
+    if build["precision"] in HALVES:
+        return Rival(reason=ITSELF)
+    for other in builds:
+        graphs = [entry["half_graph"] for entry in other["engines"] if entry.get("half_graph")] if other["precision"] in HALVES else []
+        if graphs:
+            return Rival(root / graphs[-1]["plain"], graphs[-1]["half"])
+    return Rival(reason=NO_RIVAL)

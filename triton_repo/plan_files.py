@@ -1,0 +1,90 @@
+"""The files of a GPU model repository that both its writer and `build_plans.py` read: names, hashes, golden rows, configuration text.
+
+It needs only the standard library and is copied next to `build_plans.py`, where there is no protobuf: what a machine adds to a
+configuration is appended as text.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+SPEC, GOLDEN, ROWS, RECORD, MODELS, CONFIG = "gpu.json", "golden.npz", "rows.json", "plans.json", "models", "config.pbtxt"
+TIMING_CACHE = "timing-cache-"
+SCHEMA = 2
+_CHUNK = 1 << 24
+
+
+def graph_digest(onnx: Path) -> str:
+    """Returns the sha256 (hex) of a graph and of the file with its external weights, `<name>.data`, where there is one."""
+    digest = hashlib.sha256()
+    for file in (onnx, onnx.with_name(f"{onnx.name}.data")):
+        if file is onnx or file.exists():
+            with file.open("rb") as stream:
+                while chunk := stream.read(_CHUNK):
+                    digest.update(chunk)
+    return digest.hexdigest()
+
+
+def rows_text(rows: Sequence[Any]) -> str:
+    """Returns the contents of `rows.json`: texts, pairs of texts, or images (bytes) in base64."""
+    kind = "image" if isinstance(rows[0], bytes) else "pair" if isinstance(rows[0], tuple) else "text"
+    given = [base64.b64encode(row).decode("ascii") for row in rows] if kind == "image" else list(rows)
+    return json.dumps({"kind": kind, "rows": given}) + "\n"
+
+
+def read_rows(file: Path) -> list[Any]:
+    """Returns the rows of `rows.json`."""
+    document = json.loads(file.read_text(encoding="utf-8"))
+    if document["kind"] == "image":
+        return [base64.b64decode(row) for row in document["rows"]]
+    return [tuple(row) if document["kind"] == "pair" else row for row in document["rows"]]
+
+
+def file_names(files: Mapping[str, str]) -> str:
+    """Returns `cc_model_filenames` in protobuf text format, ready to append to a configuration.
+
+    Args:
+        files: File by capability, such as {"80": "sm80.plan"}; Triton's key is then "8.0".
+
+    Raises:
+        ValueError: A capability or a file name is none of ours.
+    """
+    lines = []
+    for capability, file in sorted(files.items(), key=lambda item: int(item[0])):
+        if not re.fullmatch(r"[0-9]{2,3}", capability) or not re.fullmatch(r"(sm[0-9]{2,3}|ampere_plus)\.plan", file):
+            raise ValueError(f"capability {capability!r}, file {file!r}: two or three digits and sm<digits>.plan are allowed")
+        lines.append(f'cc_model_filenames {{ key: "{capability[:-1]}.{capability[-1]}" value: "{file}" }}\n')
+    return "".join(lines)
+
+
+def cpu_instances(count: int) -> str:
+    """Returns the `instance_group` of a Python model, ready to append to a configuration."""
+    return f"instance_group {{ count: {count} kind: KIND_CPU }}\n"
+
+
+def built_files(root: Path) -> dict[str, str]:
+    """Returns the sha256 of each file that `build_plans.py` has published, by its path below the repository; empty before.
+
+    Raises:
+        ValueError: The record was written by an earlier version.
+    """
+    path = root / RECORD
+    if not path.exists():
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    if "files" not in record:
+        raise ValueError(f"{RECORD} was written by an earlier version: deploy the run again, and build the plans")
+    return dict(record["files"])
+
+
+def unhashed_files(root: Path) -> Iterator[str]:
+    """Yields the names of what `build_plans.py` writes besides: its record, and the times of kernels."""
+    yield from (path.name for path in root.glob(f"{TIMING_CACHE}*"))
+    if (root / RECORD).exists():
+        yield RECORD
