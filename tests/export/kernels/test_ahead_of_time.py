@@ -35,7 +35,7 @@ INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
 ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(CASES)}
 """The capability at which a row of the table is compiled in every test run; the others are slow."""
-APPROXIMATE = ("SiLU", "attention")
+APPROXIMATE = ("SiLU",)
 """Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
 MATRIX = [
     pytest.param(name, capability, marks=[] if name == GEMM or capability == ONCE[name] else pytest.mark.slow)
