@@ -32,6 +32,8 @@ class EngineFacts:
     """Marker shape in charts."""
     cpu_only: bool = False
     """Whether the engine cannot use a CUDA device."""
+    cuda_only: bool = False
+    """Whether the engine needs a CUDA device."""
     builds: bool = True
     """Whether the engine is built from the ONNX graph; False if it runs the checkpoint itself."""
     stores: tuple[Literal["float", "int8"], ...] = ()
@@ -129,6 +131,15 @@ ENGINES: Mapping[str, EngineFacts] = {
         half_graph=True,
         proved=True,
         serves="cuda",
+    ),
+    "torch_kernels": EngineFacts(
+        title="torch, fused kernels",
+        where="NVIDIA GPUs; int8 encoders of BERT's layers",
+        library="triton",
+        marker="inverted",
+        cuda_only=True,
+        stores=("int8",),
+        probed=True,
     ),
 }
 

@@ -49,6 +49,11 @@ class FloatLinear:
     """float32 [O]."""
 
     @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies integers."""
+        return False
+
+    @property
     def outputs(self) -> int:
         """O."""
         return len(self.weight)
@@ -73,6 +78,11 @@ class Int8Linear:
     """Of its input's codes, a float32 number."""
     smooth: Tensor | None = None
     """float32 [I]: the input is divided by it before it is quantized."""
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies integers."""
+        return True
 
     @property
     def outputs(self) -> int:
