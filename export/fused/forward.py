@@ -15,7 +15,8 @@ quantized; an input with a smoothing vector is divided and quantized by itself. 
 those of `compress.schemes.int8` but for values at a rounding boundary, or float16, which is faster and not held to that.
 
 Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend on the plan alone and
-those of a GEMM change no bit: a token has the same bits whatever is packed beside it, as long as no layer is float.
+those of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as
+long as no layer in a block is float. Of those and of the head, torch may add up in an order that depends on the number of rows.
 
 Shape suffixes: T tokens, I inputs, O outputs, H heads, D dimension of a head, B sequences.
 """
@@ -98,6 +99,16 @@ class Encoder:
 
     def forward(self, rows: Rows) -> Tensor:
         """Returns the logits of every sequence, float32 `[B, C]`, on the device of the rows."""
+        return self.head(self.first_states(rows))
+
+    def head(self, x_BI: Tensor) -> Tensor:
+        """Returns the logits of states, float32 `[B, C]`."""
+        for layer, after in self.plan.head:
+            x_BI = self._headed(layer, after, x_BI)
+        return x_BI
+
+    def first_states(self, rows: Rows) -> Tensor:
+        """Returns the states of the first token of every sequence behind the last block, float32 `[B, I]`."""
         reads = [*map(_scale_read_by, self.plan.blocks), None]
         states = self._embedded(rows, reads[0])
         for number, block in enumerate(self.plan.blocks):
@@ -105,10 +116,7 @@ class Encoder:
             states = self._normalized(attended, states.kept, block.out_norm, scale_of(block.up))
             grown = self._linear(block.up, states, self.plan.activation, block.down)
             states = self._normalized(self._linear(block.down, grown).kept, states.kept, block.ffn_norm, reads[number + 1])
-        x = states.kept.index_select(0, rows.first).float()
-        for linear, after in self.plan.head:
-            x = self._headed(linear, after, x)
-        return x
+        return states.kept.index_select(0, rows.first).float()
 
     def probe(self, rows: Rows) -> dict[str, Probe]:
         """Returns by path what every int8 layer read and multiplied.

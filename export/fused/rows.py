@@ -43,7 +43,7 @@ class Rows:
     @property
     def sequences(self) -> int:
         """B."""
-        return len(self.first)
+        return len(self.start) - 1
 
     def to(self, device: torch.device) -> Rows:
         """Returns the rows on a device."""
