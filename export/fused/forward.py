@@ -165,7 +165,7 @@ class Encoder:
         block, together = self.plan.blocks[number], self._merged[number]
         layers = block.query, block.key, block.value
         if together is None:
-            query, key, value = (self._linear(layer, states).kept.unflatten(1, (-1, block.head_dim)) for layer in layers)
+            query, key, value = (_by_head(self._linear(layer, states).kept, block.head_dim) for layer in layers)
             return query, key, value
         weight, heads = together
         assert isinstance(block.query, Int8Linear), "merged layers are int8"
@@ -250,6 +250,10 @@ def _scale_read_by(block: Block) -> float | None:
     """Returns the scale of the codes that a block reads: that of the first of query, key and value that reads codes."""
     scales = (scale_of(layer) for layer in (block.query, block.key, block.value))
     return next((scale for scale in scales if scale is not None), None)
+
+
+def _by_head(x_TI: Tensor, head_dim: int) -> Tensor:
+    return x_TI.view(len(x_TI), -1, head_dim)
 
 
 def _divided(x: Tensor, smooth_I: Tensor | None) -> Tensor:

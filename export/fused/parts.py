@@ -28,11 +28,10 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.models.attention import Attention
+from compress.models.attention import Attention, find_attentions
 from compress.models.blocks import blocks_of
 from compress.models.checkpoint import load_float
-from compress.models.library import REFUSED
-from compress.models.structure import find_attentions
+from compress.models.library import REFUSED, one_line
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import LayerScales
 from compress.schemes.sites import load_sites
@@ -121,7 +120,7 @@ def plan_of(checkpoint: Path, nodes: Mapping[str, Mapping[str, str]] | None = No
 
 
 def sparse_or_dense(codes_OI: Tensor, scale_O: Tensor, bias_O: Tensor | None) -> Int8Weight | SparseWeight:
-    """Returns a weight in blocks where at most `MOST_LEFT` of them have a code other than 0: in large blocks unless small ones save much."""
+    """Returns a weight in blocks where at most `MOST_LEFT` of them have a code other than 0; in small ones where these save much."""
     packed = {side: pack(codes_OI, side) for side in sorted(SIDES, reverse=True)}
     left = {side: float(one.left().float().mean()) for side, one in packed.items()}
     large, small = packed
@@ -164,11 +163,19 @@ def _found(model: Any) -> Found:
     act = str(getattr(model.config, "hidden_act", None) or getattr(model.config, "activation", None))
     if act not in SPELLINGS:
         raise Otherwise(f"its activation is {act}; {' and '.join(sorted(set(SPELLINGS.values())))} are written")
-    found = {"attentions": tuple(attentions.own[number] for number in range(len(blocks))), "norms": tuple(norms)}
     return Found(
-        modules, word, kind, position, _first_position(model, outside[position]), norm[0], SPELLINGS[act],
-        feed_forward=tuple(feed_forward), head=tuple((name, "none") for name in head), **found,
-    )  # fmt: skip
+        modules=modules,
+        word=word,
+        kind=kind,
+        position=position,
+        first_position=_first_position(model, outside[position]),
+        norm=norm[0],
+        activation=SPELLINGS[act],
+        attentions=tuple(attentions.own[number] for number in range(len(blocks))),
+        feed_forward=tuple(feed_forward),
+        norms=tuple(norms),
+        head=tuple((name, "none") for name in head),
+    )
 
 
 def _proved(model: Any, found: Found) -> Found:
@@ -179,7 +186,7 @@ def _proved(model: Any, found: Found) -> Found:
     """
     generator = torch.Generator().manual_seed(0)
     tokens = min(PROOF_TOKENS, model.get_submodule(found.position).num_embeddings - found.first_position)
-    ids = torch.randint(found_words(model, found), (3, tokens), generator=generator)
+    ids = torch.randint(model.get_submodule(found.word).num_embeddings, (3, tokens), generator=generator)
     pad = getattr(model.config, "pad_token_id", None)
     if pad is not None:  # a model that counts positions by it would see padding
         ids[ids == pad] = 0 if pad else 1
@@ -187,9 +194,11 @@ def _proved(model: Any, found: Found) -> Found:
     if found.kind is not None:
         given["token_type_ids"] = torch.randint(model.get_submodule(found.kind).num_embeddings, ids.shape, generator=generator)
     with torch.inference_mode():
-        expected = model(**given).logits
-        states = found.states(ids, given.get("token_type_ids", torch.zeros_like(ids)))
-        apart = []
+        expected, apart = model(**given).logits, []
+        try:
+            states = found.states(ids, given.get("token_type_ids", torch.zeros_like(ids)))
+        except REFUSED as error:
+            raise Otherwise(f"its layers do not fit behind each other ({one_line(error)})") from error
         for after in itertools.product(*[get_args(HeadActivation)] * max(0, len(found.head) - 1)):
             try:
                 logits = found.logits(states, (*after, "none"))
@@ -203,12 +212,6 @@ def _proved(model: Any, found: Found) -> Found:
                 return Found(**{**vars(found), "head": named})
     told = f"the closest of its possible heads gives logits {min(apart):.1%} apart" if apart else "no head gives its logits"
     raise Otherwise(f"it has the modules of BERT and computes otherwise ({told})")
-
-
-def found_words(model: Any, found: Found) -> int:
-    """Returns the number of token ids."""
-    table: Any = model.get_submodule(found.word)
-    return int(table.num_embeddings)
 
 
 def _check_attention(attention: Attention) -> None:

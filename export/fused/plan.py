@@ -35,6 +35,7 @@ from export.kernels.norm import Norm
 FORMAT = 1
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]
 LINEARS = ("query", "key", "value", "out", "up", "down")
+NORMS = ("out_norm", "ffn_norm")
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,19 @@ class Int8Linear:
     def tensors(self) -> dict[str, Tensor | None]:
         """Returns what the file holds of it."""
         weight = self.weight
-        stored = {"bitmap": weight.packed.bitmap, "blocks": weight.packed.codes} if isinstance(weight, SparseWeight) else {"codes": weight.codes}
+        stored = (
+            {"bitmap": weight.packed.bitmap, "blocks": weight.packed.codes} if isinstance(weight, SparseWeight) else {"codes": weight.codes}
+        )
         return {**stored, "scale": weight.scale, "bias": weight.bias, "smooth": self.smooth}
 
     def to(self, device: torch.device) -> Int8Linear:
         """Returns it on a device."""
-        old, new = self.weight, {"scale": self.weight.scale.to(device), "bias": _moved(self.weight.bias, device)}
+        old, scale = self.weight, self.weight.scale.to(device)
+        bias, smooth = _moved(old.bias, device), _moved(self.smooth, device)
         if isinstance(old, SparseWeight):
             packed = Packed(old.packed.shape, old.packed.bitmap.to(device), old.packed.codes.to(device))
-            return Int8Linear(self.name, SparseWeight(packed, index(packed), **new), self.input_scale, _moved(self.smooth, device))
-        return Int8Linear(self.name, Int8Weight(old.codes.to(device), **new), self.input_scale, _moved(self.smooth, device))
+            return Int8Linear(self.name, SparseWeight(packed, index(packed), scale, bias), self.input_scale, smooth)
+        return Int8Linear(self.name, Int8Weight(old.codes.to(device), scale, bias), self.input_scale, smooth)
 
 
 Linear = FloatLinear | Int8Linear
@@ -220,9 +224,9 @@ def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
 
     def blocks() -> Iterator[Block]:
         for number, told in enumerate(document["blocks"]):
-            linears = {name: _linear(told["linears"][name], tensors) for name in LINEARS}
-            norms = {name: norm(f"{number}.{name}", told["eps"]) for name in ("out_norm", "ffn_norm")}
-            yield Block(**linears, **norms, head_dim=told["head_dim"], scaling=told["scaling"])
+            query, key, value, out, up, down = (_linear(told["linears"][name], tensors) for name in LINEARS)
+            first, second = (norm(f"{number}.{name}", told["eps"][name]) for name in NORMS)
+            yield Block(query, key, value, out, up, down, told["head_dim"], told["scaling"], first, second)
 
     return Plan(
         word=tensors["word"],
@@ -239,7 +243,8 @@ def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
 
 def _block_document(block: Block) -> dict[str, Any]:
     linears = {name: _document(getattr(block, name)) for name in LINEARS}
-    return {"linears": linears, "head_dim": block.head_dim, "scaling": block.scaling, "eps": block.out_norm.eps}
+    eps = {name: getattr(block, name).eps for name in NORMS}
+    return {"linears": linears, "head_dim": block.head_dim, "scaling": block.scaling, "eps": eps}
 
 
 def _document(linear: Linear) -> dict[str, Any]:
@@ -271,9 +276,9 @@ def _of_norm(name: str, norm: Norm) -> dict[str, Tensor]:
 
 
 def _block_to(block: Block, device: torch.device) -> Block:
-    linears = {name: getattr(block, name).to(device) for name in LINEARS}
-    norms = {"out_norm": _norm_to(block.out_norm, device), "ffn_norm": _norm_to(block.ffn_norm, device)}
-    return Block(**linears, **norms, head_dim=block.head_dim, scaling=block.scaling)
+    query, key, value, out, up, down = (linear.to(device) for linear in block.linears)
+    first, second = (_norm_to(getattr(block, name), device) for name in NORMS)
+    return Block(query, key, value, out, up, down, block.head_dim, block.scaling, first, second)
 
 
 def _norm_to(norm: Norm, device: torch.device) -> Norm:

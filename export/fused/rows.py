@@ -78,7 +78,7 @@ def pack(features: Mapping[str, NDArray[Any]], limits: Limits) -> Rows:
     mask_nL = np.asarray(features.get("attention_mask", np.ones_like(ids_nL))) != 0
     kinds_nL = np.asarray(features.get("token_type_ids", np.zeros_like(ids_nL)), np.int64)
     lengths_n = mask_nL.sum(axis=1)
-    rows, longest = ids_nL.shape
+    longest = ids_nL.shape[1]
     behind_nL = np.arange(longest) >= lengths_n[:, None]
     if not lengths_n.all() or (mask_nL == behind_nL).any():
         raise InputError("attention_mask must be 1 for the tokens of a row, at least one, and 0 for the padding behind them")
@@ -90,7 +90,10 @@ def pack(features: Mapping[str, NDArray[Any]], limits: Limits) -> Rows:
             raise InputError(f"{name} must be 0 to {size - 1}; they are {given.min()} to {given.max()}")
     position = np.broadcast_to(np.arange(longest) + limits.first_position, mask_nL.shape)[mask_nL]
     start = np.concatenate([[0], lengths_n.cumsum()])
-    return Rows(*(torch.from_numpy(np.ascontiguousarray(part)) for part in (word, kind, position, start.astype(np.int32), start[:-1])))
+    word_T, kind_T, position_T, start_B, first_B = (
+        torch.from_numpy(np.ascontiguousarray(part)) for part in (word, kind, position, start.astype(np.int32), start[:-1])
+    )
+    return Rows(word_T, kind_T, position_T, start_B, first_B)
 
 
 def filled(rows: Rows, tokens: int, sequences: int) -> Rows:

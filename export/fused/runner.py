@@ -41,7 +41,13 @@ class Runner:
     """
 
     def __init__(
-        self, path: Path, device: str, float_precision: str, batch_sizes: Sequence[int], lengths: Sequence[int], record: Record | None = None
+        self,
+        path: Path,
+        device: str,
+        float_precision: str,
+        batch_sizes: Sequence[int],
+        lengths: Sequence[int],
+        record: Record | None = None,
     ) -> None:
         self.device, self.float_precision = torch.device(device), float_precision
         plan, on_gpu = read_plan(path), self.device.type == "cuda"

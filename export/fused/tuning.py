@@ -37,8 +37,7 @@ CANDIDATES = (
     Tile(32, 64, 128, 4, 4),
     Tile(64, 128, 64, 4, 4),
     Tile(128, 64, 128, 4, 3),
-    Tile(128, 128, 64, 4, 4),
-    Tile(128, 256, 64, 8, 3),
+    Tile(128, 128, 64, 8, 4),
 )
 """What is tried."""
 SOURCES = (gemm, epilogue, rounding)
@@ -97,9 +96,9 @@ def facts(device: torch.device) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name(device),
         "capability": "{}.{}".format(*torch.cuda.get_device_capability(device)),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "cuda": str(torch.version.cuda),
+        "torch_version": torch.__version__,
+        "triton_version": triton.__version__,
+        "cuda_version": str(torch.version.cuda),
         "sources": digest[:16],
     }
 

@@ -62,7 +62,12 @@ class Scores:
     """Quantizes the outputs with this scale; None for the type of the values."""
 
     def __post_init__(self) -> None:
-        scales = {"scaling": self.scaling, "query scale": self.query_scale, "key scale": self.key_scale, "scale of the output": self.out_scale}
+        scales = {
+            "scaling": self.scaling,
+            "query scale": self.query_scale,
+            "key scale": self.key_scale,
+            "scale of the output": self.out_scale,
+        }
         for name, scale in scales.items():
             if scale is not None:
                 check_scale(name, scale)

@@ -60,10 +60,8 @@ def embed_quantize(word: Lookup, kind: Lookup, position: Lookup, norm: Norm, sca
     return codes_NI, scales, kept_NI
 
 
-def launch(
-    lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor
-) -> Launch:
-    """Returns the launch behind `embed_quantize`; a tensor as scale is written, a number is read. Without codes there is nothing quantized."""
+def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor) -> Launch:
+    """Returns the launch behind `embed_quantize`; a tensor as scale is written, a number is read; without codes nothing is quantized."""
     (word_id, word), (kind_id, kind), (position_id, position) = lookups
     (tokens, inputs), scales_N = kept_NI.shape, scale if isinstance(scale, Tensor) else None
     arguments = {

@@ -95,7 +95,7 @@ def norm_quantize(x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, scale: f
 def launch(
     x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor, keep: Keep
 ) -> Launch:
-    """Returns the launch behind `norm_quantize`; a tensor as scale is written, a number is read. Without codes there is nothing quantized."""
+    """Returns the launch behind `norm_quantize`; a tensor as scale is written, a number is read; without codes nothing is quantized."""
     (rows, inputs), scales_N = x_NI.shape, scale if isinstance(scale, Tensor) else None
     arguments = {
         "x": x_NI, "residual": residual_NI, "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
@@ -129,7 +129,7 @@ def normalized(
 
 @triton.jit
 def stored_codes(z: tl.tensor, at: tl.tensor, inputs: tl.tensor, codes: tl.pointer_type, scales: tl.pointer_type, scale: tl.tensor) -> None:
-    """Stores the codes of a row, with its own scale if `scales` is given, where this program's row is; `codes` points at the row, or is None."""
+    """Stores the codes of a row, with its own scale if `scales` is given; both point at this row. Without codes, nothing."""
     if codes is not None:
         if scales is None:
             tl.store(codes + at, int8_codes(z, scale, -128), at < inputs)

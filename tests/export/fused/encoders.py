@@ -126,7 +126,7 @@ def tensors(given: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
 
 
 def in_torch(folder: Path, given: Mapping[str, NDArray[Any]]) -> tuple[Tensor, dict[str, tuple[Tensor, Tensor, Tensor]]]:
-    """Returns the logits of the padded int8 model, and what each int8 layer read: floats and codes of the tokens [T, I], and their scale."""
+    """Returns the logits of the padded int8 model, and what each int8 layer read: floats and codes [T, I] of tokens, and their scale."""
     model: Any = load(folder)
     there = torch.from_numpy(given["attention_mask"]) != 0
     read: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
@@ -224,7 +224,6 @@ class Again:
     def replay(self) -> Tensor:
         output: Tensor = self.work()
         return output
-
 
 
 def sizes_of_weights(folder: Path) -> dict[str, tuple[str, int, int]]:

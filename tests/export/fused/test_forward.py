@@ -27,7 +27,7 @@ SHAPES = {
     "head of silu": Shape(family="distilbert", config={"activation": "silu"}),
     "roberta": Shape(family="roberta"),
     "electra": Shape(family="electra"),
-    "all float but one": Shape(floats=("query", "key", "value", "0.attention.output.dense", "1.attention.output.dense", "intermediate.dense")),
+    "all float but one": Shape(floats=("query", "key", "value", "attention.output.dense", "intermediate.dense")),
     "first and last float": Shape(floats=("query", "1.output.dense")),
 }  # fmt: skip
 RARE = ("ragged", "in blocks", "roberta", "electra", "all float but one", "first and last float", "head of silu")

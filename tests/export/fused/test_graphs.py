@@ -1,6 +1,7 @@
 """Recordings by size: the smallest that fits, made once, filled anew for each batch, dropped when there are too many."""
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ CPU = torch.device("cpu")
 class Recorded:
     """Stands for a CUDA graph: the same memory in, the same memory out."""
 
-    made: list["Recorded"] = []
+    made: ClassVar[list["Recorded"]] = []
 
     def __init__(self, work: Callable[[], Tensor]) -> None:
         self.work, self.output, self.replays = work, work(), 0

@@ -77,7 +77,9 @@ def test_a_damaged_file_counts_as_none(text: str, tmp_path: Path) -> None:
     path.write_text(text, encoding="utf-8")
     Tuner(path, clock)(codes(64, 64), weight(), GELU)
     assert clock.asked == len(CANDIDATES)
-    assert json.loads(path.read_text(encoding="utf-8")) == {"64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages]}
+    assert json.loads(path.read_text(encoding="utf-8")) == {
+        "64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages]
+    }
 
 
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -91,7 +93,7 @@ def test_each_fact_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A10")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
     told = tuning.facts(torch.device("cuda"))
-    assert (told["device"], told["capability"], told["torch"]) == ("NVIDIA A10", "8.6", torch.__version__)
+    assert (told["device"], told["capability"], told["torch_version"]) == ("NVIDIA A10", "8.6", torch.__version__)
     files = {cache_file(told), *(cache_file({**told, name: "other"}) for name in told)}
     assert len(files) == 1 + len(told) == 7
     assert {file.parent for file in files} == {tmp_path / "compress"}
@@ -105,9 +107,7 @@ def test_the_size_names_what_ends_the_gemm() -> None:
     assert size_of(codes(5, 64), weight(), Output(dtype=torch.float32)) == "8x96x64 none float32"
 
 
-MATRIX: list[Any] = [
-    pytest.param(tile, capability, marks=pytest.mark.slow) for tile in CANDIDATES for capability in CAPABILITIES
-]
+MATRIX: list[Any] = [pytest.param(tile, capability, marks=pytest.mark.slow) for tile in CANDIDATES for capability in CAPABILITIES]
 
 
 @pytest.mark.parametrize(("tile", "capability"), MATRIX)
