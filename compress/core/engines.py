@@ -34,6 +34,8 @@ class EngineFacts:
     """Whether the engine cannot use a CUDA device."""
     cuda_only: bool = False
     """Whether the engine needs a CUDA device."""
+    own_kernels: bool = False
+    """Whether the Triton repository has a model of its own for it, with our kernels in its folder."""
     builds: bool = True
     """Whether the engine is built from the ONNX graph; False if it runs the checkpoint itself."""
     stores: tuple[Literal["float", "int8"], ...] = ()
@@ -138,6 +140,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         library="triton",
         marker="inverted",
         cuda_only=True,
+        own_kernels=True,
         stores=("int8",),
         probed=True,
     ),

@@ -6,6 +6,7 @@ On a GPU the passes are recorded (`graphs`) and the tiles measured (`tuning`); i
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +73,18 @@ class Runner:
         Raises:
             InputError: A row is no row of this model.
         """
-        with torch.inference_mode():
+        with self._on_device(), torch.inference_mode():
             logits: NDArray[np.float32] = self._answered(self._packed(features)).cpu().numpy()
         return logits.copy()
 
     def probe(self, features: Features) -> dict[str, Probe]:
         """Returns what every int8 layer read and multiplied, by its path."""
-        with torch.inference_mode():
+        with self._on_device(), torch.inference_mode():
             return self._encoder.probe(self._packed(features).to(self.device))
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """The Triton language launches on the current device, whatever its tensors lie on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
     def _packed(self, features: Features) -> Rows:
         return pack(features, self._encoder.limits)
