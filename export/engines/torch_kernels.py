@@ -1,6 +1,6 @@
 """torch on the fused kernels of `export.kernels`: w8a8 encoders of BERT's layers on NVIDIA GPUs, without padding.
 
-    packed    tokens of all rows one after another, a forward pass of about six kernels a layer, recorded as CUDA graphs
+    packed    tokens of all rows one after another, a forward pass of seven kernels a layer, recorded as CUDA graphs
 
 The engine runs one file, the plan of `export.fused.plan`; it needs torch, the Triton language and safetensors, and neither transformers nor
 the checkpoint. Its integers are those of `compress.schemes.int8`: parity compares them layer by layer. What is float is float32, and fp16
