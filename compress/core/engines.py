@@ -44,6 +44,8 @@ class EngineFacts:
     """Whether it can output intermediate tensors, so that parity compares layer by layer."""
     bf16_float_part: bool = False
     """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
+    fp16_float_part: bool = False
+    """Whether the float part of its int8 engines runs in fp16 where the recipe asks for that, from the files of fp32."""
     half_graph: bool = False
     """Whether its graph says which parts run in 16-bit floats (`export.graph.halves`), fp16 or bf16."""
     token_scales_in_graph: bool = False
@@ -141,6 +143,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         marker="inverted",
         cuda_only=True,
         own_kernels=True,
+        fp16_float_part=True,
         stores=("int8",),
         probed=True,
     ),

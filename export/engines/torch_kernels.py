@@ -72,6 +72,8 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
         return
     yield request.entry(MODE, [path], properties={})
+    if request.fp16_float_part:
+        yield request.entry(MODE, [path], float_precision="fp16", properties={})
 
 
 def open_engine(spec: EngineSpec) -> TorchKernels:

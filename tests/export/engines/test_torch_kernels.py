@@ -41,6 +41,8 @@ def plan(int8_build: Path) -> EngineSpec:
     (entry,) = torch_kernels.build(request(int8_build, sentiment.quantized(), lines))
     assert (entry["mode"], entry["file"], entry["runnable"], lines) == (MODE, f"{int8_build.name}/{FILE}", True, [])
     assert 0 < entry["size_bytes"] == (int8_build / FILE).stat().st_size
+    both = torch_kernels.build(replace(request(int8_build, sentiment.quantized(), lines), fp16_float_part=True))
+    assert [entry["float_precision"] for entry in both] == ["fp32", "fp16"]
     return EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(int8_build / FILE), str(int8_build), (1, 4))
 
 
@@ -135,11 +137,13 @@ def test_the_stage_builds_gates_and_evaluates_it(tmp_path: Path, monkeypatch: py
     context = sentiment.context(tmp_path, checkpoints, target, count=8)
     out = tmp_path / "out"
     out.mkdir()
-    Export().run(context.checkpoints["quantize"], context, out)
+    Export(float_precision="fp16").run(context.checkpoints["quantize"], context, out)
     first, last = json.loads((out / "export.json").read_text(encoding="utf-8"))["builds"]
     assert [entry["runnable"] for entry in first["engines"]] == [False]
-    (entry,) = last["engines"]
-    assert (entry["runnable"], entry["mode"]) == (True, MODE)
+    half, entry = last["engines"]  # what was asked for comes first
+    assert [(one["runnable"], one["mode"], one["float_precision"]) for one in (half, entry)] == [(True, MODE, "fp16"), (True, MODE, "fp32")]
+    assert half["predictions"] != entry["predictions"]
+    assert half["parity"]["layers"] == []
     assert 0.9 < entry["int8_share"] < 1
     assert len(entry["parity"]["layers"]) == 12
     assert all(layer["different"] == layer["allowed"] and not layer["wrong_sums"] for layer in entry["parity"]["layers"])
