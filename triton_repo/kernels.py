@@ -9,8 +9,9 @@
             engine.py  plan.safetensors
             compress/  export/          the modules that engine.py imports, and those that they import
 
-What a server needs of ours is found by following the imports of `export/fused/served.py`; all of it lies in the folder of the model. Kernels
-are compiled, tiles measured and passes recorded where the model starts, on its GPU: there is nothing to build, and nothing fits one GPU only.
+What a server needs of ours is found by following the imports of `export/fused/served.py`; all of it lies in the folder of the model.
+Kernels are compiled, tiles measured and passes recorded where the model starts, on its GPU: there is nothing to build, and nothing fits one
+GPU only.
 
 Left out: AOTInductor packages for Triton's PyTorch backend, which is beta there; starting the server, which is done where the GPU is.
 """

@@ -284,14 +284,16 @@ class TritonRepo(Stage):
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
 
     def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
-        """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, or None without such a build."""
+        """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
         from triton_repo.config import MIN_BATCH
         from triton_repo.kernels import NOT_RUN as NOT_SERVED
         from triton_repo.kernels import write_kernel_repository
         from triton_repo.layout import EXPORTED
 
         builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
-        able = [(build, entry) for build in builds for entry in build["engines"] if entry["runnable"] and ENGINES[entry["engine"]].own_kernels]
+        able = [
+            (build, entry) for build in builds for entry in build["engines"] if entry["runnable"] and ENGINES[entry["engine"]].own_kernels
+        ]
         if not able:
             return None
         build, entry = able[-1]

@@ -65,15 +65,15 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     nodes = {gemm.layer: {"input": gemm.input, "codes": gemm.codes, "output": gemm.output} for gemm in quantized_gemms(request.model)}
     path = request.folder / FILE
     try:
-        write_plan(plan_of(request.checkpoint, nodes), path)
+        plan = plan_of(request.checkpoint, nodes)
     except InputError as error:
         problem = "; ".join(error.problems)
         request.log(f"{request.engine}: {problem}")
         yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
         return
-    yield request.entry(MODE, [path], properties={})
-    if request.fp16_float_part:
-        yield request.entry(MODE, [path], float_precision="fp16", properties={})
+    write_plan(plan, path)
+    for floating in dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else []))):
+        yield request.entry(MODE, [path], float_precision=floating, integer_weights=plan.integer_share, properties={})
 
 
 def open_engine(spec: EngineSpec) -> TorchKernels:

@@ -6,8 +6,8 @@
 
 Rows without padding are what makes the sizes by tokens worth it: 8 rows of 20 tokens need 256, not 8 x 128.
 
-A recording is made at the first batch of its size: the pass runs first, so that kernels are compiled and tiles measured, which a recording
-must not do. Recordings keep their memory; the least recently used ones are dropped.
+A recording is made at the first batch of its size, or all of them by `prepare`: the pass runs first, so that kernels are compiled and tiles
+measured, which a recording must not do. Recordings keep their memory; the least recently used ones are dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from export.fused.rows import Rows, filled
 
 FEWEST_TOKENS = 16
-MOST_RECORDINGS = 32
+MOST_RECORDINGS = 64
 WARM_UP = 3
 
 
@@ -87,16 +87,29 @@ class Graphs:
         if size is None:
             return self._forward(rows.to(self._device))
         given = filled(rows, size.tokens, size.sequences)
+        inputs, recording = self._recording(size, given)
+        for name in ("word", "kind", "position", "start", "first"):
+            getattr(inputs, name).copy_(getattr(given, name), non_blocking=True)
+        return recording.replay()[: rows.sequences]
+
+    def prepare(self, row: Rows) -> None:
+        """Records every size, so that no batch waits for that.
+
+        Args:
+            row: Any row, on the CPU, that is no larger than the smallest size.
+        """
+        for size in self._sizes:
+            self._recording(size, filled(row, size.tokens, size.sequences))
+
+    def _recording(self, size: Size, given: Rows) -> tuple[Rows, Recording]:
+        """Returns the inputs and the recording of a size, made of these rows where there is none."""
         if size not in self._recorded:
             inputs = given.to(self._device)
             self._recorded[size] = inputs, self._record(lambda: self._forward(inputs))
             while len(self._recorded) > MOST_RECORDINGS:
                 self._recorded.popitem(last=False)
         self._recorded.move_to_end(size)
-        inputs, recording = self._recorded[size]
-        for name in ("word", "kind", "position", "start", "first"):
-            getattr(inputs, name).copy_(getattr(given, name), non_blocking=True)
-        return recording.replay()[: rows.sequences]
+        return self._recorded[size]
 
 
 class CudaGraph:

@@ -36,6 +36,8 @@ FORMAT = 1
 HeadActivation = Literal["none", "tanh", "relu", "gelu"]
 LINEARS = ("query", "key", "value", "out", "up", "down")
 NORMS = ("out_norm", "ffn_norm")
+STORED = ("weight", "codes", "blocks")
+"""Tensors of a layer that are weights."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +175,13 @@ class Plan:
     def linears(self) -> tuple[Linear, ...]:
         """All layers in order."""
         return (*(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head))
+
+    @property
+    def integer_share(self) -> float:
+        """Share of the stored weights and tables that are codes; blocks that are not stored do not count."""
+        stored = [tensor for layer in self.linears for name, tensor in layer.tensors().items() if name in STORED and tensor is not None]
+        sizes = [(tensor.numel(), tensor.dtype == torch.int8) for tensor in (*stored, self.word, self.kind, self.position)]
+        return sum(size for size, is_integer in sizes if is_integer) / sum(size for size, _ in sizes)
 
     def to(self, device: torch.device) -> Plan:
         """Returns the plan on a device."""

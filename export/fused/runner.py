@@ -77,6 +77,15 @@ class Runner:
             logits: NDArray[np.float32] = self._answered(self._packed(features)).cpu().numpy()
         return logits.copy()
 
+    def prepare(self) -> None:
+        """Compiles kernels, measures tiles and records all passes; without recordings it runs one."""
+        row = {"input_ids": np.zeros((1, 1), np.int64)}
+        with self._on_device(), torch.inference_mode():
+            if self._graphs is None:
+                self._encoder.forward(self._packed(row).to(self.device))
+            else:
+                self._graphs.prepare(self._packed(row))
+
     def probe(self, features: Features) -> dict[str, Probe]:
         """Returns what every int8 layer read and multiplied, by its path."""
         with self._on_device(), torch.inference_mode():

@@ -18,7 +18,7 @@ PLAN = "plan.safetensors"
 
 
 class Engine:
-    """A plan that answers, with its passes recorded for every shape.
+    """A plan that answers, with its passes recorded.
 
     Args:
         folder: Holds the plan.
@@ -36,14 +36,11 @@ class Engine:
             raise RuntimeError("torch finds no NVIDIA GPU; start the container with --gpus all")
         device = "cpu" if interprets else f"cuda:{torch.cuda.current_device()}"
         lengths = [int(length) for length in properties["lengths"].split()]
-        self._batch_sizes = tuple(batch_sizes)
         self._runner = Runner(folder / PLAN, device, properties["float_precision"], batch_sizes, lengths)
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Compiles kernels, measures tiles and records passes for full rows of these lengths, in every batch size."""
-        for (length,) in shapes:
-            for size in self._batch_sizes:
-                self._runner.predict({"input_ids": np.zeros((size, length), np.int64)})
+        """Compiles kernels, measures tiles and records the passes of every size; that of rows without padding is not their shape."""
+        self._runner.prepare()
 
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
         """Returns the logits, float32 [n, C], of rows of the same shape."""

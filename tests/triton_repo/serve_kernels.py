@@ -1,6 +1,6 @@
 """Loads the model of a kernel repository as the server does, in a process that has nothing of ours but the folder of the model.
 
-    python serve_kernels.py VERSION_FOLDER CONFIG_JSON TEXT ...      prints {"logits": [[...]], "labels": [...], "modules": [...]}
+python serve_kernels.py VERSION_FOLDER CONFIG_JSON TEXT ...      prints {"logits": [[...]], "labels": [...], "modules": [...]}
 """
 
 import json
@@ -9,7 +9,19 @@ import types
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
-ABSENT = ("transformers", "pydantic", "psutil", "onnx", "onnxruntime", "openvino", "datasets", "tritonclient", "google", "quantize", "prune")
+ABSENT = (
+    "transformers",
+    "pydantic",
+    "psutil",
+    "onnx",
+    "onnxruntime",
+    "openvino",
+    "datasets",
+    "tritonclient",
+    "google",
+    "quantize",
+    "prune",
+)
 
 
 class Absent(MetaPathFinder):

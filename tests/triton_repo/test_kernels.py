@@ -41,7 +41,14 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     prepared(tmp_path / NAME)
     (tmp_path / NAME / "plan").write_bytes(b"a plan")
     told = write(tmp_path)
-    assert told == {"model": NAME, "variant": "quantize", "precision": "int8", "engine": "torch_kernels", "mode": "packed", "float_precision": "fp32"}
+    assert told == {
+        "model": NAME,
+        "variant": "quantize",
+        "precision": "int8",
+        "engine": "torch_kernels",
+        "mode": "packed",
+        "float_precision": "fp32",
+    }
     folder = tmp_path / "repository" / NAME
     config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     assert config["instance_group"] == [{"kind": "KIND_GPU", "count": 3}]

@@ -40,6 +40,7 @@ def plan(int8_build: Path) -> EngineSpec:
     lines: list[str] = []
     (entry,) = torch_kernels.build(request(int8_build, sentiment.quantized(), lines))
     assert (entry["mode"], entry["file"], entry["runnable"], lines) == (MODE, f"{int8_build.name}/{FILE}", True, [])
+    assert 0.5 < entry["integer_weights"] < 1
     assert 0 < entry["size_bytes"] == (int8_build / FILE).stat().st_size
     both = torch_kernels.build(replace(request(int8_build, sentiment.quantized(), lines), fp16_float_part=True))
     assert [entry["float_precision"] for entry in both] == ["fp32", "fp16"]

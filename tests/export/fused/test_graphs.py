@@ -76,6 +76,15 @@ def test_a_recording_serves_every_batch_of_its_size() -> None:
     assert [recorded.replays for recorded in Recorded.made] == [3, 1]
 
 
+def test_all_sizes_can_be_recorded_before_the_first_batch() -> None:
+    run = Graphs(sums, (Size(8, 2), Size(16, 4)), CPU, Recorded)
+    run.prepare(rows_of(1))
+    assert [recorded.output.shape for recorded in Recorded.made] == [(2, 1), (4, 1)]
+    for lengths in ((3, 2), (5, 6)):
+        assert torch.equal(run(rows_of(*lengths)), sums(rows_of(*lengths)))
+    assert [recorded.replays for recorded in Recorded.made] == [1, 1]
+
+
 def test_what_fits_no_size_runs_as_it_is() -> None:
     run = Graphs(sums, (Size(8, 2),), CPU, Recorded)
     for lengths in ((9,), (1, 1, 1)):

@@ -1,4 +1,4 @@
-"""Every launch of a whole encoder, compiled for GPUs that are not there: within their limits, integers multiplied by integer instructions."""
+"""Every launch of a whole encoder, compiled for GPUs that are not there: within their limits, integers by integer instructions."""
 
 from __future__ import annotations
 
@@ -59,6 +59,9 @@ def test_a_block_is_seven_kernels(dtype: torch.dtype, monkeypatch: pytest.Monkey
     stored = [None if tensor is None else tensor.dtype for tensor in found]
     block = [None, torch.int8, dtype, torch.int8, torch.int8, dtype, torch.int8]  # what the head reads is not quantized
     assert stored == [torch.int8, *block, *block[:-1], None]
+    for launch in made:
+        if "TILE_Q" in launch.arguments:  # the longest sequence that the model takes, whatever the batch holds
+            assert launch.grid == (-(-512 // launch.arguments["TILE_Q"]), 12, SEQUENCES)
 
 
 @pytest.mark.slow

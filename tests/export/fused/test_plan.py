@@ -52,6 +52,13 @@ def test_everything_comes_back(plan: Plan, tmp_path: Path) -> None:
     assert sum(layer.tensors().get("smooth") is not None for layer in found.linears) == 1
 
 
+def test_the_share_of_integers_is_that_of_what_is_stored(plan: Plan) -> None:
+    blocks = sum(layer.weight.packed.codes.numel() for layer in plan.linears if layer.is_int8)
+    floats = 64 * 96 + 64 * 64 + 3 * 64 + (50 + 2 + encoders.LENGTH) * 64  # a layer, the head, the tables
+    assert plan.integer_share == blocks / (blocks + floats)
+    assert 0 < blocks < 0.6 * 2 * (4 * 64 * 64 + 2 * 64 * 96)
+
+
 def test_a_damaged_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "plan"
     with pytest.raises(InputError, match="plan: cannot be used as a plan"):

@@ -55,6 +55,7 @@ def test_code_is_within_the_limits(name: str, capability: int) -> None:
     instructions = {"int8": INT8_MATRIX, "fp16": FP16_MATRIX, "fp32": ()}[launch.cost.unit]
     assert not instructions or count(binary.hot_loop, *instructions) > 0
     assert "div.full.f32" not in binary.ptx or any(kind in name for kind in APPROXIMATE)
+    assert "tf32" not in binary.ptx
     if name == GEMM:
         assert count(binary.hot_loop, INT8[capability]) == (64 if INT8[capability].startswith("IMMA") else 4)
         assert count(binary.instructions, *FP16_MATRIX) == 0
