@@ -12,11 +12,11 @@
 
 What stands behind a + is part of the same kernel. A layer that stayed float is a product of torch, and what it reads or writes is not
 quantized; an input with a smoothing vector is divided and quantized by itself. Float tensors have one type: float32, where the codes are
-those of `compress.schemes.int8` but for values at a rounding boundary, or float16, which is faster and not held to that.
+those of `compress.schemes.int8` but for values at a rounding boundary, or float16, which is not held to that.
 
 Nothing here reads the device back, so that all of it can be recorded as a CUDA graph. The tiles of attention depend on the plan alone and
-those of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as
-long as no layer in a block is float. Of those and of the head, torch may add up in an order that depends on the number of rows.
+those of a GEMM change no bit: the states of a token have the same bits whatever is packed beside it, as long as no layer in a block is
+float. Those layers and the head are torch's, which may add up in an order that depends on the number of rows.
 
 Shape suffixes: T tokens, I inputs, O outputs, H heads, D dimension of a head, B sequences.
 """

@@ -2,7 +2,7 @@
 
     sizes        sequences: the batch sizes; tokens: batch size x each length, and powers of two below the largest
     a batch      goes to the smallest size that holds its sequences and its tokens; it is copied into the inputs of the recording
-    too large    runs kernel by kernel, which gives the same bits and takes longer
+    too large    runs kernel by kernel
 
 Rows without padding are what makes the sizes by tokens worth it: 8 rows of 20 tokens need 256, not 8 x 128.
 

@@ -20,6 +20,7 @@ from export.kernels.block_sparse import SparseWeight, unpack
 from export.kernels.epilogue import Int8Weight
 from tests.export.fused import encoders
 from tests.export.fused.encoders import SIZES, Shape
+from tests.seldom import seldom
 
 OTHERS = {
     "albert": transformers.AlbertConfig(**{**SIZES, "max_position_embeddings": 12}, embedding_size=64),
@@ -41,7 +42,7 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize("family", encoders.CONFIGS)
+@pytest.mark.parametrize("family", seldom(encoders.CONFIGS, ("roberta", "electra")))
 def test_the_families_of_bert_are_found(family: str, tmp_path: Path) -> None:
     folder = encoders.checkpoint(tmp_path, Shape(family=family))
     plan, model = plan_of(folder), load(folder)
