@@ -118,15 +118,14 @@ class Encoder:
             states = self._normalized(self._linear(block.down, grown).kept, states.kept, block.ffn_norm, reads[number + 1])
         return states.kept.index_select(0, rows.first).float()
 
-    def probe(self, rows: Rows) -> dict[str, Probe]:
-        """Returns by path what every int8 layer read and multiplied.
+    def probe(self, rows: Rows) -> tuple[Tensor, dict[str, Probe]]:
+        """Returns the logits, and by path what every int8 layer read and multiplied.
 
         The codes are those of the fused kernels; a float input that they do not write is written by the same kernel, run once more.
         """
         self._probes = {}
         try:
-            self.forward(rows)
-            return self._probes
+            return self.forward(rows), self._probes
         finally:
             self._probes = None
 

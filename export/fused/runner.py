@@ -89,7 +89,7 @@ class Runner:
     def probe(self, features: Features) -> dict[str, Probe]:
         """Returns what every int8 layer read and multiplied, by its path."""
         with self._on_device(), torch.inference_mode():
-            return self._encoder.probe(self._packed(features).to(self.device))
+            return self._encoder.probe(self._packed(features).to(self.device))[1]
 
     def _on_device(self) -> AbstractContextManager[Any]:
         """The Triton language launches on the current device, whatever its tensors lie on."""

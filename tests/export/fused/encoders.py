@@ -21,7 +21,7 @@ from compress.models.structure import Structure
 from compress.schemes.checkpoint import save_quantization
 from compress.schemes.int8 import Int8Linear, LayerScales, levels, on_grid_of, weight_scale
 from export.fused.forward import Encoder, Probe
-from export.fused.graphs import Graphs, sizes_of
+from export.fused.graphs import Graphs, Size
 from export.fused.parts import plan_of
 from export.fused.plan import read_plan, write_plan
 from export.fused.rows import Limits, Rows, filled, pack
@@ -172,8 +172,7 @@ class Ways:
 def in_kernels(folder: Path, given: Mapping[str, NDArray[Any]], dtype: torch.dtype = torch.float32) -> Answers:
     """Runs the plan of a checkpoint, read back from its file."""
     encoder = encoder_of(folder, dtype)
-    rows = pack(given, encoder.limits)
-    return Answers(encoder.forward(rows), encoder.probe(rows))
+    return Answers(*encoder.probe(pack(given, encoder.limits)))
 
 
 def in_ways(folder: Path, given: Mapping[str, NDArray[Any]]) -> Ways:
@@ -182,11 +181,11 @@ def in_ways(folder: Path, given: Mapping[str, NDArray[Any]]) -> Ways:
     rows, spread = pack(given, encoder.limits), padded(given, encoder.limits)
     packed, with_padding = encoder.first_states(rows), encoder.first_states(spread)
     one, two = (pack({name: array[number : number + 1] for name, array in given.items()}, encoder.limits) for number in range(2))
-    graphs = Graphs(encoder.forward, sizes_of((rows.sequences,), (LENGTH,)), encoder.device, Again)
-    graphs(pack({name: array[[0] * len(array)] for name, array in given.items()}, encoder.limits))
+    graphs = Graphs(encoder.forward, (Size(2 * LENGTH, 2),), encoder.device, Again)
+    graphs.prepare(one)
     return Ways(
         packed=packed,
-        logits=encoder.forward(rows),
+        logits=encoder.head(packed),
         padded=with_padding[::2],
         padded_logits=encoder.head(with_padding[::2].contiguous()),
         alone=torch.cat([encoder.first_states(one), encoder.first_states(two)]),
