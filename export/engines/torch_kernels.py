@@ -62,7 +62,10 @@ def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
     from export.fused.plan import write_plan
     from export.parity.parity import quantized_gemms
 
-    nodes = {gemm.layer: {"input": gemm.input, "codes": gemm.codes, "output": gemm.output} for gemm in quantized_gemms(request.model)}
+    nodes = {
+        gemm.layer: {"input": gemm.input, "codes": gemm.codes, "biased" if gemm.bias.any() else "output": gemm.output}
+        for gemm in quantized_gemms(request.model)
+    }
     path = request.folder / FILE
     try:
         plan = plan_of(request.checkpoint, nodes)
@@ -105,7 +108,10 @@ class TorchKernels:
         for name, told in plan.nodes.items():
             probed = found[name]
             known |= {told["input"]: probed.x.cpu().numpy(), told["codes"]: probed.codes.cpu().numpy()}
-            known[told["output"]] = probed.y.cpu().numpy()
+            if "output" in told:
+                known[told["output"]] = probed.y.cpu().numpy()
+            else:  # one node of the graph multiplies and adds the bias
+                known[told["biased"]] = (probed.y + plan.bias(name)).cpu().numpy()
         return {name: known[name] for name in tensors}
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:

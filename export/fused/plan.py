@@ -164,7 +164,8 @@ class Plan:
     head: tuple[tuple[Linear, HeadActivation], ...]
     """Layers from the first token to the logits."""
     nodes: Mapping[str, Mapping[str, str]]
-    """What the ONNX graph of the same model calls the tensors of an int8 layer: `input`, `codes` and `output`, by path of the module."""
+    """What the ONNX graph of the same model calls the tensors of an int8 layer, by path of the module: `input`, `codes`, and its product
+    before the bias, `output`, or with it, `biased`."""
 
     @property
     def longest(self) -> int:
@@ -175,6 +176,12 @@ class Plan:
     def linears(self) -> tuple[Linear, ...]:
         """All layers in order."""
         return (*(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head))
+
+    def bias(self, name: str) -> Tensor:
+        """Returns the bias of the layer of a path that has one, float32 [O]."""
+        found = next(layer.tensors()["bias"] for layer in self.linears if layer.name == name)
+        assert found is not None, f"{name} has no bias"
+        return found
 
     @property
     def integer_share(self) -> float:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from compress.core.errors import InputError
 from compress.core.target import Target
@@ -22,8 +24,11 @@ from export.engines import registry, torch_kernels
 from export.engines.spec import BuildRequest, EngineSpec
 from export.engines.torch_kernels import FILE, MODE, TorchKernels
 from export.export import Export
+from export.graph.onnx import export_float
+from export.graph.qdq import insert_qdq
 from export.parity.parity import ParityError, check_layers, compare_layers, quantized_gemms
 from tests.export import sentiment
+from tests.export.fused import encoders
 
 pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
 
@@ -148,6 +153,27 @@ def test_the_stage_builds_gates_and_evaluates_it(tmp_path: Path, monkeypatch: py
     assert 0.9 < entry["int8_share"] < 1
     assert len(entry["parity"]["layers"]) == 12
     assert all(layer["different"] == layer["allowed"] and not layer["wrong_sums"] for layer in entry["parity"]["layers"])
+
+
+@pytest.mark.slow
+def test_a_head_in_int8_passes_the_gate_too(interpreted: Callable[..., Any], tmp_path: Path) -> None:
+    """Its layers are nodes that add the bias themselves."""
+    checkpoint = encoders.checkpoint(tmp_path, encoders.Shape(head=True))
+    prepared = Preprocessor(
+        "text", ("input_ids", "attention_mask"), ("a", "b", "c"), "text-classification", encoders.LENGTH, (encoders.LENGTH,),
+        pad_token_id=1, tokenizer=Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]")),
+    )  # fmt: skip
+    build = tmp_path / "build"
+    build.mkdir()
+    prepared.save(build)
+    insert_qdq(export_float(checkpoint, prepared, tmp_path / "float.onnx"), checkpoint, build / "model.onnx")
+    (entry,) = torch_kernels.build(request(build, checkpoint, []))
+    spec = EngineSpec("torch_kernels", MODE, "int8", "fp32", "cpu", 1, str(tmp_path / entry["file"]), str(build), (1, 4))
+    gemms = quantized_gemms(build / "model.onnx")
+    assert [bool(gemm.bias.any()) for gemm in gemms] == [False] * 12 + [True] * 2
+    names = list(dict.fromkeys(name for gemm in gemms for name in gemm.tensors))
+    _, tensors, _ = interpreted(probed, spec, names, encoders.features(2))
+    check_layers("torch_kernels", compare_layers(gemms, tensors))
 
 
 @pytest.mark.gpu

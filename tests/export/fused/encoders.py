@@ -56,6 +56,8 @@ class Shape:
     """Ends of the names of layers with a scale of their own for an input that others read too."""
     sparsity: float = 0.0
     """Of blocks of 32."""
+    head: bool = False
+    """Whether the head is int8, too."""
     config: Mapping[str, Any] | None = None
 
 
@@ -79,9 +81,11 @@ def checkpoint(folder: Path, shape: Shape = Shape(), seed: int = 0) -> Path:
 
 
 def quantized(model: Any, shape: Shape, source: Path, out: Path) -> None:
-    """Rounds the layers inside the blocks, and saves."""
+    """Rounds the layers inside the blocks, or all, and saves."""
     blocks = tuple(f"{name}." for name in Structure.of(model, KEY).blocks)
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and name.startswith(blocks)}
+    layers = {
+        name: module for name, module in model.named_modules() if isinstance(module, nn.Linear) and (shape.head or name.startswith(blocks))
+    }
     layers = {name: module for name, module in layers.items() if not name.endswith(tuple(shape.floats) or ("\0",))}
     largest = largest_inputs(model, layers)
     scales = {}
@@ -132,7 +136,7 @@ def in_torch(folder: Path, given: Mapping[str, NDArray[Any]]) -> tuple[Tensor, d
     read: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
 
     def keep(layer: Int8Linear, inputs: tuple[Tensor, ...]) -> None:
-        x = inputs[0][there]
+        x = inputs[0][there] if inputs[0].ndim == 3 else inputs[0]  # the head reads the first tokens
         smoothed = x if layer.input_smooth is None else x * layer.input_smooth.reciprocal()
         read[layer.name] = smoothed, layer.codes(x), layer.input_scale
 
