@@ -150,8 +150,9 @@ def w4a16_case(rows: int, outputs: int, inputs: int, group_size: int) -> Launch:
 def attention_case(sequences: int, length: int, heads: int, dimension: int, dtype: torch.dtype) -> Launch:
     """Attention over sequences of one length, so that the count of operations is known."""
     shape, start = (sequences * length, heads, dimension), meta(sequences + 1, dtype=torch.int32)
-    qkv = meta(*shape, dtype=dtype), meta(*shape, dtype=dtype), halves(*shape)
-    return attention.launch(qkv, start, [length] * sequences, attention.Scores(dimension**-0.5), halves(*shape))
+    values = meta(*shape, dtype=torch.float32 if dtype == torch.float32 else torch.float16)
+    qkv = meta(*shape, dtype=dtype), meta(*shape, dtype=dtype), values
+    return attention.launch(qkv, start, [length] * sequences, attention.Scores(dimension**-0.5), torch.empty_like(values))
 
 
 def qkv_case(rows: int, heads: qkv.Heads, inputs: int, turned: bool) -> Launch:
@@ -178,6 +179,8 @@ CASES: dict[str, Callable[[], Launch]] = {
     "w4a16 GEMM, groups of 128, 1 x 14336 x 4096": lambda: w4a16_case(1, 14336, 4096, 128),
     "w4a16 GEMM, groups of 32, 16 x 14336 x 4096": lambda: w4a16_case(16, 14336, 4096, 32),
     "packed attention, float16, 32 of 128 rows, 12 x 64": lambda: attention_case(32, 128, 12, 64, torch.float16),
+    "packed attention, float32, 32 of 128 rows, 12 x 64": lambda: attention_case(32, 128, 12, 64, torch.float32),
+    "packed attention, float32, 8 of 512 rows, 12 x 128": lambda: attention_case(8, 512, 12, 128, torch.float32),
     "packed attention, int8 QK, 32 of 128 rows, 12 x 64": lambda: attention_case(32, 128, 12, 64, torch.int8),
     "packed attention, int8 QK, 8 of 2048 rows, 32 x 128": lambda: attention_case(8, 2048, 32, 128, torch.int8),
     "int8 QKV, 4096 x 768, 12 x 64": lambda: qkv_case(4096, qkv.Heads(12, 12, 64), 768, False),

@@ -67,7 +67,8 @@ class Export(Stage):
     """What int8 engines compute their float part in: OpenVINO in bf16 on processors that have it (fp32 on others), TensorRT in fp16 or
     bf16. auto: a half, unless that brings the answers to selection rows further from the float model than int8 does by itself. Which half
     TensorRT takes is decided by the ranges of its tensors on selection rows: fp16, or bf16 where fp16 would leave matrix products in
-    float32. Where no TensorRT runs, nothing but the ranges decides."""
+    float32. Where no TensorRT runs, nothing but the ranges decides. The fused kernels of torch take fp16 only where it is given, as they
+    have no float model to be judged by."""
     compressed_tensors: bool | Literal["auto"] = "auto"
     """Whether to write the last variant in the format compressed-tensors too, which Transformers, vLLM and SGLang load; auto: where it is
     a quantized decoder that the format can hold."""
@@ -97,9 +98,9 @@ class Export(Stage):
         key, typed = f"stages.{self.id or self.NAME}.float_precision", has_half_graphs(context)
         if self.float_precision == "bf16" and not (typed or computes_bf16(context)):
             raise InputError(f"{key}: bf16 given; this processor has no bf16: give auto or fp32")
-        if self.float_precision == "fp16" and not typed:
-            able = one_of([name for name, row in ENGINES.items() if row.half_graph])
-            raise InputError(f"{key}: fp16 given; of the engines {able} has it: add it to target.engines, or give auto")
+        able = [name for name, row in ENGINES.items() if row.half_graph or row.fp16_float_part]
+        if self.float_precision == "fp16" and not set(able) & set(context.target.engines):
+            raise InputError(f"{key}: fp16 given; of the engines {one_of(able)} has it: add it to target.engines, or give auto")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes one folder for each build, and `export.json`.

@@ -127,6 +127,8 @@ class Exporter:
         """Returns the setting as far as an engine can follow it: fp16 needs a half graph, bf16 that or a processor that computes it."""
         if ENGINES[engine].half_graph:
             return self.rest if self.graphs is not None else "fp32"
+        if ENGINES[engine].fp16_float_part:  # no answer of it in float is there to judge by: asked for, or fp32
+            return "fp16" if self.rest == "fp16" else "fp32"
         able = ENGINES[engine].bf16_float_part and self.rest != "fp16" and computes_bf16(self.context)
         return self.rest if able else "fp32"
 
@@ -205,6 +207,7 @@ class Exporter:
             precision=self.build.precision,
             float_precision=self.build.float_precision,
             bf16_float_part=is_static_int8(self.build.precision) and self._rest(engine) != "fp32",
+            fp16_float_part=is_static_int8(self.build.precision) and self._rest(engine) == "fp16",
             half_graph=self._half_graph(engine, model),
             buckets=self.preprocessor.buckets,
             target=self.context.target,

@@ -44,9 +44,9 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.models.padding import real_rows
-from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE
+from compress.schemes.int8 import ACTIVATION_HIGH
 from compress.schemes.int8_convolution import channel_axis
-from compress.schemes.scales import Layer
+from compress.schemes.scales import SMALLEST_SCALE, Layer
 
 BINS = 8192
 SMALLEST_RANGE = SMALLEST_SCALE * 128

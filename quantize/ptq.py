@@ -23,8 +23,8 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError, nearest
 from compress.schemes.checkpoint import save_quantization
-from compress.schemes.int8 import SMALLEST_SCALE, on_grid, weight_scale
-from compress.schemes.scales import Layer, Scales
+from compress.schemes.int8 import on_grid, weight_scale
+from compress.schemes.scales import SMALLEST_SCALE, Layer, Scales
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 from quantize.calibration import Histogram, Observed, clipped_share

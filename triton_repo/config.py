@@ -48,7 +48,7 @@ class ModelSettings:
     """Maximum number of rows in one request and in merged requests."""
     batch_sizes: tuple[int, ...]
     """Batch sizes that the model compiles, ascending, 1 first."""
-    mode: Literal["static", "dynamic"]
+    mode: Literal["static", "dynamic", "packed"]
     properties: Mapping[str, str]
     """Settings of the engine, the same as those of the evaluated one."""
     warm_up: tuple[str, ...] = ()

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from triton_repo.service import Service
 
 REPOSITORY, GPU_REPOSITORY, RESULTS, SCHEMA = "model_repository", "model_repository_gpu", "triton.json", 1
+KERNEL_REPOSITORY = "model_repository_kernels"
 EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 STREAMS = 8
@@ -165,6 +166,8 @@ class TritonRepo(Stage):
                 results["gpu"], _ = self._write_gpu(parent, context, out / GPU_REPOSITORY)
             if self.vllm is not None:
                 results["gpu"] = self._write_vllm(parent, context, out / GPU_REPOSITORY)
+        if kernels := self._write_kernels(parent, context, out / KERNEL_REPOSITORY):
+            results["kernels"] = kernels
         write_json(out / RESULTS, results)
         return _summary(results)
 
@@ -265,6 +268,32 @@ class TritonRepo(Stage):
         )
         entry, figures = write_gpu(parent, context, folder, self.gpu, serving)
         return entry | _unmeasured(str(figures["reason"])), str(figures["layout"])
+
+    def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
+        """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
+        from triton_repo.config import MIN_BATCH
+        from triton_repo.kernels import NOT_RUN as NOT_SERVED
+        from triton_repo.kernels import write_kernel_repository
+        from triton_repo.layout import EXPORTED
+
+        builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]
+        able = [
+            (build, entry) for build in builds for entry in build["engines"] if entry["runnable"] and ENGINES[entry["engine"]].own_kernels
+        ]
+        if not able:
+            return None
+        build, entry = able[-1]
+        told = write_kernel_repository(
+            folder,
+            parent.path,
+            build,
+            entry,
+            pairs=isinstance(context.data.evaluation.rows[0], tuple),
+            batch_sizes=context.target.batch_sizes,
+            max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
+            instances=self.instances,
+        )
+        return told | _unmeasured(NOT_SERVED)
 
     def _write_vllm(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any]:
         """Writes the repository of the last variant for vLLM; returns its entry of triton.json.

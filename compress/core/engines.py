@@ -32,6 +32,10 @@ class EngineFacts:
     """Marker shape in charts."""
     cpu_only: bool = False
     """Whether the engine cannot use a CUDA device."""
+    cuda_only: bool = False
+    """Whether the engine needs a CUDA device."""
+    own_kernels: bool = False
+    """Whether the Triton repository has a model of its own for it, with our kernels in its folder."""
     builds: bool = True
     """Whether the engine is built from the ONNX graph; False if it runs the checkpoint itself."""
     stores: tuple[Literal["float", "int8"], ...] = ()
@@ -40,6 +44,8 @@ class EngineFacts:
     """Whether it can output intermediate tensors, so that parity compares layer by layer."""
     bf16_float_part: bool = False
     """Whether the float part of its int8 engines may run in bf16 if the CPU supports it."""
+    fp16_float_part: bool = False
+    """Whether the float part of its int8 engines runs in fp16 where the recipe asks for that, from the files of fp32."""
     half_graph: bool = False
     """Whether its graph says which parts run in 16-bit floats (`export.graph.halves`), fp16 or bf16."""
     token_scales_in_graph: bool = False
@@ -129,6 +135,17 @@ ENGINES: Mapping[str, EngineFacts] = {
         half_graph=True,
         proved=True,
         serves="cuda",
+    ),
+    "torch_kernels": EngineFacts(
+        title="torch, fused kernels",
+        where="NVIDIA GPUs; int8 encoders of BERT's layers",
+        library="triton",
+        marker="inverted",
+        cuda_only=True,
+        own_kernels=True,
+        fp16_float_part=True,
+        stores=("int8",),
+        probed=True,
     ),
 }
 

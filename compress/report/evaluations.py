@@ -76,8 +76,9 @@ def served(run: Run) -> list[dict[str, Any]]:
 
 
 def for_gpus(run: Run) -> list[dict[str, Any]]:
-    """Returns the models of the additional repository for GPUs, which no server has run; empty where there is none."""
-    return [_triton(run)["gpu"]] if "gpu" in _triton(run) else []
+    """Returns the models of the additional repositories for GPUs, which no server has run; empty where there is none."""
+    told = _triton(run)
+    return [told[key] for key in ("gpu", "kernels") if key in told]
 
 
 def _triton(run: Run) -> dict[str, Any]:

@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite, positive
-from compress.schemes.scales import Grid, Layer
+from compress.schemes.int8 import OFF_GRID, WRONG_SCALES, QuantizedLinear, check_finite
+from compress.schemes.scales import Grid, Layer, positive
 
 LARGEST = 448
 STORED = torch.float8_e4m3fn

@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import OFF_GRID, SMALLEST_SCALE, positive
-from compress.schemes.scales import Grid, Layer
+from compress.schemes.int8 import OFF_GRID
+from compress.schemes.scales import SMALLEST_SCALE, Grid, Layer, positive
 from compress.schemes.weight_only import WeightOnlyLinear
 
 LOW, HIGH = -8, 7

@@ -34,10 +34,9 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.machine.environment import NATIVE_INT8
-from compress.schemes.scales import Grid, Layer
+from compress.schemes.scales import SMALLEST_SCALE, Grid, Layer, positive
 
 ACTIVATION_LOW, ACTIVATION_HIGH = -128, 127
-SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more
 EXACT_CHUNK = 1024  # inputs whose products sum to at most 2^24, which float32 holds exactly; see int8_matmul
 WRONG_SCALES = "its scales must be positive numbers, one for the input and one for each output"
 OFF_GRID = "its weights are not on the grid of its scales: they were changed after quantization"
@@ -359,11 +358,6 @@ def on_grid_of(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor
 def int8_linear(name: str, linear: nn.Linear, scales: LayerScales) -> Int8Linear:
     """Returns the int8 layer for a float layer, whose weights need not be on the grid; `linear` is not modified."""
     return Int8Linear(name, scales.codes(linear.weight.detach().float()), scales, _float_bias(linear))
-
-
-def positive(*scales: Tensor) -> bool:
-    """Whether all values are positive and finite."""
-    return all(bool((scale.isfinite() & (scale > 0)).all()) for scale in scales)
 
 
 def _weight_codes(weight_OI: Tensor, scales: LayerScales | DynamicScales) -> Tensor:

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from compress.schemes.int8 import OFF_GRID, are_codes, levels, on_grid, positive, quantize
-from compress.schemes.scales import Grid, Layer
+from compress.schemes.int8 import OFF_GRID, are_codes, levels, on_grid, quantize
+from compress.schemes.scales import Grid, Layer, positive
 from compress.schemes.weight_only import WeightOnlyLinear
 
 BITS = 8

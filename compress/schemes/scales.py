@@ -7,6 +7,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 from torch import Tensor, nn
 
+SMALLEST_SCALE = 2.0**-63  # the product of two scales stays a normal float32 number, 2^-126 or more
+
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d
 """A layer that can be quantized."""
 
@@ -75,3 +77,8 @@ class Scales(Protocol):
 
     def problem(self, weight_OI: Tensor) -> str | None:
         """Returns in one line why these scales do not match a layer's grid weights, given as stored, or None if they match."""
+
+
+def positive(*scales: Tensor) -> bool:
+    """Whether all values are positive and finite."""
+    return all(bool((scale.isfinite() & (scale > 0)).all()) for scale in scales)

@@ -30,8 +30,8 @@ from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.schemes.attention_products import ATTENTION, Int8Attention, ProductScales, attention_modules, configs, use
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, load_quantization, unusable
-from compress.schemes.int8 import positive
 from compress.schemes.residual import RESIDUAL, Int8Residual, mark
+from compress.schemes.scales import positive
 
 KINDS = {"products": ("/qk", "/pv"), "residuals": ("/residual",)}
 """Suffixes of site names, by their key in quantization.json."""

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.schemes.checkpoint import QUANTIZATION_JSON, QUANTIZATION_TENSORS, unusable
-from compress.schemes.int8 import levels, on_grid, positive, quantize, weight_scale
+from compress.schemes.int8 import levels, on_grid, quantize, weight_scale
+from compress.schemes.scales import positive
 
 LARGEST = levels(8)
 KEY = "tables"

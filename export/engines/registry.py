@@ -20,7 +20,8 @@ def engine_module(engine: str) -> EngineModule:
 
 def absent(target: Target) -> list[str]:
     """Returns one line for each engine that a target needs and that cannot run on this machine; torch is the baseline of every run."""
-    problems = []
+    problems: list[str] = []
+    reasons: set[str] = set()
     for engine in dict.fromkeys((REFERENCE, *target.engines)):
         device = device_of(engine, target.device)
         try:
@@ -28,7 +29,12 @@ def absent(target: Target) -> list[str]:
         except ImportError as error:
             problems.append(f"target.engines: {engine} cannot be imported ({reason(error)}); install it, or leave it out")
             continue
-        if why is not None and not ENGINES[engine].proved:
+        if why is None or why in reasons or ENGINES[engine].proved:
+            continue
+        reasons.add(why)
+        if ENGINES[engine].cuda_only:
+            problems.append(f"target.engines: {engine} given; {why}; give target.device: cuda on a machine that has it, or leave it out")
+        else:
             problems.append(f"target.device: {target.device} given; {why}; run this on a machine that has it, or give device: cpu")
     return problems
 

@@ -164,6 +164,8 @@ class BuildRequest:
     target: Target
     log: Callable[[str], None]
     """Takes one line for each thing worth telling."""
+    fp16_float_part: bool = False
+    """Whether to offer a mode whose float part is fp16, too; of engines that compute it from the files of fp32."""
     half_graph: HalfGraph | None = None
     """For engines whose graph says what runs in halves: the graph whose float part is in halves; None where it is fp32 alone."""
     kv_cache: str = "float"

@@ -42,8 +42,8 @@ from onnx import TensorProto, helper, numpy_helper
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.fp8 import Fp8Scales
 from compress.schemes.int4 import LOW, Int4Scales
-from compress.schemes.int8 import ACTIVATION_HIGH, SMALLEST_SCALE, DynamicScales
-from compress.schemes.scales import Scales
+from compress.schemes.int8 import ACTIVATION_HIGH, DynamicScales
+from compress.schemes.scales import SMALLEST_SCALE, Scales
 from export.graph.onnx import prune_initializers, save
 from export.graph.qdq import find_layers, is_transposed, weight_stem
 

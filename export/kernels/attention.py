@@ -7,16 +7,18 @@ and what was added before is scaled when m grows:
 
     m' = max(m, max S),   p = 2^((S - m') log2 e),   l' = l 2^((m - m') log2 e) + sum p,   O' = O 2^((m - m') log2 e) + p V
 
-Q and K are float16, or int8 codes with one scale each, as in `compress.schemes.attention_products` (site qk): there
-S = float32(q_Q @ q_K^T) * (s_Q s_K scaling), the sums exact. V and p are float16, sums float32. Several heads of queries may share a head
-of keys and values.
+Q and K are float16 or float32, or int8 codes with one scale each, as in `compress.schemes.attention_products` (site qk): there
+S = float32(q_Q @ q_K^T) * (s_Q s_K scaling), the sums exact. V and p are float16 or float32, sums float32; products of float32 are not
+rounded to TF32. Several heads of queries may share a head of keys and values. The outputs have the type of V, or are codes
+clamp(rint(o / s_out), -128, 127).
 
 Bound against float64 for n keys, with u = 2^-24 and V the largest |v| of the sequence in this head and dimension:
 
     |o - exact| <= V (2 delta + 2^-10 + n u) + 2^-11 |exact| + u,    delta = 2 (D + 8) u max_j sum_d |q_d k_jd| scaling
                                                                      delta = 16 u max_j |s_j|                       for codes
 
-from rounding scores, 2^x to 2^-22, p to float16 (p below 2^-24 becomes 0), and the output.
+from rounding scores, 2^x to 2^-22, p to float16 (p below 2^-24 becomes 0), and the output. With V in float32, p and the output are not
+rounded, and 2^-20 stands for 2^-10, u for 2^-11.
 
 Left out: masks other than causal and the ends of sequences, probabilities in int8 (their scale needs the whole row), dimensions above 128,
 scales per token.
@@ -37,9 +39,11 @@ import triton.language as tl
 from torch import Tensor
 
 from compress.core.errors import InputError
+from export.kernels.epilogue import stored
 from export.kernels.launch import Cost, Launch, bytes_of, cdiv, check_scale, check_tensor, power_of_two
 
 LARGEST_DIMENSION = 128
+FLOATS = (torch.float16, torch.float32)
 LOG2_E = math.log2(math.e)
 
 
@@ -54,10 +58,19 @@ class Scores:
     """Scale of the codes of the queries; 1 for float16."""
     key_scale: float = 1.0
     """Scale of the codes of the keys; 1 for float16."""
+    out_scale: float | None = None
+    """Quantizes the outputs with this scale; None for the type of the values."""
 
     def __post_init__(self) -> None:
-        for name, scale in {"scaling": self.scaling, "query scale": self.query_scale, "key scale": self.key_scale}.items():
-            check_scale(name, scale)
+        scales = {
+            "scaling": self.scaling,
+            "query scale": self.query_scale,
+            "key scale": self.key_scale,
+            "scale of the output": self.out_scale,
+        }
+        for name, scale in scales.items():
+            if scale is not None:
+                check_scale(name, scale)
 
     @property
     def factor(self) -> float:
@@ -66,12 +79,12 @@ class Scores:
 
 
 def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:
-    """Returns the outputs of attention, float16 `[T, H, D]`.
+    """Returns the outputs of attention, `[T, H, D]`: in the type of the values, or int8 codes.
 
     Args:
-        q_THD: Queries, float16 or int8 codes, contiguous; D from 1 to 128.
+        q_THD: Queries, float16, float32 or int8 codes, contiguous; D from 1 to 128.
         k_TKD: Keys, of the same type; K divides H.
-        v_TKD: Values, float16.
+        v_TKD: Values, float16 or float32: the type of queries that are no codes.
         start_B: int32 `[B + 1]`: sequence b has the rows start[b] to start[b + 1] - 1; from 0 to T. Read back from the device.
         scores: Scaling, scales and causality.
 
@@ -79,9 +92,9 @@ def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tenso
         InputError: Shapes or types do not fit, or the starts do not rise from 0 to T.
     """
     rows, heads, dimension = q_THD.shape
-    check_tensor("q", q_THD, (rows, heads, dimension), torch.float16, torch.int8)
+    check_tensor("q", q_THD, (rows, heads, dimension), *FLOATS, torch.int8)
     check_tensor("k", k_TKD, (rows, -1, dimension), q_THD.dtype)
-    check_tensor("v", v_TKD, tuple(k_TKD.shape), torch.float16)
+    check_tensor("v", v_TKD, tuple(k_TKD.shape), *(FLOATS if q_THD.dtype == torch.int8 else (q_THD.dtype,)))
     check_tensor("start", start_B, (-1,), torch.int32)
     if not 0 < dimension <= LARGEST_DIMENSION or heads % max(1, k_TKD.shape[1]):
         raise InputError(f"heads must share those of keys evenly and have 1 to 128 dimensions: {heads}, {k_TKD.shape[1]}, {dimension}")
@@ -89,7 +102,7 @@ def packed_attention(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tenso
     lengths = [end - start for start, end in itertools.pairwise(starts)]
     if not lengths or starts[0] != 0 or starts[-1] != rows or min(lengths) < 0:
         raise InputError(f"the starts of sequences must rise from 0 to {rows}; they are {starts}")
-    out_THD = torch.empty_like(q_THD, dtype=torch.float16)
+    out_THD = torch.empty_like(q_THD, dtype=v_TKD.dtype if scores.out_scale is None else torch.int8)
     launch((q_THD, k_TKD, v_TKD), start_B, lengths, scores, out_THD).run()
     return out_THD
 
@@ -98,23 +111,25 @@ def launch(qkv: tuple[Tensor, Tensor, Tensor], start_B: Tensor, lengths: Sequenc
     """Returns the launch behind `packed_attention`; an int8 operation counts as half of one in float16."""
     q_THD, k_TKD, v_TKD = qkv
     (_, heads, dimension), longest = q_THD.shape, max(lengths)
-    tile_q, num_warps = (64, 4) if longest <= 64 else (128, 8)
+    tile_q, tile_k, num_warps = (64, 64, 4) if longest <= 64 else (128, 64, 8)
+    if v_TKD.dtype == torch.float32:  # twice the bytes, and no matrix instruction: the sums of a tile lie in registers
+        tile_q, tile_k, num_warps = 32, 32, 4
     arguments = {
         "q": q_THD, "k": k_TKD, "v": v_TKD, "start": start_B, "out": out_THD, "factor": scores.factor * LOG2_E,
         "heads": heads, "key_heads": k_TKD.shape[1], "CAUSAL": scores.causal, "D": dimension, "BLOCK_D": max(32, power_of_two(dimension)),
-        "TILE_Q": tile_q, "TILE_K": 64,
+        "out_scale": 1.0 if scores.out_scale is None else scores.out_scale, "TILE_Q": tile_q, "TILE_K": tile_k,
     }  # fmt: skip
     pairs = sum(length * (length + 1) // 2 if scores.causal else length**2 for length in lengths)
     operations = 2 * pairs * heads * dimension * 2
     operations = operations * 3 // 4 if q_THD.dtype == torch.int8 else operations
-    cost = Cost(bytes_of(*qkv, start_B, out_THD), operations, "fp16")
+    cost = Cost(bytes_of(*qkv, start_B, out_THD), operations, "fp32" if v_TKD.dtype == torch.float32 else "fp16")
     return Launch(packed_attention_kernel, (cdiv(longest, tile_q), heads, len(lengths)), arguments, cost, num_warps, 2)
 
 
 @triton.jit
 def packed_attention_kernel(
     q: tl.pointer_type, k: tl.pointer_type, v: tl.pointer_type, start: tl.pointer_type, out: tl.pointer_type, factor: tl.tensor,
-    heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    out_scale: tl.tensor, heads: tl.tensor, key_heads: tl.tensor, CAUSAL: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     TILE_Q: tl.constexpr, TILE_K: tl.constexpr,
 ) -> None:  # fmt: skip
     """One program, a tile of queries of one head of one sequence."""
@@ -138,7 +153,7 @@ def packed_attention_kernel(
         if q.dtype.element_ty == tl.int8:
             scores = tl.dot(queries, keys, out_dtype=tl.int32).to(tl.float32) * factor
         else:
-            scores = tl.dot(queries, keys, out_dtype=tl.float32) * factor
+            scores = tl.dot(queries, keys, out_dtype=tl.float32, input_precision="ieee") * factor
         seen = (key < length)[None, :]
         if CAUSAL:
             seen = seen & (key[None, :] <= row[:, None])
@@ -146,9 +161,9 @@ def packed_attention_kernel(
         grown = tl.maximum(largest, tl.max(scores, 1))  # finite: key 0 is seen by every row
         p, faded = tl.exp2(scores - grown[:, None]), tl.exp2(largest - grown)
         total = total * faded + tl.sum(p, 1)
-        sums = tl.dot(p.to(tl.float16), values, sums * faded[:, None], out_dtype=tl.float32)
+        sums = tl.dot(p.to(v.dtype.element_ty), values, sums * faded[:, None], out_dtype=tl.float32, input_precision="ieee")
         largest = grown
-    tl.store(out + at, (sums / total[:, None]).to(tl.float16), stays)
+    stored(tl.div_rn(sums, tl.broadcast_to(total[:, None], (TILE_Q, BLOCK_D))), out, at, stays, out_scale)
 
 
 def reference(q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, start_B: Tensor, scores: Scores) -> Tensor:

@@ -60,10 +60,10 @@ def embed_quantize(word: Lookup, kind: Lookup, position: Lookup, norm: Norm, sca
     return codes_NI, scales, kept_NI
 
 
-def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor, scale: float | Tensor, kept_NI: Tensor) -> Launch:
-    """Returns the launch behind `embed_quantize`; a tensor as scale is written, a number is read."""
+def launch(lookups: tuple[Lookup, Lookup, Lookup], norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor) -> Launch:
+    """Returns the launch behind `embed_quantize`; a tensor as scale is written, a number is read; without codes nothing is quantized."""
     (word_id, word), (kind_id, kind), (position_id, position) = lookups
-    (tokens, inputs), scales_N = codes_NI.shape, scale if isinstance(scale, Tensor) else None
+    (tokens, inputs), scales_N = kept_NI.shape, scale if isinstance(scale, Tensor) else None
     arguments = {
         "word_id": word_id, "word": word, "kind_id": kind_id, "kind": kind, "position_id": position_id, "position": position,
         "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
@@ -90,7 +90,7 @@ def embed_quantize_kernel(
     h += tl.load(position + tl.load(position_id + token) * inputs + at, inside, other=0.0).to(tl.float32)
     z = normalized(h, at, inputs, length, gain, bias, eps, CENTRED)
     tl.store(kept + first + at, z.to(kept.dtype.element_ty), inside)
-    stored_codes(z, at, inputs, codes + first, scales if scales is None else scales + token, scale)
+    stored_codes(z, at, inputs, codes if codes is None else codes + first, scales if scales is None else scales + token, scale)
 
 
 def summed(word: Lookup, kind: Lookup, position: Lookup) -> Tensor:

@@ -66,10 +66,10 @@ def int8_gemm(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: O
     return out_NO
 
 
-def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output, out_NO: Tensor) -> Launch:
-    """Returns the launch behind `int8_gemm`."""
+def launch(x_NI: Tensor, scale: float | Tensor, weight: Int8Weight, output: Output, out_NO: Tensor, tile: Tile | None = None) -> Launch:
+    """Returns the launch behind `int8_gemm`; without a tile in that of `tile_of`. No tile changes a bit of the outputs."""
     (rows, inputs), outputs = x_NI.shape, weight.codes.shape[0]
-    tile, scales_N = tile_of(rows), scale if isinstance(scale, Tensor) else None
+    tile, scales_N = tile or tile_of(rows), scale if isinstance(scale, Tensor) else None
     arguments = {
         "x": x_NI, "x_scale": scales_N, "input_scale": 1.0 if isinstance(scale, Tensor) else scale,
         "weight": weight.codes, "weight_scale": weight.scale, "bias": weight.bias,

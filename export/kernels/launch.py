@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from compress.core.errors import InputError
-from compress.schemes.int8 import positive
+from compress.schemes.scales import positive
 
 Unit = Literal["int8", "fp16", "fp32"]
 """What multiplies: int8 or fp16 matrix instructions, or the float32 lanes."""

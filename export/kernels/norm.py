@@ -93,9 +93,9 @@ def norm_quantize(x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, scale: f
 
 
 def launch(
-    x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, codes_NI: Tensor, scale: float | Tensor, kept_NI: Tensor, keep: Keep
+    x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, codes_NI: Tensor | None, scale: float | Tensor, kept_NI: Tensor, keep: Keep
 ) -> Launch:
-    """Returns the launch behind `norm_quantize`; a tensor as scale is written, a number is read."""
+    """Returns the launch behind `norm_quantize`; a tensor as scale is written, a number is read; without codes nothing is quantized."""
     (rows, inputs), scales_N = x_NI.shape, scale if isinstance(scale, Tensor) else None
     arguments = {
         "x": x_NI, "residual": residual_NI, "gain": norm.gain, "bias": norm.bias, "eps": norm.eps,
@@ -129,13 +129,14 @@ def normalized(
 
 @triton.jit
 def stored_codes(z: tl.tensor, at: tl.tensor, inputs: tl.tensor, codes: tl.pointer_type, scales: tl.pointer_type, scale: tl.tensor) -> None:
-    """Stores the codes of a row, with its own scale if `scales` is given, where this program's row is; `codes` points at the row."""
-    if scales is None:
-        tl.store(codes + at, int8_codes(z, scale, -128), at < inputs)
-    else:
-        step = scale_of_largest(tl.max(tl.abs(z), 0))
-        tl.store(scales, step)
-        tl.store(codes + at, int8_codes(z, step, -127), at < inputs)
+    """Stores the codes of a row, with its own scale if `scales` is given; both point at this row. Without codes, nothing."""
+    if codes is not None:
+        if scales is None:
+            tl.store(codes + at, int8_codes(z, scale, -128), at < inputs)
+        else:
+            step = scale_of_largest(tl.max(tl.abs(z), 0))
+            tl.store(scales, step)
+            tl.store(codes + at, int8_codes(z, step, -127), at < inputs)
 
 
 @triton.jit
@@ -155,7 +156,7 @@ def norm_quantize_kernel(
         tl.store(kept + first + at, h.to(kept.dtype.element_ty), inside)
     else:
         tl.store(kept + first + at, z.to(kept.dtype.element_ty), inside)
-    stored_codes(z, at, inputs, codes + first, scales if scales is None else scales + row, scale)
+    stored_codes(z, at, inputs, codes if codes is None else codes + first, scales if scales is None else scales + row, scale)
 
 
 def reference(x_NI: Tensor, residual_NI: Tensor | None, norm: Norm, scale: float | None, keep: Keep) -> tuple[Tensor, Tensor, Tensor]:

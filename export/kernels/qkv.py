@@ -3,7 +3,7 @@
     y = float32(q_x @ q_w.T) * scales + b                     as in `epilogue`, sums exact
     for a head of queries or keys with halves y1, y2          Su et al. 2021, https://arxiv.org/abs/2104.09864
         z1 = y1 cos - y2 sin,   z2 = y2 cos + y1 sin          cos and sin [N, D / 2], as Transformers' Llama pairs halves
-    z of queries and keys to float16, or to codes clamp(rint(z / s), -128, 127) for `attention`; values to float16
+    z of queries and keys to float16 or float32, or to codes clamp(rint(z / s), -128, 127) for `attention`; values to that float type
 
 The weights of queries, keys and values stand below each other: H D, K D and K D outputs. One program computes one head of some rows, as two
 tiles of D / 2 outputs, so that the halves meet in registers. Without cos and sin the heads are only split.
@@ -49,12 +49,16 @@ class Heads:
     """Quantizes queries with this scale; None for float16."""
     key_scale: float | None = None
     """Quantizes keys with this scale; None for float16."""
+    dtype: torch.dtype = torch.float16
+    """float16 or float32: what is not quantized."""
 
     def __post_init__(self) -> None:
         if self.dimension not in DIMENSIONS:
             raise InputError(f"the dimension of a head must be one of {', '.join(map(str, DIMENSIONS))}; it is {self.dimension}")
         if self.queries < 1 or self.keys < 1:
             raise InputError(f"there must be heads of queries and of keys; there are {self.queries} and {self.keys}")
+        if self.dtype not in (torch.float16, torch.float32):
+            raise InputError(f"queries, keys and values must be float16 or float32; they are {self.dtype}")
         for name, scale in {"query scale": self.query_scale, "key scale": self.key_scale}.items():
             if scale is not None:
                 check_scale(name, scale)
@@ -66,8 +70,8 @@ class Heads:
 
     def types(self) -> list[tuple[int, torch.dtype]]:
         """Returns number of heads and stored type of queries, keys and values."""
-        stored_as = [torch.float16 if scale is None else torch.int8 for scale in (self.query_scale, self.key_scale)]
-        return [(self.queries, stored_as[0]), (self.keys, stored_as[1]), (self.keys, torch.float16)]
+        stored_as = [self.dtype if scale is None else torch.int8 for scale in (self.query_scale, self.key_scale)]
+        return [(self.queries, stored_as[0]), (self.keys, stored_as[1]), (self.keys, self.dtype)]
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ def reference(
     q, k, v = torch.split(y_NGD, [heads.queries, heads.keys, heads.keys], dim=1)
     if rotary is not None:
         q, k = (_rotated(part, rotary) for part in (q, k))
-    return _stored(q, heads.query_scale), _stored(k, heads.key_scale), v.half()
+    return _stored(q, heads.query_scale, heads.dtype), _stored(k, heads.key_scale, heads.dtype), v.to(heads.dtype)
 
 
 def _rotated(y_NHD: Tensor, rotary: Rotary) -> Tensor:
@@ -199,7 +203,7 @@ def _rotated(y_NHD: Tensor, rotary: Rotary) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=2)
 
 
-def _stored(z_NHD: Tensor, scale: float | None) -> Tensor:
+def _stored(z_NHD: Tensor, scale: float | None, dtype: torch.dtype) -> Tensor:
     if scale is None:
-        return z_NHD.half()
+        return z_NHD.to(dtype)
     return torch.round(z_NHD / torch.tensor(scale, dtype=torch.float32)).clamp(-128, 127).to(torch.int8)

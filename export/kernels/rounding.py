@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compress.schemes.int8 import SMALLEST_SCALE
+from compress.schemes.scales import SMALLEST_SCALE
 
 SPACING_ONE = tl.constexpr(1.5 * 2**23)
 SMALLEST = tl.constexpr(SMALLEST_SCALE)

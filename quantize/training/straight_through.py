@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from compress.schemes.int8 import SMALLEST_SCALE, LayerScales, levels
+from compress.schemes.int8 import LayerScales, levels
+from compress.schemes.scales import SMALLEST_SCALE
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +18,29 @@ from compress.standalone.preprocess import Preprocessor
 from export.engines import onnxruntime, openvino
 from export.graph.qdq import insert_qdq
 from tests.export import sentiment
+
+ROOT = Path(__file__).resolve().parents[2]
+INTERPRETER = Path(__file__).with_name("kernels") / "interpreter.py"
+
+
+@pytest.fixture(scope="session")
+def interpreted() -> Iterator[Callable[..., Any]]:
+    """Calls a function in a process of its own that interprets kernels; returns what it returns and raises what it raises."""
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, str(INTERPRETER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def call(function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+            pickle.dump((function, arguments, named), process.stdin)
+            process.stdin.flush()
+            worked, answer = pickle.load(process.stdout)
+            if not worked:
+                raise answer
+            return answer
+
+        yield call
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

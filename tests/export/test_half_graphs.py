@@ -160,7 +160,7 @@ def test_ranges_are_of_selection_rows(tmp_path: Path) -> None:
 
 def test_fp16_needs_an_engine_that_has_it(tmp_path: Path) -> None:
     context = two(tmp_path, TARGET.model_copy(update={"engines": ("onnxruntime",)}))
-    with pytest.raises(InputError, match=r"stages.export.float_precision: fp16 given; of the engines tensorrt has it"):
+    with pytest.raises(InputError, match=r"stages.export.float_precision: fp16 given; of the engines tensorrt or torch_kernels has it"):
         Export(float_precision="fp16").check(None, None, context)
     Export(float_precision="fp16").check(None, None, two(tmp_path))
     Export(float_precision="bf16").check(None, None, two(tmp_path))  # in its graph, whatever the processor has

@@ -15,7 +15,7 @@ from hypothesis.extra import numpy as hnp
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.schemes.int8 import SMALLEST_SCALE
+from compress.schemes.scales import SMALLEST_SCALE
 from quantize.calibration import (
     BINS,
     ENTROPY_BINS,

@@ -46,6 +46,30 @@ def test_writing_needs_no_server(tmp_path, no_server):
     assert (tmp_path / "out" / "model_repository" / "baseline-fp32" / "config.pbtxt").exists()
 
 
+def test_an_engine_on_our_kernels_has_a_repository_of_its_own(tmp_path, no_server):
+    exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS, (("baseline", "fp32"), ("quantize", "int8")))
+    document = json.loads((tmp_path / "export" / "export.json").read_text())
+    (tmp_path / "export" / "quantize-int8" / "plan").write_bytes(b"a plan")
+    entry = {"engine": "torch_kernels", "mode": "packed", "float_precision": "fp32", "file": None, "runnable": False}
+    document["builds"][0]["engines"].append(entry)
+    (tmp_path / "export" / "export.json").write_text(json.dumps(document))
+    for runs in (False, True):
+        out = tmp_path / f"out-{runs}"
+        out.mkdir()
+        if runs:
+            document["builds"][1]["engines"].append({**entry, "file": "quantize-int8/plan", "runnable": True})
+            (tmp_path / "export" / "export.json").write_text(json.dumps(document))
+        TritonRepo(serve=False, instances=2).run(exported, context(tiny.TEXTS, tmp_path, batch_sizes=(1, 16)), out)
+        told, folder = json.loads((out / "triton.json").read_text()), out / "model_repository_kernels"
+        assert ("kernels" in told) == folder.exists() == runs
+    assert (told["kernels"]["model"], told["kernels"]["engine"], told["kernels"]["metrics"]) == ("quantize-int8", "torch_kernels", {})
+    assert told["kernels"]["reason"].startswith("written, not run")
+    config = (folder / "quantize-int8" / "config.pbtxt").read_text()
+    assert "max_batch_size: 16" in config
+    assert "KIND_GPU" in config
+    assert (folder / "quantize-int8" / "1" / "plan.safetensors").read_bytes() == b"a plan"
+
+
 def test_what_is_served_is_part_of_the_cache_key(tmp_path, no_server):
     exported = tiny.export(tmp_path / "export", tiny.text_preprocessor(), tiny.TEXTS, (("baseline", "fp32"), ("quantize", "int8")))
     document = json.loads((tmp_path / "export" / "export.json").read_text())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from compress.schemes.int4 import Int4Linear, Int4Scales, expand, group_range, group_scale, num_groups, pack, unpack
-from compress.schemes.int8 import SMALLEST_SCALE
+from compress.schemes.scales import SMALLEST_SCALE
 from compress.schemes.weight_only import dequantized_once
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from compress.core.errors import InputError
 from compress.schemes import checkpoint, int8
 from compress.schemes.int8 import Int8Linear, LayerScales, int8_matmul, levels, on_grid, quantize, weight_bits, weight_scale
+from compress.schemes.scales import SMALLEST_SCALE
 
 CPUINFO = "processor\t: 0\nmodel name\t: a\nflags\t\t: fpu avx2 {}\n"
 FLOATS = st.floats(min_value=-(2.0**100), max_value=2.0**100, width=32)
@@ -99,7 +100,7 @@ def test_halves_round_to_even_and_codes_saturate() -> None:
 def test_grid_weights_give_their_codes_back(bits: int, weight: np.ndarray) -> None:
     weight_OI, largest = torch.from_numpy(weight), levels(bits)
     scale_O = weight_scale(weight_OI, largest)
-    assert ((scale_O >= int8.SMALLEST_SCALE) & scale_O.isfinite()).all()
+    assert ((scale_O >= SMALLEST_SCALE) & scale_O.isfinite()).all()
     codes_OI = quantize(weight_OI, scale_O[:, None], -largest, largest)
     grid_OI = on_grid(weight_OI, scale_O, largest)
     assert torch.equal(torch.round(grid_OI / scale_O[:, None]), codes_OI.float())
@@ -118,7 +119,7 @@ def test_any_code_survives_any_scale(code: int, scale: float) -> None:
 def test_a_scale_is_never_zero_nor_infinite(value: float) -> None:
     scale = weight_scale(torch.full((1, 4), value), 127)
     assert 0 < scale.item() < float("inf")
-    assert (scale * int8.SMALLEST_SCALE).item() >= torch.finfo(torch.float32).tiny
+    assert (scale * SMALLEST_SCALE).item() >= torch.finfo(torch.float32).tiny
     assert torch.isfinite(on_grid(torch.full((1, 4), value), scale, 127)).all()
 
 
@@ -380,7 +381,7 @@ def test_a_dynamic_layer_equals_the_written_out_one(rows: int, inputs: int, outp
     x[-1] = 0 if rows > 1 else x[-1]
     expected = np.zeros((rows, outputs), np.float32)
     for n in range(rows):
-        scale = max(np.float32(np.abs(x[n].numpy()).max() / np.float32(127)), np.float32(int8.SMALLEST_SCALE))
+        scale = max(np.float32(np.abs(x[n].numpy()).max() / np.float32(127)), np.float32(SMALLEST_SCALE))
         codes = np.rint(x[n].numpy() / scale).astype(np.int64)
         assert np.abs(codes).max() == (127 if x[n].any() else 0)
         for o in range(outputs):

@@ -35,7 +35,7 @@ INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
 ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(CASES)}
 """The capability at which a row of the table is compiled in every test run; the others are slow."""
-APPROXIMATE = ("SiLU", "attention")
+APPROXIMATE = ("SiLU",)
 """Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
 MATRIX = [
     pytest.param(name, capability, marks=[] if name == GEMM or capability == ONCE[name] else pytest.mark.slow)
@@ -55,6 +55,7 @@ def test_code_is_within_the_limits(name: str, capability: int) -> None:
     instructions = {"int8": INT8_MATRIX, "fp16": FP16_MATRIX, "fp32": ()}[launch.cost.unit]
     assert not instructions or count(binary.hot_loop, *instructions) > 0
     assert "div.full.f32" not in binary.ptx or any(kind in name for kind in APPROXIMATE)
+    assert "tf32" not in binary.ptx
     if name == GEMM:
         assert count(binary.hot_loop, INT8[capability]) == (64 if INT8[capability].startswith("IMMA") else 4)
         assert count(binary.instructions, *FP16_MATRIX) == 0

@@ -22,17 +22,21 @@ def starts(lengths: list[int]) -> Tensor:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32)
 
 
-def rows(lengths: list[int], heads: int, key_heads: int, dimension: int, int8: bool, spread: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
+def rows(
+    lengths: list[int], heads: int, key_heads: int, dimension: int, *, int8: bool, spread: float = 1.0, dtype: torch.dtype = torch.float16
+) -> tuple[Tensor, Tensor, Tensor]:
     total = sum(lengths)
     q, k, v = (torch.randn(total, count, dimension) * spread for count in (heads, key_heads, key_heads))
     if int8:
-        return (*((part * 60).round().clamp(-128, 127).to(torch.int8) for part in (q, k)), v.half())
-    return q.half(), k.half(), v.half()
+        return (*((part * 60).round().clamp(-128, 127).to(torch.int8) for part in (q, k)), v.to(dtype))
+    return q.to(dtype), k.to(dtype), v.to(dtype)
 
 
 def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores: Scores) -> None:
     """Checks outputs by the bound that the docstring of the kernel states."""
     exact, shared, u = reference(q, k, v, start, scores), q.shape[1] // k.shape[1], 2.0**-24
+    of_p, of_out = (2.0**-20, u) if v.dtype == torch.float32 else (2.0**-10, 2.0**-11)
+    assert found.dtype == v.dtype
     for begin, end in itertools.pairwise(start.tolist()):
         for head in range(q.shape[1] if end > begin else 0):
             queries, keys = q[begin:end, head].double(), k[begin:end, head // shared].double()
@@ -42,22 +46,24 @@ def check(found: Tensor, q: Tensor, k: Tensor, v: Tensor, start: Tensor, scores:
                 delta = 2 * (q.shape[2] + 8) * u * (queries.abs() @ keys.abs().T).amax(dim=1, keepdim=True) * scores.factor
             largest = v[begin:end, head // shared].double().abs().amax(dim=0)
             wanted = exact[begin:end, head]
-            bound = largest * (2 * delta + 2.0**-10 + (end - begin) * u) + 2.0**-11 * wanted.abs() + u
+            bound = largest * (2 * delta + of_p + (end - begin) * u) + of_out * wanted.abs() + u
             assert ((found[begin:end, head].double() - wanted).abs() <= bound).all()
 
 
 @given(
     LENGTHS, st.sampled_from([(1, 1), (2, 2), (4, 2)]), st.sampled_from([1, 16, 32, 33, 64, 128]), st.booleans(), st.booleans(),
-    st.sampled_from([0.1, 1.0, 4.0]), st.integers(0, 999),
+    st.sampled_from([0.1, 1.0, 4.0]), st.sampled_from([torch.float16, torch.float32]), st.integers(0, 999),
 )  # fmt: skip
 @settings(max_examples=10)
-@example([130, 0, 65], (4, 2), 64, True, True, 1.0, 0)
-@example([1], (1, 1), 1, False, False, 1.0, 0)
+@example([130, 0, 65], (4, 2), 64, True, True, 1.0, torch.float16, 0)
+@example([130, 0, 65], (4, 2), 33, False, True, 1.0, torch.float32, 0)
+@example([1], (1, 1), 1, False, False, 1.0, torch.float16, 0)
 def test_against_float64(
-    interpreted: Interpreted, lengths: list[int], heads: tuple[int, int], dimension: int, int8: bool, causal: bool, spread: float, seed: int
-) -> None:
+    interpreted: Interpreted, lengths: list[int], heads: tuple[int, int], dimension: int, int8: bool, causal: bool, spread: float,
+    dtype: torch.dtype, seed: int,
+) -> None:  # fmt: skip
     torch.manual_seed(seed)
-    q, k, v = rows(lengths, *heads, dimension, int8, spread)
+    q, k, v = rows(lengths, *heads, dimension, int8=int8, spread=spread, dtype=dtype)
     scales = {"query_scale": 1 / 60, "key_scale": 0.02} if int8 else {}
     scores = Scores(dimension**-0.5, causal, **scales)
     check(interpreted(packed_attention, q, k, v, starts(lengths), scores), q, k, v, starts(lengths), scores)
@@ -81,6 +87,19 @@ def test_sequences_do_not_see_each_other(interpreted: Interpreted) -> None:
     torch.testing.assert_close(alone, together[65:68], rtol=2.0**-10, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_codes_are_those_of_the_outputs(interpreted: Interpreted, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = rows([40, 9], 2, 1, 32, int8=False, dtype=dtype)
+    found = interpreted(packed_attention, q, k, v, starts([40, 9]), Scores(0.2, out_scale=0.006))
+    steps = reference(q, k, v, starts([40, 9]), Scores(0.2)) / torch.tensor(0.006).double()
+    near = (steps - steps.floor() - 0.5).abs() < (1e-3 if dtype == torch.float32 else 0.2)
+    assert found.dtype == torch.int8
+    assert torch.equal(found.double()[~near], steps.round().clamp(-128, 127)[~near])
+    assert found.min() == -128
+    assert near.double().mean() < 0.5
+
+
 def test_large_scores_do_not_overflow(interpreted: Interpreted) -> None:
     q = torch.full((3, 1, 16), 200.0).half()
     v = torch.arange(3).reshape(3, 1, 1).expand(3, 1, 16).half().contiguous()
@@ -101,6 +120,10 @@ def test_wrong_input_is_refused() -> None:
         packed_attention(*rows([4], 2, 2, 129, int8=False), starts([4]), Scores(1.0))
     with pytest.raises(InputError, match="share those of keys evenly"):
         packed_attention(*rows([4], 3, 2, 16, int8=False), starts([4]), Scores(1.0))
+    with pytest.raises(InputError, match="v must be a contiguous tensor of float16"):
+        packed_attention(q, k, v.float(), starts([4]), Scores(1.0))
+    with pytest.raises(InputError, match="scale of the output must be positive"):
+        Scores(1.0, out_scale=-1.0)
     for name in ("scaling", "query_scale", "key_scale"):
         with pytest.raises(InputError, match=f"{name.replace('_', ' ')} must be positive"):
             Scores(**{"scaling": 1.0, name: 0.0})

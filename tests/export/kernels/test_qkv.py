@@ -35,17 +35,18 @@ def rotary_of(rows: int, dimension: int) -> Rotary:
 
 @given(
     st.sampled_from([1, 2, 16, 17, 65]), st.sampled_from([1, 31, 128, 129, 256]), st.sampled_from([(1, 1), (4, 2), (3, 1)]),
-    st.sampled_from([32, 64]), st.booleans(), st.booleans(), st.sampled_from([None, 0.01]), st.integers(0, 999),
+    st.sampled_from([32, 64]), st.booleans(), st.booleans(), st.sampled_from([None, 0.01]),
+    st.sampled_from([torch.float16, torch.float32]), st.integers(0, 999),
 )  # fmt: skip
 @settings(max_examples=15)
-@example(17, 129, (4, 2), 128, True, True, 0.01, 0)
-@example(1, 1, (1, 1), 256, False, False, None, 0)
+@example(17, 129, (4, 2), 128, True, True, 0.01, torch.float32, 0)
+@example(1, 1, (1, 1), 256, False, False, None, torch.float16, 0)
 def test_every_bit_is_torchs(
     interpreted: Interpreted, rows: int, inputs: int, counts: tuple[int, int], dimension: int, turned: bool, dynamic: bool,
-    out_scale: float | None, seed: int,
+    out_scale: float | None, dtype: torch.dtype, seed: int,
 ) -> None:  # fmt: skip
     torch.manual_seed(seed)
-    heads = Heads(*counts, dimension, out_scale, None if out_scale is None else out_scale * 2)
+    heads = Heads(*counts, dimension, out_scale, None if out_scale is None else out_scale * 2, dtype)
     x, weight, rotary = codes(rows, inputs), weight_of(heads, inputs, turned), rotary_of(rows, dimension) if turned else None
     scale = torch.rand(rows, 1) * 0.1 + 1e-4 if dynamic else 0.03
     found, wanted = interpreted(int8_qkv, x, scale, weight, heads, rotary), reference(x, scale, weight, heads, rotary)

@@ -1,0 +1,131 @@
+"""torch on the fused kernels of `export.kernels`: w8a8 encoders of BERT's layers on NVIDIA GPUs, without padding.
+
+    packed    tokens of all rows one after another, a forward pass of seven kernels a layer, recorded as CUDA graphs
+
+The engine runs one file, the plan of `export.fused.plan`; it needs torch, the Triton language and safetensors, and neither transformers nor
+the checkpoint. Its integers are those of `compress.schemes.int8`: parity compares them layer by layer. What is float is float32, and fp16
+where the recipe asks for `float_precision: fp16`.
+
+Without a GPU the environment variable TRITON_INTERPRET=1 runs every kernel in the interpreter of the language, on the CPU: for tests, as it
+takes seconds for a row. CUDA graphs and measured tiles are for GPUs alone.
+
+Left out: float builds and other schemes than w8a8, which are torch's own; models that `export.fused.parts` lists.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from compress.core.errors import InputError
+from compress.schemes.table import is_static_int8
+from compress.standalone.preprocess import Preprocessor
+from export.engines.spec import BuildRequest, EngineSpec, Features, Logits, Placement
+
+MODE, FILE = "packed", "torch_kernels.safetensors"
+INTERPRET = "TRITON_INTERPRET"
+NO_GPU = "torch finds no NVIDIA GPU that it can use"
+NO_TRITON = "the package triton is not installed: pip install 'compress-transformers[kernels]'"
+ATTENTION_PRODUCTS = ("qk", "pv")
+
+
+def interprets() -> bool:
+    """Whether kernels of this process run in the interpreter, which the language decides when it is imported."""
+    return os.environ.get(INTERPRET) == "1"
+
+
+def refusal(precision: str, model: Path) -> str | None:
+    """Returns in one line why the kernels cannot run a graph of this precision; None where they can."""
+    return None if is_static_int8(precision) else f"it runs int8 with static scales only (scheme w8a8), and this build is {precision}"
+
+
+def absence(device: str) -> str | None:
+    """Returns in one line why no kernel can run on a device of this machine; None where it can."""
+    if importlib.util.find_spec("triton") is None:
+        return NO_TRITON
+    if interprets():
+        return None
+    if device != "cuda":
+        return f"its kernels are for NVIDIA GPUs, and the device is {device}"
+    return None if torch.cuda.is_available() else NO_GPU
+
+
+def build(request: BuildRequest) -> Iterator[dict[str, Any]]:
+    """Writes the plan; yields the one mode, in fp32 and where asked for in fp16 too."""
+    from export.fused.parts import plan_of
+    from export.fused.plan import write_plan
+    from export.parity.parity import quantized_gemms
+
+    nodes = {
+        gemm.layer: {"input": gemm.input, "codes": gemm.codes, "biased" if gemm.bias.any() else "output": gemm.output}
+        for gemm in quantized_gemms(request.model)
+    }
+    path = request.folder / FILE
+    try:
+        plan = plan_of(request.checkpoint, nodes)
+    except InputError as error:
+        problem = "; ".join(error.problems)
+        request.log(f"{request.engine}: {problem}")
+        yield request.entry(MODE, runnable=False, reason=problem, int8_share_reason="there is no engine")
+        return
+    write_plan(plan, path)
+    for floating in dict.fromkeys((request.float_precision, *(["fp16"] if request.fp16_float_part else []))):
+        yield request.entry(MODE, [path], float_precision=floating, integer_weights=plan.integer_share, properties={})
+
+
+def open_engine(spec: EngineSpec) -> TorchKernels:
+    """Opens a plan."""
+    return TorchKernels(spec)
+
+
+class TorchKernels:
+    """An engine from a plan."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        from export.fused.runner import Runner
+
+        why = absence(spec.device)
+        if why is not None:
+            raise InputError(f"target.engines: {spec.engine} given; {why}")
+        torch.set_num_threads(spec.threads)
+        lengths = Preprocessor.load(Path(spec.folder)).buckets
+        self._runner = Runner(Path(spec.path), spec.device, spec.float_precision, spec.batch_sizes, lengths)
+
+    def predict(self, features: Features) -> Logits:
+        """Returns logits float32 [n, C]."""
+        return self._runner.predict(features)
+
+    def probe(self, tensors: Sequence[str], features: Features) -> dict[str, NDArray[Any]]:
+        """Returns inputs, codes and products of int8 layers by their ONNX names, [T, ...] of the tokens of all rows."""
+        plan, found = self._runner.plan, self._runner.probe(features)
+        known: dict[str, NDArray[Any]] = {}
+        for name, told in plan.nodes.items():
+            probed = found[name]
+            known |= {told["input"]: probed.x.cpu().numpy(), told["codes"]: probed.codes.cpu().numpy()}
+            if "output" in told:
+                known[told["output"]] = probed.y.cpu().numpy()
+            else:  # one node of the graph multiplies and adds the bias
+                known[told["biased"]] = (probed.y + plan.bias(name)).cpu().numpy()
+        return {name: known[name] for name in tensors}
+
+    def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:
+        """Returns the precision of each GEMM node, by the layers of the plan; the products of attention are float."""
+        rest, layers = self._runner.float_precision, {layer.name: layer.is_int8 for layer in self._runner.plan.linears}
+        told: dict[str, str] = {}
+        for gemm in gemms:
+            module, _, product = gemm.rpartition("/")
+            if module in layers:
+                told[gemm] = "int8" if layers[module] else rest
+            elif product in ATTENTION_PRODUCTS:
+                told[gemm] = rest
+        return told
+
+    def placement(self) -> Placement:
+        """Returns the device of the weights and what runs the kernels there."""
+        return {"device": self._runner.device.type, "provider": self._runner.provider, "float_precision": self._runner.float_precision}

@@ -1,0 +1,305 @@
+"""What a fused int8 encoder computes: its tensors and numbers, checked once, and the one file that holds them.
+
+    h = LayerNorm(word[id] + kind[kind id] + position[position id])
+    in every block     h = LayerNorm(h + out(attention(query(h), key(h), value(h))))
+                       h = LayerNorm(h + down(f(up(h))))                                  f: GELU, SiLU or none
+    logits             the layers of the head, each with its own f, from the first token of a sequence
+
+A linear layer is float, int8, or int8 in blocks of which only those with a code other than 0 are stored. Layers have any number of outputs:
+heads and neurons that pruning removed are not there.
+
+The file is safetensors, with the plan as JSON under `plan` of its metadata; it needs neither transformers nor the checkpoint. A layer has
+the tensors `<path>.weight` (float), `<path>.codes` or `<path>.bitmap` and `<path>.blocks`, `<path>.scale`, `<path>.bias`, `<path>.smooth`.
+
+Shape suffixes: I inputs, O outputs, V rows of a table.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from compress.core.errors import InputError
+from export.kernels.block_sparse import Packed, SparseWeight, index
+from export.kernels.epilogue import Activation, Int8Weight
+from export.kernels.norm import Norm
+
+FORMAT = 1
+HeadActivation = Literal["none", "tanh", "relu", "gelu"]
+LINEARS = ("query", "key", "value", "out", "up", "down")
+NORMS = ("out_norm", "ffn_norm")
+STORED = ("weight", "codes", "blocks")
+"""Tensors of a layer that are weights."""
+
+
+@dataclass(frozen=True)
+class FloatLinear:
+    """A layer that stayed float."""
+
+    name: str
+    """Path of its module."""
+    weight: Tensor
+    """float32 [O, I]."""
+    bias: Tensor | None
+    """float32 [O]."""
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies integers."""
+        return False
+
+    @property
+    def outputs(self) -> int:
+        """O."""
+        return len(self.weight)
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Returns what the file holds of it."""
+        return {"weight": self.weight, "bias": self.bias}
+
+    def to(self, device: torch.device) -> FloatLinear:
+        """Returns it on a device."""
+        return FloatLinear(self.name, self.weight.to(device), _moved(self.bias, device))
+
+
+@dataclass(frozen=True)
+class Int8Linear:
+    """A layer in int8."""
+
+    name: str
+    """Path of its module."""
+    weight: Int8Weight | SparseWeight
+    input_scale: float
+    """Of its input's codes, a float32 number."""
+    smooth: Tensor | None = None
+    """float32 [I]: the input is divided by it before it is quantized."""
+
+    @property
+    def is_int8(self) -> bool:
+        """Whether it multiplies integers."""
+        return True
+
+    @property
+    def outputs(self) -> int:
+        """O."""
+        return len(self.weight.scale)
+
+    def tensors(self) -> dict[str, Tensor | None]:
+        """Returns what the file holds of it."""
+        weight = self.weight
+        stored = (
+            {"bitmap": weight.packed.bitmap, "blocks": weight.packed.codes} if isinstance(weight, SparseWeight) else {"codes": weight.codes}
+        )
+        return {**stored, "scale": weight.scale, "bias": weight.bias, "smooth": self.smooth}
+
+    def to(self, device: torch.device) -> Int8Linear:
+        """Returns it on a device."""
+        old, scale = self.weight, self.weight.scale.to(device)
+        bias, smooth = _moved(old.bias, device), _moved(self.smooth, device)
+        if isinstance(old, SparseWeight):
+            packed = Packed(old.packed.shape, old.packed.bitmap.to(device), old.packed.codes.to(device))
+            return Int8Linear(self.name, SparseWeight(packed, index(packed), scale, bias), self.input_scale, smooth)
+        return Int8Linear(self.name, Int8Weight(old.codes.to(device), scale, bias), self.input_scale, smooth)
+
+
+Linear = FloatLinear | Int8Linear
+
+
+@dataclass(frozen=True)
+class Block:
+    """One layer of the encoder."""
+
+    query: Linear
+    key: Linear
+    value: Linear
+    out: Linear
+    up: Linear
+    down: Linear
+    head_dim: int
+    scaling: float
+    """Factor of the attention scores."""
+    out_norm: Norm
+    ffn_norm: Norm
+
+    @property
+    def heads(self) -> int:
+        """Heads of queries."""
+        return self.query.outputs // self.head_dim
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.key.outputs // self.head_dim
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Its layers, in the order of `LINEARS`."""
+        return tuple(getattr(self, name) for name in LINEARS)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An encoder with its head."""
+
+    word: Tensor
+    """float32 [V, I]; so are the other two tables."""
+    kind: Tensor
+    """A row of zeros for models without token types."""
+    position: Tensor
+    norm: Norm
+    """Of the embeddings."""
+    first_position: int
+    """Position of the first token: 0, or what a model counts from."""
+    activation: Activation
+    """Between `up` and `down`."""
+    blocks: tuple[Block, ...]
+    head: tuple[tuple[Linear, HeadActivation], ...]
+    """Layers from the first token to the logits."""
+    nodes: Mapping[str, Mapping[str, str]]
+    """What the ONNX graph of the same model calls the tensors of an int8 layer, by path of the module: `input`, `codes`, and its product
+    before the bias, `output`, or with it, `biased`."""
+
+    @property
+    def longest(self) -> int:
+        """Most tokens of a sequence."""
+        return len(self.position) - self.first_position
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """All layers in order."""
+        return (*(linear for block in self.blocks for linear in block.linears), *(linear for linear, _ in self.head))
+
+    def bias(self, name: str) -> Tensor:
+        """Returns the bias of the layer of a path that has one, float32 [O]."""
+        found = next(layer.tensors()["bias"] for layer in self.linears if layer.name == name)
+        assert found is not None, f"{name} has no bias"
+        return found
+
+    @property
+    def integer_share(self) -> float:
+        """Share of the stored weights and tables that are codes; blocks that are not stored do not count."""
+        stored = [tensor for layer in self.linears for name, tensor in layer.tensors().items() if name in STORED and tensor is not None]
+        sizes = [(tensor.numel(), tensor.dtype == torch.int8) for tensor in (*stored, self.word, self.kind, self.position)]
+        return sum(size for size, is_integer in sizes if is_integer) / sum(size for size, _ in sizes)
+
+    def to(self, device: torch.device) -> Plan:
+        """Returns the plan on a device."""
+        moved = {field.name: getattr(self, field.name) for field in fields(self)}
+        moved |= {name: moved[name].to(device) for name in ("word", "kind", "position")}
+        moved |= {"norm": _norm_to(self.norm, device), "head": tuple((linear.to(device), after) for linear, after in self.head)}
+        return Plan(**{**moved, "blocks": tuple(_block_to(block, device) for block in self.blocks)})
+
+
+def write_plan(plan: Plan, path: Path) -> None:
+    """Writes a plan to its file."""
+    tensors: dict[str, Tensor] = {"word": plan.word, "kind": plan.kind, "position": plan.position, **_of_norm("norm", plan.norm)}
+    for number, block in enumerate(plan.blocks):
+        tensors |= _of_norm(f"{number}.out_norm", block.out_norm) | _of_norm(f"{number}.ffn_norm", block.ffn_norm)
+    for linear in plan.linears:
+        tensors |= {f"{linear.name}.{key}": tensor for key, tensor in linear.tensors().items() if tensor is not None}
+    document = {
+        "format": FORMAT,
+        "eps": plan.norm.eps,
+        "first_position": plan.first_position,
+        "activation": plan.activation,
+        "blocks": [_block_document(block) for block in plan.blocks],
+        "head": [{**_document(linear), "after": after} for linear, after in plan.head],
+        "nodes": {name: dict(told) for name, told in plan.nodes.items()},
+    }
+    save_file({name: tensor.cpu().contiguous().clone() for name, tensor in tensors.items()}, path, {"plan": json.dumps(document)})
+
+
+def read_plan(path: Path) -> Plan:
+    """Returns the plan of a file.
+
+    Raises:
+        InputError: The file is missing, damaged, or of another format.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            document = json.loads((file.metadata() or {})["plan"])
+            if document["format"] != FORMAT:
+                raise ValueError(f"format {document['format']}; this version reads {FORMAT}")
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  not a dictionary
+        return _plan(document, tensors)
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise InputError(f"{path}: cannot be used as a plan ({type(error).__name__}: {error}); export again") from error
+
+
+def _plan(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Plan:
+    def norm(name: str, eps: float) -> Norm:
+        return Norm(tensors[f"{name}.gain"], tensors.get(f"{name}.bias"), eps)
+
+    def blocks() -> Iterator[Block]:
+        for number, told in enumerate(document["blocks"]):
+            query, key, value, out, up, down = (_linear(told["linears"][name], tensors) for name in LINEARS)
+            first, second = (norm(f"{number}.{name}", told["eps"][name]) for name in NORMS)
+            yield Block(query, key, value, out, up, down, told["head_dim"], told["scaling"], first, second)
+
+    return Plan(
+        word=tensors["word"],
+        kind=tensors["kind"],
+        position=tensors["position"],
+        norm=norm("norm", document["eps"]),
+        first_position=document["first_position"],
+        activation=document["activation"],
+        blocks=tuple(blocks()),
+        head=tuple((_linear(told, tensors), told["after"]) for told in document["head"]),
+        nodes=document["nodes"],
+    )
+
+
+def _block_document(block: Block) -> dict[str, Any]:
+    linears = {name: _document(getattr(block, name)) for name in LINEARS}
+    eps = {name: getattr(block, name).eps for name in NORMS}
+    return {"linears": linears, "head_dim": block.head_dim, "scaling": block.scaling, "eps": eps}
+
+
+def _document(linear: Linear) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": linear.name}
+    if isinstance(linear, Int8Linear):
+        told["input_scale"] = linear.input_scale
+        if isinstance(linear.weight, SparseWeight):
+            told["shape"] = list(linear.weight.packed.shape)
+    return told
+
+
+def _linear(told: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Linear:
+    name, own = told["name"], f"{told['name']}."
+    found = {key.removeprefix(own): tensor for key, tensor in tensors.items() if key.startswith(own) and "." not in key.removeprefix(own)}
+    bias = found.get("bias")
+    if "input_scale" not in told:
+        return FloatLinear(name, found["weight"], bias)
+    weight: Int8Weight | SparseWeight
+    if "shape" in told:
+        packed = Packed(tuple(told["shape"]), found["bitmap"], found["blocks"])
+        weight = SparseWeight(packed, index(packed), found["scale"], bias)
+    else:
+        weight = Int8Weight(found["codes"], found["scale"], bias)
+    return Int8Linear(name, weight, told["input_scale"], found.get("smooth"))
+
+
+def _of_norm(name: str, norm: Norm) -> dict[str, Tensor]:
+    return {f"{name}.gain": norm.gain} | ({} if norm.bias is None else {f"{name}.bias": norm.bias})
+
+
+def _block_to(block: Block, device: torch.device) -> Block:
+    query, key, value, out, up, down = (linear.to(device) for linear in block.linears)
+    first, second = (_norm_to(getattr(block, name), device) for name in NORMS)
+    return Block(query, key, value, out, up, down, block.head_dim, block.scaling, first, second)
+
+
+def _norm_to(norm: Norm, device: torch.device) -> Norm:
+    return Norm(norm.gain.to(device), _moved(norm.bias, device), norm.eps, norm.centred)
+
+
+def _moved(tensor: Tensor | None, device: torch.device) -> Tensor | None:
+    return None if tensor is None else tensor.to(device)

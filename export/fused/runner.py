@@ -1,0 +1,102 @@
+"""Opens the file of a plan and answers batches: what the engine and the server both do.
+
+On a GPU the passes are recorded (`graphs`) and the tiles measured (`tuning`); in the interpreter the pass runs as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from numpy.typing import NDArray
+from torch import Tensor
+
+from export.fused.forward import Encoder, Probe
+from export.fused.graphs import Graphs, Record, record_on_gpu, sizes_of
+from export.fused.plan import Plan, read_plan
+from export.fused.rows import Rows, pack
+from export.fused.tuning import tuner
+
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16}
+Features = Mapping[str, NDArray[Any]]
+
+
+class Runner:
+    """A plan that answers.
+
+    Args:
+        path: What `export.fused.plan.write_plan` wrote.
+        device: cuda, or cpu in a process that interprets kernels.
+        float_precision: fp32 or fp16, of what is float.
+        batch_sizes: Sequences that passes are recorded for.
+        lengths: Tokens of the padded rows that it will be given.
+        record: Records a pass; None: of a GPU as CUDA graphs, of the interpreter not at all.
+
+    Raises:
+        InputError: The file cannot be used.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        device: str,
+        float_precision: str,
+        batch_sizes: Sequence[int],
+        lengths: Sequence[int],
+        record: Record | None = None,
+    ) -> None:
+        self.device, self.float_precision = torch.device(device), float_precision
+        plan, on_gpu = read_plan(path), self.device.type == "cuda"
+        self._encoder = Encoder(plan, self.device, DTYPES[float_precision], tuner(self.device) if on_gpu else None)
+        record = record_on_gpu if record is None and on_gpu else record
+        within = [min(length, plan.longest) for length in lengths] or [plan.longest]
+        self._graphs = None if record is None else Graphs(self._encoder.forward, sizes_of(batch_sizes, within), self.device, record)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, on the device."""
+        return self._encoder.plan
+
+    @property
+    def provider(self) -> str:
+        """What runs the kernels."""
+        return f"triton {triton.__version__}" if self.device.type == "cuda" else "triton interpreter"
+
+    def predict(self, features: Features) -> NDArray[np.float32]:
+        """Returns logits float32 [n, C] of padded rows; see `export.fused.rows.pack`.
+
+        Raises:
+            InputError: A row is no row of this model.
+        """
+        with self._on_device(), torch.inference_mode():
+            logits: NDArray[np.float32] = self._answered(self._packed(features)).cpu().numpy()
+        return logits.copy()
+
+    def prepare(self) -> None:
+        """Compiles kernels, measures tiles and records all passes; without recordings it runs one."""
+        row = {"input_ids": np.zeros((1, 1), np.int64)}
+        with self._on_device(), torch.inference_mode():
+            if self._graphs is None:
+                self._encoder.forward(self._packed(row).to(self.device))
+            else:
+                self._graphs.prepare(self._packed(row))
+
+    def probe(self, features: Features) -> dict[str, Probe]:
+        """Returns what every int8 layer read and multiplied, by its path."""
+        with self._on_device(), torch.inference_mode():
+            return self._encoder.probe(self._packed(features).to(self.device))[1]
+
+    def _on_device(self) -> AbstractContextManager[Any]:
+        """The Triton language launches on the current device, whatever its tensors lie on."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+    def _packed(self, features: Features) -> Rows:
+        return pack(features, self._encoder.limits)
+
+    def _answered(self, rows: Rows) -> Tensor:
+        return self._encoder.forward(rows.to(self.device)) if self._graphs is None else self._graphs(rows)

@@ -1,0 +1,82 @@
+"""Every launch of a whole encoder, compiled for GPUs that are not there: within their limits, integers by integer instructions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from export.fused.forward import Encoder
+from export.fused.plan import Block, FloatLinear, Int8Linear, Plan
+from export.fused.rows import Rows
+from export.kernels.ahead_of_time import FP16_MATRIX, INT8_MATRIX, compiled, count
+from export.kernels.epilogue import Int8Weight
+from export.kernels.launch import Launch
+from export.kernels.norm import Norm
+
+META = torch.device("meta")
+TOKENS, SEQUENCES = 1024, 8
+NAMES = ["embed_quantize", *["int8_qkv", "packed_attention", "int8_gemm", "norm_quantize", "int8_gemm", "int8_gemm", "norm_quantize"] * 2]
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=META)
+
+
+def int8(name: str, outputs: int, inputs: int, scale: float = 0.02) -> Int8Linear:
+    return Int8Linear(name, Int8Weight(meta(outputs, inputs, dtype=torch.int8), meta(outputs), meta(outputs)), scale)
+
+
+def base(width: int = 768, inner: int = 3072) -> Plan:
+    """BERT-base, two of its blocks."""
+    norm = Norm(meta(width), meta(width), 1e-12)
+    layers = [int8(name, width, width) for name in ("query", "key", "value", "out")]
+    block = Block(*layers, int8("up", inner, width), int8("down", width, inner), 64, 0.125, norm, norm)  # type: ignore[arg-type]
+    head = ((FloatLinear("pooler", meta(width, width), meta(width)), "tanh"), (FloatLinear("classifier", meta(2, width), meta(2)), "none"))
+    tables = (meta(30522, width), meta(2, width), meta(512, width))
+    return Plan(*tables, norm, 0, "gelu", (block, replace(block)), head, {})  # type: ignore[arg-type]
+
+
+def launches(plan: Plan, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """Returns what a pass launches, which nothing runs."""
+    made: list[Launch] = []
+    monkeypatch.setattr(Launch, "run", lambda launch: made.append(launch))  # a method, which `append` itself is not
+    ids = [meta(TOKENS, dtype=torch.int64) for _ in range(3)]
+    rows = Rows(*ids, meta(SEQUENCES + 1, dtype=torch.int32), meta(SEQUENCES, dtype=torch.int64))
+    logits = Encoder(plan, META, dtype).forward(rows)
+    assert (logits.shape, logits.dtype) == ((SEQUENCES, 2), torch.float32)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_block_is_seven_kernels(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = launches(base(), dtype, monkeypatch)
+    assert [launch.kernel.fn.__name__.removesuffix("_kernel") for launch in made] == NAMES
+    found = [launch.arguments.get("out", launch.arguments.get("codes")) for launch in made]
+    stored = [None if tensor is None else tensor.dtype for tensor in found]
+    block = [None, torch.int8, dtype, torch.int8, torch.int8, dtype, torch.int8]  # what the head reads is not quantized
+    assert stored == [torch.int8, *block, *block[:-1], None]
+    for launch in made:
+        if "TILE_Q" in launch.arguments:  # the longest sequence that the model takes, whatever the batch holds
+            assert launch.grid == (-(-512 // launch.arguments["TILE_Q"]), 12, SEQUENCES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 89, 90, 100, 120])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_every_launch_compiles_within_the_limits(dtype: torch.dtype, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = launches(base(), dtype, monkeypatch)
+    different: dict[Any, Launch] = {}
+    for launch in made:
+        shapes = tuple(tuple(value.shape) if isinstance(value, Tensor) else value for value in launch.arguments.values())
+        different.setdefault((launch.kernel.fn.__name__, str(shapes)), launch)
+    assert len(different) == 8
+    for launch in different.values():
+        binary = compiled(launch, capability)
+        assert binary.over_limits() == []
+        instructions = {"int8": INT8_MATRIX, "fp16": FP16_MATRIX, "fp32": ()}[launch.cost.unit]
+        assert not instructions or count(binary.hot_loop, *instructions) > 0
+        assert "div.full.f32" not in binary.ptx

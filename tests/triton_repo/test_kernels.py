@@ -1,0 +1,110 @@
+"""The repository of the engine on our kernels: complete without the training environment, and it answers as torch does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from google.protobuf.json_format import MessageToDict
+
+from compress.standalone.preprocess import Preprocessor
+from tests.triton_repo import tiny_exports as tiny
+from triton_repo.config import from_text
+from triton_repo.kernels import ROOT, files, modules, write_kernel_repository
+
+pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
+NAME, LENGTH = "quantize-int8", 12
+BUILD = {"variant": "quantize", "precision": "int8", "folder": NAME}
+ENTRY = {"engine": "torch_kernels", "mode": "packed", "float_precision": "fp32", "file": f"{NAME}/plan"}
+
+
+def prepared(folder: Path) -> Preprocessor:
+    folder.mkdir(parents=True)
+    preprocessor = tiny.text_preprocessor(buckets=(6, LENGTH))
+    preprocessor.save(folder)
+    return preprocessor
+
+
+def write(tmp_path: Path, pairs: bool = False) -> dict[str, Any]:
+    return write_kernel_repository(
+        tmp_path / "repository", tmp_path, BUILD, ENTRY, pairs=pairs, batch_sizes=(2, 64), max_batch_size=4, instances=3
+    )
+
+
+def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
+    prepared(tmp_path / NAME)
+    (tmp_path / NAME / "plan").write_bytes(b"a plan")
+    told = write(tmp_path)
+    assert told == {
+        "model": NAME,
+        "variant": "quantize",
+        "precision": "int8",
+        "engine": "torch_kernels",
+        "mode": "packed",
+        "float_precision": "fp32",
+    }
+    folder = tmp_path / "repository" / NAME
+    config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
+    assert config["instance_group"] == [{"kind": "KIND_GPU", "count": 3}]
+    parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+    assert json.loads(parameters["batch_sizes"]) == [1, 2, 4]
+    assert json.loads(parameters["properties"]) == {"float_precision": "fp32", "lengths": "6 12"}
+    assert sorted(path.name for path in (folder / "warmup").iterdir()) == ["12.TEXT", "6.TEXT"]
+    assert (folder / "1" / "plan.safetensors").read_bytes() == b"a plan"
+    assert "pip install torch triton safetensors" in (tmp_path / "repository" / "README.md").read_text()
+
+
+def test_what_it_imports_comes_along_and_nothing_of_the_training_environment() -> None:
+    names = [name for _, name in files(ROOT)]
+    assert len(names) == len(set(names))
+    assert {"model.py", "cpu_model.py", "preprocess.py", "engine.py", "export/fused/runner.py", "export/kernels/attention.py"} <= set(names)
+    assert {"export/__init__.py", "compress/schemes/__init__.py"} <= set(names)
+    assert not [name for name in names if name.startswith(("compress/models", "compress/machine", "export/engines", "export/fused/parts"))]
+
+
+def test_imports_are_followed_to_the_end(tmp_path: Path) -> None:
+    sources = {
+        "export/__init__.py": "", "export/a.py": "from export.deep import b\nimport torch\n", "export/deep/__init__.py": "",
+        "export/deep/b.py": "def f():\n    import compress.c\n", "compress/__init__.py": "", "compress/c.py": "from export.a import x\n",
+        "export/unread.py": "",
+    }  # fmt: skip
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = modules(tmp_path / "export" / "a.py", tmp_path)
+    assert {str(path.relative_to(tmp_path)) for path in found} == sources.keys() - {"export/unread.py"}
+
+
+@pytest.mark.slow
+def test_it_answers_as_torch_does_from_its_folder_alone(tmp_path: Path) -> None:
+    from export.fused.parts import plan_of
+    from export.fused.plan import write_plan
+    from tests.export.fused import encoders
+
+    preprocessor, checkpoint = prepared(tmp_path / NAME), encoders.checkpoint(tmp_path)
+    write_plan(plan_of(checkpoint), tmp_path / NAME / "plan")
+    write(tmp_path)
+    texts = ["a fine film", "dull", "very long and dull film"]
+    folder = tmp_path / "repository" / NAME
+    before = sorted(path for path in folder.rglob("*"))
+    config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PYTHONPATH", None)
+    script = Path(__file__).with_name("serve_kernels.py")
+    command = [sys.executable, "-P", str(script), str(folder / "1"), json.dumps(config), *texts]
+    run = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert run.returncode == 0, run.stderr
+    answer = json.loads(run.stdout.splitlines()[-1])
+    assert answer["errors"] == []
+    assert answer["outside"] == []
+    assert "export.fused.runner" in answer["modules"]
+    assert sorted(path for path in folder.rglob("*")) == before
+    logits, _ = encoders.in_torch(checkpoint, preprocessor.encode(texts))
+    np.testing.assert_allclose(answer["logits"], logits.numpy(), rtol=1e-3, atol=1e-3)
+    assert answer["labels"] == [preprocessor.labels[index] for index in logits.argmax(dim=1)]

@@ -1,0 +1,148 @@
+"""Writes the repository of the engine that runs on our own kernels: one Python model, without the training environment.
+
+    model_repository_kernels/
+      README.md
+      <variant>-<precision>/
+        config.pbtxt
+        warmup/<bucket>.TEXT
+        1/  model.py  cpu_model.py  preprocess.py  preprocess.json  tokenizer.json
+            engine.py  plan.safetensors
+            compress/  export/          the modules that engine.py imports, and those that they import
+
+What a server needs of ours is found by following the imports of `export/fused/served.py`; all of it lies in the folder of the model.
+Kernels are compiled, tiles measured and passes recorded where the model starts, on its GPU: there is nothing to build, and nothing fits one
+GPU only.
+
+Left out: AOTInductor packages for Triton's PyTorch backend, which is beta there; starting the server, which is done where the GPU is.
+"""
+
+from __future__ import annotations
+
+import ast
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from compress.standalone import preprocess
+from compress.standalone.preprocess import Preprocessor
+from triton_repo.config import TEXT_PAIR, ModelSettings, model_config, serialized, to_text
+from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
+
+ROOT = Path(__file__).resolve().parents[1]
+SERVED = "export/fused/served.py"
+PLAN = "plan.safetensors"
+OURS = ("compress", "export")
+PACKAGES = "torch triton safetensors tokenizers pillow 'numpy<2'"
+NOT_RUN = "written, not run: it is served in NVIDIA's container, where there is a GPU"
+
+
+def write_kernel_repository(
+    out: Path,
+    exported: Path,
+    build: Mapping[str, Any],
+    entry: Mapping[str, Any],
+    *,
+    pairs: bool,
+    batch_sizes: tuple[int, ...],
+    max_batch_size: int,
+    instances: int,
+) -> dict[str, Any]:
+    """Writes the repository; returns its entry of triton.json.
+
+    Args:
+        out: Folder to write into; created.
+        exported: Folder of export.json.
+        build: The build, of export.json.
+        entry: Its engine.
+        pairs: Whether rows are pairs of texts.
+        batch_sizes: Rows that passes are recorded for; 1 is added.
+        max_batch_size: Most rows of merged requests; passes are recorded for it, too.
+        instances: Processes on each GPU.
+    """
+    name, folder = f"{build['variant']}-{build['precision']}", exported / build["folder"]
+    preprocessor = Preprocessor.load(folder)
+    rows = dict(warm_up_rows(preprocessor, pairs))
+    settings = ModelSettings(
+        name=name,
+        modality="text",
+        pairs=pairs,
+        num_labels=len(preprocessor.labels),
+        engine=entry["engine"],
+        max_batch_size=max_batch_size,
+        batch_sizes=tuple(sorted({1, max_batch_size, *(size for size in batch_sizes if size <= max_batch_size)})),
+        mode=entry["mode"],
+        properties={"float_precision": entry["float_precision"], "lengths": " ".join(map(str, preprocessor.buckets))},
+        warm_up=tuple(rows),
+        instances=instances,
+    )
+    version, warm_up = out / name / VERSION, out / name / WARM_UP
+    version.mkdir(parents=True)
+    warm_up.mkdir()
+    config = model_config(settings)
+    config.instance_group[0].kind = config.instance_group[0].KIND_GPU
+    (out / name / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
+    preprocessor.save(version)
+    shutil.copyfile(exported / entry["file"], version / PLAN)
+    for source, name_there in files(ROOT):
+        (version / name_there).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, version / name_there)
+    for sample, row in rows.items():
+        for column in settings.inputs:  # the second text of a pair stays empty: the first one fills the bucket
+            (warm_up / f"{sample}.{column}").write_bytes(serialized([b"" if column == TEXT_PAIR else row]))
+    (out / "README.md").write_text(_README.format(name=name, packages=PACKAGES), encoding="utf-8")
+    told = {"model": name, "variant": build["variant"], "precision": build["precision"]}
+    return told | {key: entry[key] for key in ("engine", "mode", "float_precision")}
+
+
+def files(root: Path) -> Iterator[tuple[Path, str]]:
+    """Yields the Python files of a model, and where they lie in its folder.
+
+    Args:
+        root: Folder that the packages lie in.
+    """
+    yield root / "triton_repo" / "kernels_model.py", "model.py"
+    yield root / "triton_repo" / "cpu_model.py", "cpu_model.py"
+    yield Path(preprocess.__file__), "preprocess.py"
+    yield root / SERVED, "engine.py"
+    for path in modules(root / SERVED, root):
+        yield path, str(path.relative_to(root))
+
+
+def modules(start: Path, root: Path) -> list[Path]:
+    """Returns the files of our modules that a file imports, and those that they import, with the packages that they lie in; sorted."""
+    found: set[Path] = set()
+    waiting = [start]
+    while waiting:
+        new = _imported(waiting.pop(), root) - found
+        found |= new
+        waiting += new
+    packages = {package / "__init__.py" for path in found for package in path.parents if package != root and root in package.parents}
+    return sorted(found | packages)
+
+
+def _imported(path: Path, root: Path) -> set[Path]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        elif isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+    ours = (root / f"{name.replace('.', '/')}.py" for name in names if name.partition(".")[0] in OURS)
+    return {file for file in ours if file.exists()}
+
+
+_README = """\
+# Model repository for Triton Inference Server: `{name}` on fused int8 kernels
+
+One Python model that tokenizes the text, runs the encoder without padding on the GPU of its instance, and returns `LABEL`, `SCORE` and
+`LOGITS`. The kernels are written in the Triton language and compiled when the model starts; that takes a minute for the first time. Which
+tiles are fastest is measured then, and remembered in `$XDG_CACHE_HOME/compress`: mount a folder there to keep it.
+
+In a Triton container with the Python backend, whose Python needs `numpy` below 2, and a C compiler for the launchers of kernels:
+
+    pip install {packages}
+    tritonserver --model-repository=/models --disable-auto-complete-config
+
+This repository was written on a machine that did not serve it: check the answers before you rely on it.
+"""
