@@ -289,6 +289,25 @@ def serve(folder: RunFolder, verbose: Verbose = False) -> None:
     _finish(work, verbose)
 
 
+@app.command(epilog="Example: compress serve runs/a, and in another terminal: compress rollout runs/a runs/b")
+def rollout(
+    served: Annotated[Path, typer.Argument(metavar="SERVED", help="The folder that `compress serve` was given.")],
+    new: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run with the new versions.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="The model; default: every served one that the run has.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Roll the models of a running server over to those of another run: loaded, checked on its golden rows, then served; none fails."""
+
+    def work() -> None:
+        from compress.commands.rollout import rollout as roll_out
+
+        roll_out(served, new, model=model, log=typer.echo)
+
+    _finish(work, verbose)
+
+
 @app.command()
 def verify(
     folder: RunFolder,

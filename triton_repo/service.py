@@ -5,8 +5,9 @@
 
     clients --> front --> link to the socket of the present Triton
 
-If Triton or the front dies, it is started again, on the same ports. Each death is logged with its cause. More than `RESTARTS` deaths within
-`WINDOW_SECONDS` end the service: a server that dies with every request is not kept alive.
+Triton reads a copy of the repository (`triton_repo.live`), whose models can be rolled over to other versions while they answer
+(`triton_repo.roll_over`). If Triton or the front dies, it is started again, on the same ports. Each death is logged with its cause. More
+than `RESTARTS` deaths within `WINDOW_SECONDS` end the service: a server that dies with every request is not kept alive.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from triton_repo import leftovers
 from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.process import Settings
+from triton_repo.live import LiveRepository
+from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder
 from triton_repo.server import ADDRESS, ServerError, TritonServer, cause
 
@@ -54,6 +57,9 @@ class Service:
         self._settings = Settings(ADDRESS, 0, 0, 0, "", "", tuple(model_names(repository)))
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
+        self._live: LiveRepository | None = None
+        self._changing = threading.Lock()
+        """Held while Triton is started again, or a model is rolled over."""
         self._supervisor: threading.Thread | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
         """Removes the folder if this process is killed."""
@@ -77,6 +83,11 @@ class Service:
         return f"{ADDRESS}:{self._settings.metrics_port}"
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return self._settings.models
+
+    @property
     def deaths(self) -> int:
         """How often Triton or the front died within the last `WINDOW_SECONDS`."""
         return len(self._deaths)
@@ -94,7 +105,9 @@ class Service:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
-            self._settings = replace(self._settings, triton=str(self._folder / "grpc"), metrics=str(self._folder / "metrics"))
+            self._live = live = LiveRepository(self._folder / "live", self._repository)
+            sockets = {"triton": str(self._folder / "grpc"), "metrics": str(self._folder / "metrics")}
+            self._settings = replace(self._settings, routes=str(live.routes_file), **sockets)
             self._start_triton()
             self._start_front()
         except BaseException:
@@ -117,6 +130,25 @@ class Service:
         """Blocks until the service ends because it died too often."""
         self._over.wait()
 
+    def roll_over(self, model: str, source: Path, check: Check) -> Rolled:
+        """Rolls a model over to another version, without a request that fails; see `triton_repo.roll_over`.
+
+        Args:
+            model: Its name.
+            source: The folder of the model in another repository.
+            check: Called with the address and the new version before requests go there; raises if its answers are wrong.
+
+        Raises:
+            InputError: There is no such model, or the new version is no replacement for it.
+            ServerError: It was not loaded.
+        """
+        with self._changing:
+            if self._triton is None or self._live is None or not self._triton.is_alive:
+                raise ServerError("Triton does not run; try again when it has been started again")
+            rolled = roll_over(self._triton, self._live, model, source, check)
+            self._note(f"model {model} rolled over from version {rolled.before} to {rolled.after} in {rolled.seconds:.2f} s")
+            return rolled
+
     def stop(self) -> None:
         """Stops front and server; does nothing if they do not run."""
         self._ending.set()
@@ -136,7 +168,9 @@ class Service:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_triton(self) -> None:
-        self._triton = TritonServer(self._repository, self._environment, self._log, private=True).__enter__()
+        assert self._live is not None, "made before"
+        models = self._live.names
+        self._triton = TritonServer(self._live.folder, self._environment, self._log, models=models, private=True).__enter__()
         _point(Path(self._settings.triton), self._triton.grpc_socket)
         _point(Path(self._settings.metrics), self._triton.metrics_socket)
 
@@ -161,10 +195,11 @@ class Service:
     def _supervise(self) -> None:
         while not self._ending.wait(PERIOD_SECONDS):
             try:
-                if self._triton is not None and not self._triton.is_alive:
-                    self._count(self._death())
-                    self._triton.stop()
-                    self._start_triton()
+                with self._changing:
+                    if self._triton is not None and not self._triton.is_alive:
+                        self._count(self._death())
+                        self._triton.stop()
+                        self._start_triton()
                 if self._front is not None and self._front.poll() is not None:
                     self._count(f"the front of Triton exited: {cause(self._front.returncode, '')}")
                     self._start_front()

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -41,8 +42,9 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
-from triton_repo.config import model_names
+from triton_repo.config import Scheduling, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
+from triton_repo.queueing import Queue
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ EVALUATION_CONCURRENCY = 16
 GOLDEN_ROWS = 64
 STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
-SINGLE = ("instances", "max_queue_delay_us")
+SINGLE = ("instances", "max_queue_delay_us", "queue")
 HALVES = ("fp16", "bf16")
 QUEUED = ("max_waiting", "request_seconds")
 
@@ -64,7 +66,7 @@ QUEUED = ("max_waiting", "request_seconds")
 class TritonRepo(Stage):
     """Writes a Triton model repository, starts the server on it, checks its predictions and measures latency."""
 
-    VERSION: ClassVar[int] = 2
+    VERSION: ClassVar[int] = 3
     NAME: ClassVar[str] = "triton_repo"
     PRODUCES: ClassVar[Kind] = "model_repository"
 
@@ -87,6 +89,8 @@ class TritonRepo(Stage):
     request_seconds: Annotated[float, Field(ge=0.001, le=1_000_000)] = REQUEST_SECONDS
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
+    queue: Queue = Queue()
+    """For models that answer rows: how many requests may be under way, how long an answer may take, and levels of priority."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -111,7 +115,7 @@ class TritonRepo(Stage):
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value:g} given; {reason}"
+                yield f"{key}: {value if isinstance(value, Queue) else format(value, 'g')} given; {reason}"
 
     def depends(self, context: Context) -> Any:
         """Returns the versions of the server's packages, what is served, and at how many answers at once a language model is timed.
@@ -175,8 +179,7 @@ class TritonRepo(Stage):
             pairs=isinstance(context.data.evaluation.rows[0], tuple),
             batch_sizes=context.target.batch_sizes,
             max_batch_size=self.max_batch_size,
-            instances=self.instances,
-            max_queue_delay_us=self.max_queue_delay_us,
+            scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
             chosen=name,
         )
         return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
@@ -332,7 +335,7 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
 
 
-LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "vllm", *QUEUED)}
+LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "vllm", "queue", *QUEUED)}
 """Keys that are not part of the cache key while they have their defaults."""
 
 
@@ -412,13 +415,14 @@ def server_of(repository: Path, log: Path) -> Service:
     return Service(repository, environment.check(), log)
 
 
-def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
+def serve(repository: Path, log: Path, say: Callable[[str], None], controlled: Callable[[Service], Any] = nullcontext) -> None:
     """Serves a repository in the foreground until interrupted.
 
     Args:
         repository: The folder `model_repository`.
         log: File for the output of the server.
         say: Prints one line for the user.
+        controlled: Returns a context manager in which the running service can be told something by others.
 
     Raises:
         InputError: The repository cannot be served here, or the server environment is missing.
@@ -426,7 +430,7 @@ def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
     """
     server = server_of(repository, log)
     say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
-    with server:
+    with server, controlled(server):
         say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
         try:
             server.wait()

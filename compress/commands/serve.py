@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from compress.commands.rollout import answer
 from compress.pipeline import opened
 from triton_repo import deployment
+from triton_repo.control import Control
+from triton_repo.service import Service
 from triton_repo.triton_repo import serve as serve_repository
 
 
 def serve(folder: Path, log: Callable[[str], None] = print) -> None:
-    """Serves until interrupted; the server's output goes to `triton.log` in the folder.
+    """Serves until interrupted; the server's output goes to `triton.log` in the folder. `compress rollout` changes the models meanwhile.
 
     Raises:
-        InputError: There is no model repository, it is damaged, or there is no server environment.
+        InputError: There is no model repository, it is damaged, it is being served already, or there is no server environment.
         ServerError: The server did not start, or died too often.
     """
-    serve_repository(repository(folder), folder / deployment.LOG, log)
+
+    def controlled(service: Service) -> Control:
+        return Control(folder, lambda request, say: answer(service, request, say))
+
+    serve_repository(repository(folder), folder / deployment.LOG, log, controlled)
 
 
 def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:

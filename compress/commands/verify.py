@@ -125,7 +125,7 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
             except EngineError as error:
                 yield f"{key}: {error}"
             else:
-                yield from _compare(key, run, recorded[key], logits, log)
+                yield from compare(key, run, recorded[key], logits, log)
 
 
 def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
@@ -138,10 +138,11 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
-                yield from _compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
+                yield from compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
 
 
-def _compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+    """Compares logits with recorded ones; yields a line if they differ by more than rounding explains."""
     if recorded.shape != logits.shape:
         yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"
         return
