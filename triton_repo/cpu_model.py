@@ -43,7 +43,9 @@ class TritonPythonModel:
         settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
         self.inputs = [value["name"] for value in config["input"]]
         self.preprocessor = Preprocessor.load(HERE)
-        self.engine = Engine(HERE, settings["mode"], settings["batch_sizes"], settings["properties"])
+        machine = HERE / "machine.json"  # what holds on this machine alone, such as where compiled networks are kept
+        properties = settings["properties"] | (json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {})
+        self.engine = Engine(HERE, settings["mode"], settings["batch_sizes"], properties)
         steps = self.preprocessor.steps
         self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if steps is None else [steps.shape]
         self.engine.prepare(self.shapes)

@@ -5,6 +5,7 @@
       <model>/
         config.pbtxt                  that of the repository, with the versions to load
         warmup/  1/  2/ ...           copies; of a language model links, since its weights may be large
+          machine.json                where the version keeps its compiled networks (`triton_repo.blobs`)
 
 Nothing is written into a run or a deployment, and what happens to its files later does not touch the server, nor a restart of it.
 """
@@ -18,10 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from triton_repo.blobs import BlobCache
 from triton_repo.config import from_text, model_names, to_text
 from triton_repo.queueing import read_policy
 
-CONFIG, ROUTES = "config.pbtxt", "routes.json"
+CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
+NETWORK = "openvino.xml"
 
 
 class LiveRepository:
@@ -30,10 +33,11 @@ class LiveRepository:
     Args:
         folder: New folder to write.
         repository: The repository to copy.
+        blobs: Where compiled networks are kept; None: nowhere.
     """
 
-    def __init__(self, folder: Path, repository: Path) -> None:
-        self.folder, self._routes = folder, dict[str, dict[str, Any]]()
+    def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None) -> None:
+        self.folder, self._routes, self._blobs = folder, dict[str, dict[str, Any]](), blobs
         folder.mkdir()
         for name in model_names(repository):
             (folder / name).mkdir()
@@ -93,8 +97,11 @@ class LiveRepository:
     def _copy(self, source: Path, out: Path, config: Any) -> None:
         if config.model_transaction_policy.decoupled:
             out.symlink_to(source.absolute())
-        else:
-            shutil.copytree(source, out)
+            return
+        shutil.copytree(source, out)
+        kept = self._blobs.open(out) if self._blobs is not None and (out / NETWORK).exists() else None
+        if kept is not None:
+            (out / MACHINE).write_text(json.dumps({"CACHE_DIR": str(kept)}), encoding="utf-8")
 
     def _copy_rest(self, name: str, source: Path) -> None:
         """Copies what belongs to no version, such as warm-up rows."""

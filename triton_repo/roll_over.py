@@ -6,7 +6,8 @@
     4   requests go to the new one                               the front reads its routes again
     5   the old one ends when it has answered what it has        Triton unloads it
 
-Both versions are in memory from 2 to 5, and share the processors. A request that names the old version itself fails after 5.
+Both versions are in memory from 2 to 5, and share the processors. Triton loads whatever is in a changed model folder again, beside what
+answers meanwhile: so for a moment there are three of them. A request that names the old version itself fails after 5.
 
 Not here: a part of the requests for the new version, and models that generate.
 """

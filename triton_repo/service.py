@@ -28,6 +28,7 @@ from typing import Self
 from compress.machine.process import environment as child_environment
 from compress.machine.process import spawn
 from triton_repo import leftovers
+from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.process import Settings
@@ -58,6 +59,7 @@ class Service:
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._live: LiveRepository | None = None
+        self._blobs = BlobCache(environment.versions)
         self._changing = threading.Lock()
         """Held while Triton is started again, or a model is rolled over."""
         self._supervisor: threading.Thread | None = None
@@ -105,11 +107,12 @@ class Service:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
-            self._live = live = LiveRepository(self._folder / "live", self._repository)
+            self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs)
             sockets = {"triton": str(self._folder / "grpc"), "metrics": str(self._folder / "metrics")}
             self._settings = replace(self._settings, routes=str(live.routes_file), **sockets)
             self._start_triton()
             self._start_front()
+            self._blobs.seal()
         except BaseException:
             self.stop()
             raise
@@ -145,7 +148,10 @@ class Service:
         with self._changing:
             if self._triton is None or self._live is None or not self._triton.is_alive:
                 raise ServerError("Triton does not run; try again when it has been started again")
-            rolled = roll_over(self._triton, self._live, model, source, check)
+            try:
+                rolled = roll_over(self._triton, self._live, model, source, check)
+            finally:
+                self._blobs.seal()
             self._note(f"model {model} rolled over from version {rolled.before} to {rolled.after} in {rolled.seconds:.2f} s")
             return rolled
 

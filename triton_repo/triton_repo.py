@@ -429,8 +429,13 @@ def serve(repository: Path, log: Path, say: Callable[[str], None], controlled: C
         ServerError: The server did not start, or died too often.
     """
     server = server_of(repository, log)
-    say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
-    with server, controlled(server):
+    with controlled(server):
+        say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
+        _run(server, say)
+
+
+def _run(server: Service, say: Callable[[str], None]) -> None:
+    with server:
         say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
         try:
             server.wait()
