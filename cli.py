@@ -312,6 +312,9 @@ def rollout(
 def verify(
     folder: RunFolder,
     live: Annotated[bool, typer.Option("--live", help="Also start Triton and check the served models.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, host:port or http://...")
+    ] = None,
     kept: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="A report.json of this run, kept elsewhere: any change since is found.")
     ] = None,
@@ -322,7 +325,7 @@ def verify(
     def work() -> int:
         from compress.commands.verify import verify as verify_run
 
-        problems = verify_run(folder, live=live, report=kept, log=typer.echo)
+        problems = verify_run(folder, live=live, url=url, report=kept, log=typer.echo)
         for problem in problems:
             typer.echo(problem, err=True)
         return 2 if problems else 0

@@ -87,6 +87,7 @@ class Control:
             stream.write(json.dumps(line).encode("utf-8") + b"\n")
             stream.flush()
 
+        answer: dict[str, Any]
         try:
             asked = json.loads(stream.readline(MOST_BYTES))
             answer = {"done": self._handle(asked, lambda line: send({"say": line}))}

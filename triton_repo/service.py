@@ -108,8 +108,8 @@ class Service:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
             self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs)
-            sockets = {"triton": str(self._folder / "grpc"), "metrics": str(self._folder / "metrics")}
-            self._settings = replace(self._settings, routes=str(live.routes_file), **sockets)
+            triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
+            self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file))
             self._start_triton()
             self._start_front()
             self._blobs.seal()
