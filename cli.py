@@ -278,13 +278,19 @@ def generate(
 
 
 @app.command()
-def serve(folder: RunFolder, verbose: Verbose = False) -> None:
+def serve(
+    folder: RunFolder,
+    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = 0,
+    http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = 0,
+    metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = 0,
+    verbose: Verbose = False,
+) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
 
     def work() -> None:
         from compress.commands.serve import serve as serve_run
 
-        serve_run(folder, typer.echo)
+        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port))
 
     _finish(work, verbose)
 

@@ -39,6 +39,8 @@ from triton_repo.server import ADDRESS, ServerError, TritonServer, cause
 
 RESTARTS, WINDOW_SECONDS = 20, 600.0
 FRONT_SECONDS = 60.0
+Ports = tuple[int, int, int]
+FREE: Ports = (0, 0, 0)
 PERIOD_SECONDS = 0.1
 """Time between two looks at the processes."""
 
@@ -50,16 +52,26 @@ class Service:
         repository: Model repository.
         environment: The server environment.
         log: File for the output of server and front, and for each restart.
+        blobs: Where compiled networks are kept between two starts; default: in the cache folder.
+        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
     """
 
-    def __init__(self, repository: Path, environment: ServerEnvironment, log: Path) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        environment: ServerEnvironment,
+        log: Path,
+        *,
+        blobs: BlobCache | None = None,
+        ports: Ports = FREE,
+    ) -> None:
         self._repository, self._environment, self._log = repository, environment, log
         self._folder = Path()
-        self._settings = Settings(ADDRESS, 0, 0, 0, "", "", tuple(model_names(repository)))
+        self._settings = Settings(ADDRESS, *ports, "", "", tuple(model_names(repository)))
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
         self._live: LiveRepository | None = None
-        self._blobs = BlobCache(environment.versions)
+        self._blobs = BlobCache(environment.versions) if blobs is None else blobs
         self._changing = threading.Lock()
         """Held while Triton is started again, or a model is rolled over."""
         self._supervisor: threading.Thread | None = None
@@ -83,6 +95,11 @@ class Service:
     def metrics_address(self) -> str:
         """host:port of the Prometheus metrics."""
         return f"{ADDRESS}:{self._settings.metrics_port}"
+
+    @property
+    def log(self) -> Path:
+        """File for the output."""
+        return self._log
 
     @property
     def models(self) -> tuple[str, ...]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -395,12 +394,13 @@ def serves(model: Served, chosen: Ranked) -> bool:
     return chosen.candidate.names.items() <= model.names.items()
 
 
-def server_of(repository: Path, log: Path) -> Service:
+def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0)) -> Service:
     """Returns the service of a repository, a context manager that starts and stops it.
 
     Args:
         repository: The folder `model_repository`.
         log: File for the output of the server.
+        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
 
     Raises:
         InputError: The repository cannot be served here, or the server environment is missing.
@@ -412,29 +412,20 @@ def server_of(repository: Path, log: Path) -> Service:
         raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    return Service(repository, environment.check(), log)
+    return Service(repository, environment.check(), log, ports=ports)
 
 
-def serve(repository: Path, log: Path, say: Callable[[str], None], controlled: Callable[[Service], Any] = nullcontext) -> None:
-    """Serves a repository in the foreground until interrupted.
+def serve(server: Service, say: Callable[[str], None]) -> None:
+    """Serves in the foreground until interrupted.
 
     Args:
-        repository: The folder `model_repository`.
-        log: File for the output of the server.
+        server: From `server_of`.
         say: Prints one line for the user.
-        controlled: Returns a context manager in which the running service can be told something by others.
 
     Raises:
-        InputError: The repository cannot be served here, or the server environment is missing.
         ServerError: The server did not start, or died too often.
     """
-    server = server_of(repository, log)
-    with controlled(server):
-        say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
-        _run(server, say)
-
-
-def _run(server: Service, say: Callable[[str], None]) -> None:
+    say(f"starting Triton with {', '.join(server.models)}; log: {server.log}")
     with server:
         say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
         try:

@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import InferenceServerClient, InferInput
 from tritonclient.utils import InferenceServerException
 
+from tests.test_docker_cpu import OURS, TRITON
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, server, service
 from triton_repo.config import Scheduling
@@ -122,7 +123,7 @@ def test_the_metrics_say_what_was_refused(running):
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(values['compress_front_requests_total{model="text-fp32",outcome="timed_out"}']) >= 1
     assert float(values['compress_front_version{model="text-fp32"}']) == 1
-    assert any(line.startswith("nv_inference_request_success{") for line in lines)
+    assert {key.partition("{")[0] for key in values} >= OURS | TRITON  # what the board in docker/cpu shows
 
 
 def test_triton_alone_keeps_the_limits_too(repository, tmp_path):
