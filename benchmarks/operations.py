@@ -15,6 +15,8 @@ load beside each scenario, hardware and versions. The load generator runs on the
     large      half the capacity, beside bodies of 10 MB, as JSON and as raw bytes
     malformed  half the capacity, beside 1,000 messages that are no protobuf
     starts     seconds until the server is ready: the first start, without compiled networks, and three more
+    lengths    evaluation rows per second, padded to max_length, with one more bucket of 64, and with the buckets of the run: in the engine
+               alone, in batches of the largest size, and in the server with 32 requests of one row under way; they take turns
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +50,12 @@ from compress.core.errors import InputError
 from compress.machine.environment import fingerprint
 from compress.report import evaluations
 from compress.report.evaluations import read_golden
+from compress.standalone.preprocess import Preprocessor
 from triton_repo import environment
 from triton_repo.blobs import BlobCache
 from triton_repo.client import RequestError, evaluate, infer
 from triton_repo.config import from_text, model_names
+from triton_repo.cpu_engines.openvino import Engine
 from triton_repo.deployment import repository_of
 from triton_repo.front.inference import INFER
 from triton_repo.load.connection import Address, Model
@@ -61,6 +65,7 @@ from triton_repo.queueing import read_policy
 from triton_repo.service import Service
 
 TOGETHER = 32
+TURNS = 3
 OVERLOAD = 3.0
 BESIDE = 0.5
 """Load beside a scenario, as a share of the capacity."""
@@ -330,6 +335,47 @@ def starts(bench: Bench) -> dict[str, Any]:
     return found
 
 
+def lengths(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    source = repository_of(bench.run) / bench.model
+    prepared = Preprocessor.load(source / "1")
+    settings = json.loads((source / "1" / "settings.json").read_text(encoding="utf-8"))
+    cases = {"max_length": prepared.buckets[-1:], "64": (64, *prepared.buckets[-1:]), "run": prepared.buckets}
+    alone: dict[str, list[float]] = {name: [] for name in cases}
+    engine = Engine(source / "1", settings["mode"], settings["batch_sizes"], settings["properties"])
+    for _ in range(TURNS):
+        for name, buckets in cases.items():
+            padded = list(replace(prepared, buckets=buckets).batches(bench.rows, max(settings["batch_sizes"])))
+            for _turn in ("compiles", "counts"):
+                started = time.perf_counter()
+                for _, features in padded:
+                    engine.predict(features)
+                spent = time.perf_counter() - started
+            alone[name].append(len(bench.rows) / spent)
+    served: dict[str, list[float]] = {name: [] for name in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, buckets in cases.items():
+            shutil.copytree(source, Path(folder, name, bench.model))
+            replace(prepared, buckets=buckets).save(Path(folder, name, bench.model, "1"))
+        for _ in range(TURNS):
+            for name in cases:
+                with Service(Path(folder, name), environment.check(), Path(folder, "log")) as running:
+                    bench.load(running, Load(concurrency=TOGETHER, seconds=2.0))
+                    served[name].append(bench.load(running, Load(concurrency=TOGETHER, seconds=5.0))["throughput_per_s"])
+    return {"buckets": cases, "engine_rows_per_s": _turns(alone), "served_rows_per_s": _turns(served)}
+
+
+def _turns(found: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the median over the turns, and of the ratio of the run to each other within a turn."""
+    medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
+    ratios = {
+        name: round(statistics.median(own / other for own, other in zip(found["run"], values, strict=True)), 2)
+        for name, values in found.items()
+        if name != "run"
+    }
+    return {"median": medians, "run_is_faster_than": ratios, "turns": found}
+
+
 def overwrite(run: Path) -> None:
     """Overwrites the middle of each file of weights in the model repository of a run."""
     for file in run.glob("stages/triton_repo-*/model_repository/*/1/*.bin"):
@@ -338,7 +384,7 @@ def overwrite(run: Path) -> None:
             stream.write(b"\xa5" * 65536)
 
 
-SCENARIOS = {one.__name__: one for one in (starts, overload, rollover, death, damage, slow, large, malformed)}
+SCENARIOS = {one.__name__: one for one in (starts, lengths, overload, rollover, death, damage, slow, large, malformed)}
 
 
 def main() -> None:

@@ -105,6 +105,10 @@ def test_higher_priorities_do_not_wait_for_lower_ones():
     assert refusal(flow, Asked(1, 1, 0.1), ROUTE) is not None
 
 
+def test_an_idle_model_takes_a_request_whatever_the_estimate_says():
+    assert refusal(Flow(service_s=60.0), Asked(8, 1, 0.1), ROUTE) is None
+
+
 def test_requests_are_counted_and_limited():
     admission, route = Admission(Clock()), Route("1", max_requests=2)
     with admission.enter("m", Asked(), route), admission.enter("m", Asked(), route):

@@ -12,6 +12,7 @@ from compress.pipeline import plan_steps
 from compress.recipe import check
 from compress.run.choose_buckets import Buckets
 from compress.run.state import RunState
+from compress.stage.context import Context
 from tests.tiny_recipes import tiny_vit
 from tests.triton_repo import tiny_exports as tiny
 
@@ -62,6 +63,9 @@ def test_later_steps_pad_to_them():
     made: Any = SimpleNamespace(kind="buckets", metrics={"buckets": [8, 40]})
     state = RunState().after(Buckets(id="buckets", quantized=False), made, variant=False)
     assert state.buckets == (8, 40)
+    given = Context("text-classification", None, 40, Target(buckets="auto"), 0, None, None)  # type: ignore[arg-type]
+    assert state.context_for(Buckets(id="x", quantized=False), given).target == Target(buckets=(8, 40))
+    assert RunState().context_for(Buckets(id="x", quantized=False), given).target.buckets == "auto"
     assert Target(buckets=state.buckets).lengths == (8, 40)
     assert Target(buckets="auto", sequence_lengths=(32,)).lengths == Target(sequence_lengths=(32,)).lengths == (32,)
 
