@@ -5,7 +5,7 @@
     refused   (ahead + own rows) * s > HEADROOM * time-out,   or max_requests are under way
 
 The estimate comes from the answers themselves, so it follows the lengths of the texts, the batches and what else runs on the machine. When
-nothing is ahead a request is taken whatever the estimate says: so it is corrected after a standstill.
+nothing is ahead a request is taken whatever the estimate says: so it is corrected after a standstill. Before the first answer few rows are taken.
 
 Not here: fairness between clients.
 """
@@ -25,6 +25,8 @@ from triton_repo.front.routes import Route
 GAIN = 1 / 64
 HEADROOM = 0.7
 """Share of the time-out that the estimated wait may take: answers come in batches, and not evenly."""
+COLD_ROWS = 8
+"""Rows that are taken before the first answer, from when on the time for a row is known."""
 OUTCOMES = {503: "refused", 504: "timed_out"}
 """By status of what is raised; anything else has failed."""
 
@@ -112,6 +114,8 @@ def refusal(flow: Flow, asked: Asked, route: Route) -> str | None:
     if route.max_requests is not None and flow.requests >= route.max_requests:
         return f"{flow.requests} requests are under way, the most allowed"
     ahead = sum(rows for priority, rows in flow.rows.items() if priority <= asked.priority)
+    if asked.timeout_s is not None and ahead >= COLD_ROWS and not flow.service_s:
+        return f"{ahead} rows are under way, and the model has not answered yet"
     wait_s = (ahead + asked.rows) * flow.service_s
     if asked.timeout_s is not None and ahead and wait_s > HEADROOM * asked.timeout_s:
         return f"an answer would take about {1e3 * wait_s:.0f} ms, longer than the {1e3 * asked.timeout_s:.0f} ms that it may take"
