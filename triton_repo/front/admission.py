@@ -5,7 +5,8 @@
     refused   (ahead + own rows) * s > HEADROOM * time-out,   or max_requests are under way
 
 The estimate comes from the answers themselves, so it follows the lengths of the texts, the batches and what else runs on the machine. When
-nothing is ahead a request is taken whatever the estimate says: so it is corrected after a standstill. Before the first answer few rows are taken.
+nothing is ahead a request is taken whatever the estimate says: so it is corrected after a standstill. Before the first answer few rows are
+taken.
 
 Not here: fairness between clients.
 """
