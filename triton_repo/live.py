@@ -121,6 +121,25 @@ class LiveRepository:
         _replace(self.routes_file, json.dumps(self._routes))
 
 
+def without_limits(repository: Path, out: Path) -> Path:
+    """Returns a repository of the same models without limits of their queues, so that an evaluation is not refused.
+
+    Args:
+        repository: The repository.
+        out: Folder to write, anew; its models are links.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    for name in model_names(repository):
+        (out / name).mkdir(parents=True)
+        config = from_text((repository / name / CONFIG).read_text(encoding="utf-8"))
+        config.dynamic_batching.ClearField("default_queue_policy")
+        (out / name / CONFIG).write_text(to_text(config), encoding="utf-8")
+        for entry in (repository / name).iterdir():
+            if entry.name != CONFIG:
+                (out / name / entry.name).symlink_to(entry.absolute())
+    return out
+
+
 def _versions(model: Path) -> list[str]:
     return sorted((entry.name for entry in model.iterdir() if entry.name.isdigit()), key=int)
 

@@ -74,14 +74,14 @@ def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Pa
         live.keep(model, before, present)
         with suppress(ServerError):  # the server died; it is started again with the version before
             triton.load(model, LOAD_SECONDS)
-            triton.watch(model, before)
+            triton.watch(model, before, instances(present))
         live.remove(model, after)
         raise
     live.route(model, after)
     time.sleep(DRAIN_SECONDS)
     live.keep(model, after, live.config(model))
     triton.load(model, LOAD_SECONDS)
-    triton.watch(model, after)
+    triton.watch(model, after, instances(live.config(model)))
     live.remove(model, before)
     return Rolled(model, before, after, loaded - started, checked - loaded, time.monotonic() - started)
 
@@ -99,6 +99,11 @@ def config_to_replace(live: LiveRepository, model: str, source: Path) -> Any:
     if problems:
         raise InputError(*problems)
     return present
+
+
+def instances(config: Any) -> int:
+    """Returns the number of processes of a model."""
+    return sum(max(1, group.count) for group in config.instance_group) or 1
 
 
 def differences(present: Any, new: Any) -> Iterator[str]:

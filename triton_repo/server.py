@@ -174,8 +174,15 @@ class TritonServer:
         except InferenceServerException as error:
             raise ServerError(f"model {model} was not loaded: {' '.join(str(error.message()).split())[:400]}") from error
 
-    def watch(self, model: str, version: str) -> None:
-        """Waits until the processes of other versions of a model have ended, and then watches those of this one.
+    def watch(self, model: str, version: str, instances: int) -> None:
+        """Waits until all that runs of a model are the processes of one load of this version, and then watches them.
+
+        Triton loads a version again beside itself, so for a while the processes of two loads of it may run, of which one is about to end.
+
+        Args:
+            model: The model.
+            version: Its version.
+            instances: Number of its processes.
 
         Raises:
             ServerError: They have not ended in time.
@@ -183,11 +190,13 @@ class TritonServer:
         deadline = time.monotonic() + GONE_SECONDS
         while True:
             found = [one for one in self._below("backend_stub") if _runs_model(one, model)]
-            if found and all(_runs_model(one, model, version) for one in found):
+            if len(found) == instances and all(_runs_model(one, model, version) for one in found):
                 self._stubs = [*self._stubs, *found]
                 return
             if time.monotonic() > deadline:
-                raise ServerError(f"model {model}: versions other than {version} still run after {GONE_SECONDS:.0f} s; log: {self._log}")
+                raise ServerError(
+                    f"model {model}: more than {instances} of version {version} still run after {GONE_SECONDS:.0f} s; log: {self._log}"
+                )
             time.sleep(0.05)
 
     def stop(self) -> None:

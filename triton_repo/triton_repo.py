@@ -89,7 +89,8 @@ class TritonRepo(Stage):
     """For language models: most seconds for an answer, with the time that its request waits; it then ends with what there is. A request may
     ask for less."""
     queue: Queue = Queue()
-    """For models that answer rows: how many requests may be under way, how long an answer may take, and levels of priority."""
+    """For models that answer rows: how many requests may be under way, how long an answer may take, and levels of priority. The stage
+    measures without them."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -315,11 +316,13 @@ class TritonRepo(Stage):
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, evaluates and times it, and returns its entry of triton.json."""
         from triton_repo import client, environment
+        from triton_repo.live import without_limits
         from triton_repo.server import TritonServer
 
         split = context.data.evaluation
         log = context.scratch / f"triton-{model.name}.log"
-        with TritonServer(out / REPOSITORY, environment.check(), log, models=[model.name]) as server:
+        repository = out / REPOSITORY if self.queue == Queue() else without_limits(out / REPOSITORY, context.scratch / "unlimited")
+        with TritonServer(repository, environment.check(), log, models=[model.name]) as server:
             with context.progress.bar(f"triton {model.name}", len(split.rows)) as advance:
                 answers = client.evaluate(server.grpc_address, model.name, split.rows, EVALUATION_CONCURRENCY, advance)
             latency = [client.latency(server.grpc_address, model.name, split.rows, concurrency) for concurrency in self.concurrency]

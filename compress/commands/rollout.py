@@ -75,7 +75,7 @@ def _check(run: Run, name: str, rows: list[Row], recorded: dict[str, np.ndarray]
 
     def check(address: str, version: str) -> None:
         try:
-            logits = evaluate(address, name, rows, version=version).logits
+            logits = evaluate(address, name, rows, 1, version=version).logits
         except RequestError as error:
             raise InputError(f"{name}: version {version} does not answer: {error}; the version before is served as it was") from error
         problems = list(compare(key, run, recorded[key], logits, log))

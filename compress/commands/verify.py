@@ -142,7 +142,7 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
-                yield from compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
+                yield from compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows, 1).logits, log)
 
 
 def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tests.test_docker_cpu import OURS, TRITON
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import client, environment, layout, server, service
 from triton_repo.config import Scheduling
+from triton_repo.live import without_limits
 from triton_repo.queueing import Queue
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -124,6 +125,13 @@ def test_the_metrics_say_what_was_refused(running):
     assert float(values['compress_front_requests_total{model="text-fp32",outcome="timed_out"}']) >= 1
     assert float(values['compress_front_version{model="text-fp32"}']) == 1
     assert {key.partition("{")[0] for key in values} >= OURS | TRITON  # what the board in docker/cpu shows
+
+
+def test_an_evaluation_is_not_refused(repository, tmp_path):
+    """More at once than the queue takes, and none of it is refused where the limits are left out."""
+    unlimited = without_limits(repository, tmp_path / "unlimited")
+    with server.TritonServer(unlimited, environment.check(), tmp_path / "log") as alone:
+        assert [outcome for outcome, _ in together(alone.grpc_address, [{}] * 12, gap=0.001)] == ["answered"] * 12
 
 
 def test_triton_alone_keeps_the_limits_too(repository, tmp_path):
