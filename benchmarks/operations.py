@@ -8,7 +8,8 @@ Each scenario serves the run as `compress serve` does (front, Triton, supervisor
 load beside each scenario, hardware and versions. The load generator runs on the same machine as the server.
 
     overload   3 times the capacity for --seconds, then how long until requests are answered as before
-    rollover   half the capacity, while the model is rolled over to the one of RUN2 (default: RUN), and while a damaged one is refused
+    rollover   half the capacity, while the model is rolled over to the one of RUN2 (default: RUN), and while a damaged one is refused; and
+               again without limits of the queue, where nothing is refused because both versions share the processors
     death      half the capacity, while the process of the model is killed, then Triton itself
     damage     half the capacity, while the files of the run are overwritten; answers before and after
     slow       half the capacity, beside 200 clients that send a byte a second
@@ -34,7 +35,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,7 @@ from triton_repo.config import from_text, model_names
 from triton_repo.cpu_engines.openvino import Engine
 from triton_repo.deployment import repository_of
 from triton_repo.front.inference import INFER
+from triton_repo.live import without_limits
 from triton_repo.load.connection import Address, Model
 from triton_repo.load.load import load_test
 from triton_repo.load.settings import Load
@@ -182,7 +184,20 @@ def rollover(bench: Bench) -> dict[str, Any]:
 
         found = bench.beside(running, work)
     shutil.rmtree(damaged.parent)
-    return found
+    return {**found, "without_limits": _unlimited(bench)}
+
+
+def _unlimited(bench: Bench) -> dict[str, Any]:
+    rows, recorded = read_golden(bench.following / GOLDEN)
+
+    def check(address: str, version: str) -> None:
+        logits = evaluate(address, bench.model, rows, 1, version=version).logits
+        assert (logits.argmax(axis=1) == recorded[f"{bench.model}.triton"].argmax(axis=1)).all()
+
+    with tempfile.TemporaryDirectory() as folder:
+        repository = without_limits(repository_of(bench.following), Path(folder, "repository"))
+        with Service(repository, environment.check(), Path(folder, "log")) as running:
+            return bench.beside(running, lambda: asdict(running.roll_over(bench.model, repository / bench.model, check)))
 
 
 def death(bench: Bench) -> dict[str, Any]:
@@ -220,7 +235,11 @@ def damage(bench: Bench) -> dict[str, Any]:
     with bench.serving(copied) as running:
 
         def logits() -> np.ndarray:
-            return evaluate(running.grpc_address, bench.model, golden).logits
+            found = []
+            while len(found) < len(golden):
+                with contextlib.suppress(RequestError):  # refused, because others ask too
+                    found.append(evaluate(running.grpc_address, bench.model, golden[len(found) : len(found) + 1]).logits)
+            return np.concatenate(found)
 
         def work() -> dict[str, Any]:
             before = logits()
@@ -228,10 +247,7 @@ def damage(bench: Bench) -> dict[str, Any]:
             after = logits()
             running._triton._process.kill()  # type: ignore[union-attr]
             time.sleep(0.5)
-            while True:
-                with contextlib.suppress(RequestError):
-                    restarted = logits()
-                    break
+            restarted = logits()
             return {
                 "golden_rows": len(golden),
                 "changed_answers": int((before != after).any(axis=1).sum()),

@@ -24,7 +24,7 @@ from triton_repo.config import from_text, model_names, to_text
 from triton_repo.queueing import read_policy
 
 CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
-NETWORK = "openvino.xml"
+NETWORK, POLICY = "openvino.xml", "default_queue_policy"
 
 
 class LiveRepository:
@@ -68,10 +68,14 @@ class LiveRepository:
         return self._config_of(self.folder / name)
 
     def add(self, name: str, source: Path) -> str:
-        """Copies the model folder `source` beside the present version, which is loaded with it from now on; returns the new version."""
+        """Copies the model folder `source` beside the present version; both are loaded from now on. Returns the new version.
+
+        Until one of them is kept, Triton limits no queue, so that a check of the new version is not refused; the front still does.
+        """
         before = self.version(name)
         added = str(int(before) + 1)
         config = self._config_of(source)
+        config.dynamic_batching.ClearField(POLICY)
         self._copy(source / max(_versions(source)), self.folder / name / added, config)
         self._copy_rest(name, source)
         self._write(name, config, [before, added])
@@ -81,9 +85,9 @@ class LiveRepository:
         """Lets this version of a model alone be loaded, with this configuration."""
         self._write(name, config, [version])
 
-    def route(self, name: str, version: str) -> None:
-        """Lets requests go to this version from now on, with the limits of the present configuration."""
-        self._note(name, self.config(name), version)
+    def route(self, name: str, version: str, config: Any) -> None:
+        """Lets requests go to this version from now on, with the limits of this configuration."""
+        self._note(name, config, version)
         self._publish()
 
     def remove(self, name: str, version: str) -> None:
@@ -132,7 +136,7 @@ def without_limits(repository: Path, out: Path) -> Path:
     for name in model_names(repository):
         (out / name).mkdir(parents=True)
         config = from_text((repository / name / CONFIG).read_text(encoding="utf-8"))
-        config.dynamic_batching.ClearField("default_queue_policy")
+        config.dynamic_batching.ClearField(POLICY)
         (out / name / CONFIG).write_text(to_text(config), encoding="utf-8")
         for entry in (repository / name).iterdir():
             if entry.name != CONFIG:

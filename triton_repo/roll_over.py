@@ -62,7 +62,7 @@ def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Pa
         InputError: There is no such model, or the new version is no replacement for it.
         ServerError: It was not loaded.
     """
-    present = config_to_replace(live, model, source)
+    present, new = configs(live, model, source)
     started, before = time.monotonic(), live.version(model)
     after = live.add(model, source)
     try:
@@ -77,17 +77,17 @@ def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Pa
             triton.watch(model, before, instances(present))
         live.remove(model, after)
         raise
-    live.route(model, after)
+    live.route(model, after, new)
     time.sleep(DRAIN_SECONDS)
-    live.keep(model, after, live.config(model))
+    live.keep(model, after, new)
     triton.load(model, LOAD_SECONDS)
-    triton.watch(model, after, instances(live.config(model)))
+    triton.watch(model, after, instances(new))
     live.remove(model, before)
     return Rolled(model, before, after, loaded - started, checked - loaded, time.monotonic() - started)
 
 
-def config_to_replace(live: LiveRepository, model: str, source: Path) -> Any:
-    """Returns the present configuration of a model, after comparing it with that of the new version.
+def configs(live: LiveRepository, model: str, source: Path) -> tuple[Any, Any]:
+    """Returns the present configuration of a model and that of the new version, which fit each other.
 
     Raises:
         InputError: There is no such model, or clients of the present version could not talk to the new one.
@@ -98,7 +98,7 @@ def config_to_replace(live: LiveRepository, model: str, source: Path) -> Any:
     problems = [f"model {model}: {line}; serve it under another name" for line in differences(present, new)]
     if problems:
         raise InputError(*problems)
-    return present
+    return present, new
 
 
 def instances(config: Any) -> int:

@@ -8,6 +8,7 @@ finds a run that was changed as a whole, chain and report included.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,9 +137,15 @@ def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log
     from triton_repo import environment
     from triton_repo.client import evaluate
     from triton_repo.deployment import repository_of
+    from triton_repo.live import without_limits
     from triton_repo.service import Service
 
-    with Service(repository_of(run.folder), environment.check(), run.folder / "triton.log") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="compress-verify-") as folder,
+        Service(
+            without_limits(repository_of(run.folder), Path(folder, "repository")), environment.check(), run.folder / "triton.log"
+        ) as server,
+    ):
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
