@@ -119,8 +119,9 @@ class Bench:
 
     def _until(self, running: Service, over: threading.Event) -> list[dict[str, Any]]:
         loads = []
-        while not over.is_set():
-            loads.append(self.load(running, Load(rate=BESIDE * self.capacity, seconds=5.0, timeout_s=10.0, seed=len(loads))))
+        while not over.is_set() or not loads:
+            with contextlib.suppress(InputError):  # the first request of a load was refused: it is sent anew
+                loads.append(self.load(running, Load(rate=BESIDE * self.capacity, seconds=5.0, timeout_s=10.0, seed=len(loads))))
         return loads
 
 
