@@ -58,25 +58,26 @@ def test_rolled_over_from_outside_and_checked(runs: tuple[Path, Path], running: 
     first, second = runs
     for url in (running.grpc_address, f"http://{running.http_address}"):
         assert verify(first, live=True, url=url, log=lambda line: None) == []
-        [line] = verify(second, live=True, url=url, log=lambda line: None)  # the other model answers
-        assert line.startswith(f"{MODEL}.triton: ")
+        lines = verify(second, live=True, url=url, log=lambda line: None)  # the other model answers
+        assert any(line.startswith(f"{MODEL}.triton: ") for line in lines), lines
     damaged = tmp_path / "damaged"
     shutil.copytree(second, damaged, symlinks=True)
     [weights] = damaged.glob(f"stages/triton_repo-*/model_repository/{MODEL}/1/openvino.bin")
     weights.write_bytes(weights.read_bytes()[::-1])
     for folder, wanted, message in (
         (damaged, None, "openvino.bin"),
-        (second, "other", "has finetune-fp32, and other is to be rolled over; give a run that has it"),
+        (second, "other", "finetune-fp32, and other is to be rolled over; give a run that has it"),
         (tmp_path / "nothing", None, "nothing"),
     ):
         with pytest.raises(InputError, match=message):
             rollout(first, folder, model=wanted, log=lambda line: None)
     said: list[str] = []
     done = rollout(first, second, log=said.append)
-    assert [(one["model"], one["before"], one["after"]) for one in done["models"]] == [(MODEL, "1", "2")]
+    assert MODEL in [one["model"] for one in done["models"]]  # and its bf16 build where the processor has that
+    assert {(one["before"], one["after"]) for one in done["models"]} == {("1", "2")}
     assert any("64 golden rows, 0 flips" in line for line in said)
     assert verify(second, live=True, url=running.grpc_address, log=lambda line: None) == []
-    assert len(verify(first, live=True, url=running.grpc_address, log=lambda line: None)) == 1
+    assert verify(first, live=True, url=running.grpc_address, log=lambda line: None) != []
     assert running.deaths == 0
     with pytest.raises(InputError, match="is not being served"):
         rollout(second, first)
