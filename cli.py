@@ -278,13 +278,38 @@ def generate(
 
 
 @app.command()
-def serve(folder: RunFolder, verbose: Verbose = False) -> None:
+def serve(
+    folder: RunFolder,
+    grpc_port: Annotated[int, typer.Option("--grpc-port", min=0, max=65535, help="Port of gRPC; 0: a free one.")] = 0,
+    http_port: Annotated[int, typer.Option("--http-port", min=0, max=65535, help="Port of HTTP; 0: a free one.")] = 0,
+    metrics_port: Annotated[int, typer.Option("--metrics-port", min=0, max=65535, help="Port of the metrics; 0: a free one.")] = 0,
+    verbose: Verbose = False,
+) -> None:
     """Start Triton on the model repository of a run or a deployment, in the foreground; stop it with Ctrl-C."""
 
     def work() -> None:
         from compress.commands.serve import serve as serve_run
 
-        serve_run(folder, typer.echo)
+        serve_run(folder, typer.echo, (grpc_port, http_port, metrics_port))
+
+    _finish(work, verbose)
+
+
+@app.command(epilog="Example: compress serve runs/a, and in another terminal: compress rollout runs/a runs/b")
+def rollout(
+    served: Annotated[Path, typer.Argument(metavar="SERVED", help="The folder that `compress serve` was given.")],
+    new: Annotated[Path, typer.Argument(metavar="RUN", help="A finished run with the new versions.")],
+    model: Annotated[
+        str | None, typer.Option("--model", metavar="NAME", help="The model; default: every served one that the run has.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Roll the models of a running server over to those of another run: loaded, checked on its golden rows, then served; none fails."""
+
+    def work() -> None:
+        from compress.commands.rollout import rollout as roll_out
+
+        roll_out(served, new, model=model, log=typer.echo)
 
     _finish(work, verbose)
 
@@ -293,6 +318,9 @@ def serve(folder: RunFolder, verbose: Verbose = False) -> None:
 def verify(
     folder: RunFolder,
     live: Annotated[bool, typer.Option("--live", help="Also start Triton and check the served models.")] = False,
+    url: Annotated[
+        str | None, typer.Option("--url", metavar="URL", help="With --live: a running server to check instead, host:port or http://...")
+    ] = None,
     kept: Annotated[
         Path | None, typer.Option("--report", metavar="FILE", help="A report.json of this run, kept elsewhere: any change since is found.")
     ] = None,
@@ -303,7 +331,7 @@ def verify(
     def work() -> int:
         from compress.commands.verify import verify as verify_run
 
-        problems = verify_run(folder, live=live, report=kept, log=typer.echo)
+        problems = verify_run(folder, live=live, url=url, report=kept, log=typer.echo)
         for problem in problems:
             typer.echo(problem, err=True)
         return 2 if problems else 0

@@ -145,23 +145,24 @@ def bench(folder: str | Path, *, volume: Volume = "normal") -> Report:
     return Report(outcome.report, outcome.folder)
 
 
-def verify(folder: str | Path, *, live: bool = False, report: str | Path | None = None) -> list[str]:
+def verify(folder: str | Path, *, live: bool = False, url: str | None = None, report: str | Path | None = None) -> list[str]:
     """Hashes every artifact of a run again, reloads the engines and compares their answers on the golden rows.
 
     Args:
         folder: A run folder, or a folder that `deploy` wrote.
-        live: Also start Triton and ask the served models.
+        live: Also ask the served models: those of Triton, which is started, or those of `url`.
+        url: A running server: host:port, or grpc://host:port, or http://host:port.
         report: A `report.json` of the run that was kept elsewhere: any change since is found.
 
     Returns:
         One line for each problem; empty where all is well.
 
     Raises:
-        InputError: The folder holds no finished run, or there is no server environment.
+        InputError: The folder holds no finished run, there is no server environment, or the server of `url` cannot be reached.
     """
     from compress.commands.verify import verify as verify_run
 
-    return verify_run(Path(folder), live=live, report=_path(report), log=lambda line: None)
+    return verify_run(Path(folder), live=live, url=url, report=_path(report), log=lambda line: None)
 
 
 def deploy(folder: str | Path, out: str | Path) -> Path:

@@ -32,7 +32,7 @@ from compress.artifacts.store import sweep
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.progress import ConsoleProgress
-from compress.core.step_names import BASELINE, EVALUATION, LATENCY, SOURCE
+from compress.core.step_names import BASELINE, BUCKETS, EVALUATION, LATENCY, SOURCE
 from compress.data.splits import Data, Judge
 from compress.machine import environment
 from compress.machine.parallel import ALONE, Team
@@ -40,12 +40,14 @@ from compress.machine.process import keep_freed_memory
 from compress.recipe import Recipe, check, dump
 from compress.report import evaluations, goals, report
 from compress.run.advance import advance
+from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency, Source, is_variant
 from compress.run.prepare import prepare
 from compress.run.state import RunState
 from compress.stage.stage import Stage
 from compress.training.finetune import Finetune
 from export.export import Export
+from quantize.quantize import Quantize
 from triton_repo.triton_repo import TritonRepo
 
 UNSEEN = "a candidate of a search: every figure here is of selection rows, which its stages chose by, too; no evaluation row was used"
@@ -164,11 +166,14 @@ def finish(folder: Path, data: Data, warnings: list[str]) -> dict[str, Any]:
 
 
 def plan_steps(recipe: Recipe) -> list[Stage]:
-    """Returns the stages of a recipe with the implicit steps: source model, an evaluation after each variant, latency after export."""
+    """Returns the stages of a recipe with the implicit steps: the source model, an evaluation after each variant, the choice of buckets
+    before export if it is asked for, and latency after export."""
     steps: list[Stage] = []
     finetunes = any(isinstance(stage, Finetune) for stage in recipe.stages)
     source = Source(id=SOURCE if finetunes else BASELINE, model=recipe.model, tokenizer=recipe.tokenizer)
     for stage in (source, *recipe.stages):
+        if isinstance(stage, Export) and recipe.target.buckets == "auto":
+            steps.append(Buckets(id=BUCKETS, quantized=any(isinstance(other, Quantize) for other in recipe.stages)))
         steps.append(stage)
         if is_variant(stage, (source, *recipe.stages)):
             steps.append(Evaluate(id=f"{EVALUATION}{stage.id}"))

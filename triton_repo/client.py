@@ -48,7 +48,15 @@ class Answers:
     """float32 [n]."""
 
 
-def evaluate(address: str, model: str, rows: Sequence[Row], concurrency: int = 4, advance: Callable[[int], None] | None = None) -> Answers:
+def evaluate(
+    address: str,
+    model: str,
+    rows: Sequence[Row],
+    concurrency: int = 4,
+    advance: Callable[[int], None] | None = None,
+    *,
+    version: str = "",
+) -> Answers:
     """Sends every row once.
 
     Args:
@@ -57,6 +65,7 @@ def evaluate(address: str, model: str, rows: Sequence[Row], concurrency: int = 4
         rows: n rows.
         concurrency: Number of requests in flight.
         advance: Called with 1 after each response.
+        version: Version of the model; empty: the one that the server chooses.
 
     Raises:
         RequestError: A request failed; no further rows are sent.
@@ -70,7 +79,7 @@ def evaluate(address: str, model: str, rows: Sequence[Row], concurrency: int = 4
             with lock:
                 advance(1)
 
-    drive(address, model, rows, enumerate(rows), concurrency, note)
+    drive(address, model, rows, enumerate(rows), concurrency, note, version=version)
     got = [answer for answer in answers if answer is not None]
     assert len(got) == len(rows) > 0, (len(got), len(rows))
     logits = np.stack([answer[0] for answer in got]).astype(np.float32)
@@ -120,6 +129,8 @@ def drive(
     feed: Iterator[tuple[int, Row]],
     concurrency: int,
     note: Callable[[int, Any, float], None],
+    *,
+    version: str = "",
 ) -> None:
     """Sends the rows of `feed` with `concurrency` workers and calls `note` with index, result and seconds of each.
 
@@ -139,7 +150,7 @@ def drive(
                 index, row = entry
                 started = time.perf_counter()
                 try:
-                    result = infer(client, model, row)
+                    result = infer(client, model, row, version=version)
                 except BaseException as error:
                     failed.set()
                     if isinstance(error, RequestError):
@@ -156,7 +167,7 @@ def drive(
             raise
 
 
-def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS) -> Any:
+def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS, *, version: str = "") -> Any:
     """Sends one row and returns the client's result.
 
     Raises:
@@ -165,7 +176,7 @@ def infer(client: Any, model: str, row: Row, seconds: float = REQUEST_SECONDS) -
     from tritonclient.utils import InferenceServerException
 
     try:
-        return client.infer(model, inputs(row), client_timeout=seconds)
+        return client.infer(model, inputs(row), model_version=version, client_timeout=seconds)
     except InferenceServerException as error:
         raise RequestError(f"model {model}: the request failed: {' '.join(str(error.message()).split())[:300]}") from error
 

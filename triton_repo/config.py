@@ -5,10 +5,9 @@
     SCORE                            FP32   [1]    softmax score of the class; the value for regression
     LOGITS                           FP32   [C]
 
-The map `parameters` holds the settings of the model (mode, compile properties, batch sizes), so the configuration is complete. Before
-Triton reports a model ready, it runs the warm-up requests: one row for each bucket, from files in `warmup/`.
-
-Not supported: queue limits. Every request is served, however long the queue.
+`settings.json` in the folder of a version holds what the model itself reads (mode, compile properties, batch sizes): two versions that are
+loaded at once share `config.pbtxt`, and may differ in that. Before Triton reports a model ready, it runs the warm-up requests: one row for
+each bucket, from files in `warmup/`. The limits of the queue are those of `triton_repo.queueing`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import re
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,12 +24,26 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.core.errors import InputError
+from triton_repo.queueing import Queue, write_policy
 
 TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
 LABEL, SCORE, LOGITS = "LABEL", "SCORE", "LOGITS"
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
+SETTINGS = "settings.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """How requests come to a model."""
+
+    instances: int = 1
+    """Number of parallel processes of the model."""
+    max_queue_delay_us: int = 0
+    """Maximum time in microseconds that a request waits for others to form a batch."""
+    queue: Queue = field(default_factory=Queue)
+    """Limits of the queue."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +66,8 @@ class ModelSettings:
     """Settings of the engine, the same as those of the evaluated one."""
     warm_up: tuple[str, ...] = ()
     """Names of the warm-up samples; `warmup/<name>.<input>` holds the serialized row."""
-    instances: int = 1
-    """Number of parallel processes of the model."""
-    max_queue_delay_us: int = 0
-    """Maximum time in microseconds that a request waits for others to form a batch."""
+    scheduling: Scheduling = Scheduling()
+    """How requests come to the model."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -79,10 +90,9 @@ def model_config(settings: ModelSettings) -> Any:
     config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
     config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
     config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.num_labels])
-    config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
-    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.instances)
-    for name, value in parameters(settings).items():
-        config.parameters[name].string_value = value
+    config.dynamic_batching.max_queue_delay_microseconds = settings.scheduling.max_queue_delay_us
+    config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.scheduling.instances)
+    write_policy(config, settings.scheduling.queue)
     for sample in settings.warm_up:
         _add_warm_up(config, sample, settings.inputs)
     return config
@@ -99,14 +109,15 @@ def model_names(repository: Path) -> list[str]:
     return sorted(path.parent.name for path in repository.glob("*/config.pbtxt"))
 
 
-def parameters(settings: ModelSettings) -> dict[str, str]:
-    """Returns the `parameters` map; its values are strings, with lists and maps as JSON."""
-    return {
+def version_settings(settings: ModelSettings) -> str:
+    """Returns the contents of `settings.json`."""
+    values = {
         "engine": settings.engine,
         "mode": settings.mode,
-        "batch_sizes": json.dumps(list(settings.batch_sizes)),
-        "properties": json.dumps(dict(settings.properties), sort_keys=True),
+        "batch_sizes": list(settings.batch_sizes),
+        "properties": dict(settings.properties),
     }
+    return json.dumps(values, indent=1, sort_keys=True) + "\n"
 
 
 def to_text(config: Any) -> str:

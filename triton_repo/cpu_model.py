@@ -1,6 +1,7 @@
 """Triton Python model: tokenizes or decodes, runs the engine, returns label, score and logits. Runs inside the server.
 
-Its folder also holds preprocess.py, preprocess.json, tokenizer.json, and the engine: engine.py (`triton_repo.cpu_engines`) with its files.
+Its folder also holds settings.json, preprocess.py, preprocess.json, tokenizer.json, and the engine: engine.py (`triton_repo.cpu_engines`)
+with its files.
 Each request is preprocessed on its own, so a bad row fails only its own request. The rows of all requests from the dynamic batcher are then
 grouped by shape (each row in its smallest bucket) and given to the engine.
 """
@@ -39,11 +40,12 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the preprocessor and prepares the engine for all shapes."""
         config = json.loads(args["model_config"])
-        parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
+        settings = json.loads((HERE / "settings.json").read_text(encoding="utf-8"))
         self.inputs = [value["name"] for value in config["input"]]
         self.preprocessor = Preprocessor.load(HERE)
-        sizes, properties = json.loads(parameters["batch_sizes"]), json.loads(parameters["properties"])
-        self.engine = Engine(HERE, parameters["mode"], sizes, properties)
+        machine = HERE / "machine.json"  # what holds on this machine alone, such as where compiled networks are kept
+        properties = settings["properties"] | (json.loads(machine.read_text(encoding="utf-8")) if machine.exists() else {})
+        self.engine = Engine(HERE, settings["mode"], settings["batch_sizes"], properties)
         steps = self.preprocessor.steps
         self.shapes = [(bucket,) for bucket in self.preprocessor.buckets] if steps is None else [steps.shape]
         self.engine.prepare(self.shapes)

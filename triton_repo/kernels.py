@@ -5,7 +5,7 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT
-        1/  model.py  cpu_model.py  preprocess.py  preprocess.json  tokenizer.json
+        1/  model.py  settings.json  cpu_model.py  preprocess.py  preprocess.json  tokenizer.json
             engine.py  plan.safetensors
             compress/  export/          the modules that engine.py imports, and those that they import
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
-from triton_repo.config import TEXT_PAIR, ModelSettings, model_config, serialized, to_text
+from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, Scheduling, model_config, serialized, to_text, version_settings
 from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,7 +46,7 @@ def write_kernel_repository(
     pairs: bool,
     batch_sizes: tuple[int, ...],
     max_batch_size: int,
-    instances: int,
+    scheduling: Scheduling,
 ) -> dict[str, Any]:
     """Writes the repository; returns its entry of triton.json.
 
@@ -58,7 +58,7 @@ def write_kernel_repository(
         pairs: Whether rows are pairs of texts.
         batch_sizes: Rows that passes are recorded for; 1 is added.
         max_batch_size: Most rows of merged requests; passes are recorded for it, too.
-        instances: Processes on each GPU.
+        scheduling: How requests come to the model; its processes are those on each GPU.
     """
     name, folder = f"{build['variant']}-{build['precision']}", exported / build["folder"]
     preprocessor = Preprocessor.load(folder)
@@ -74,7 +74,7 @@ def write_kernel_repository(
         mode=entry["mode"],
         properties={"float_precision": entry["float_precision"], "lengths": " ".join(map(str, preprocessor.buckets))},
         warm_up=tuple(rows),
-        instances=instances,
+        scheduling=scheduling,
     )
     version, warm_up = out / name / VERSION, out / name / WARM_UP
     version.mkdir(parents=True)
@@ -82,6 +82,7 @@ def write_kernel_repository(
     config = model_config(settings)
     config.instance_group[0].kind = config.instance_group[0].KIND_GPU
     (out / name / "config.pbtxt").write_text(to_text(config), encoding="utf-8")
+    (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
     shutil.copyfile(exported / entry["file"], version / PLAN)
     for source, name_there in files(ROOT):

@@ -5,7 +5,7 @@
       <variant>-<precision>/
         config.pbtxt
         warmup/<bucket>.TEXT          one synthetic row for each bucket
-        1/  model.py  preprocess.py  preprocess.json  tokenizer.json  engine.py
+        1/  model.py  settings.json  preprocess.py  preprocess.json  tokenizer.json  engine.py
             openvino.xml  openvino.bin | model.onnx  *.onnx.data
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
@@ -32,7 +32,19 @@ from compress.core.named import one_of
 from compress.measure.fastest import Ranked, key_of
 from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
-from triton_repo.config import IMAGE, MIN_BATCH, TEXT, TEXT_PAIR, ModelSettings, model_config, serialized, to_text
+from triton_repo.config import (
+    IMAGE,
+    MIN_BATCH,
+    SETTINGS,
+    TEXT,
+    TEXT_PAIR,
+    ModelSettings,
+    Scheduling,
+    model_config,
+    serialized,
+    to_text,
+    version_settings,
+)
 
 EXPORTED = "export.json"
 TEMPLATE, ENGINES_FOLDER = "cpu_model.py", "cpu_engines"
@@ -104,8 +116,7 @@ def write_repository(
     pairs: bool,
     batch_sizes: tuple[int, ...],
     max_batch_size: int | None = None,
-    instances: int = 1,
-    max_queue_delay_us: int = 0,
+    scheduling: Scheduling | None = None,
     chosen: str | None = None,
 ) -> list[ModelSettings]:
     """Writes the repository.
@@ -116,8 +127,7 @@ def write_repository(
         pairs: Whether rows are pairs of texts.
         batch_sizes: Batch sizes of the static engine; 1 is added.
         max_batch_size: Maximum batch size. Default: the largest of `batch_sizes`, at least 8.
-        instances: Processes for each model.
-        max_queue_delay_us: Maximum time that a request waits for others to form a batch, in microseconds.
+        scheduling: How requests come to each model. Default: one process, no waiting for others, no limits.
         chosen: Name of the model that was chosen to be served, for the README.
 
     Returns:
@@ -143,8 +153,7 @@ def write_repository(
             mode=model.engine["mode"],
             properties=model.engine["properties"],
             warm_up=tuple(rows),
-            instances=instances,
-            max_queue_delay_us=max_queue_delay_us,
+            scheduling=scheduling or Scheduling(),
         )
         _write_model(out / model.name, model, preprocessor, settings, rows)
         written.append(settings)
@@ -207,6 +216,7 @@ def _write_model(folder: Path, model: Served, preprocessor: Preprocessor, settin
     (folder / "config.pbtxt").write_text(to_text(model_config(settings)), encoding="utf-8")
     shutil.copyfile(Path(__file__).with_name(TEMPLATE), version / "model.py")
     shutil.copyfile(preprocess.__file__, version / "preprocess.py")
+    (version / SETTINGS).write_text(version_settings(settings), encoding="utf-8")
     preprocessor.save(version)
     shutil.copyfile(Path(__file__).parent / ENGINES_FOLDER / f"{settings.engine}.py", version / "engine.py")
     for source, name in _files(model.file):

@@ -7,7 +7,8 @@ The server and the processes of its models form one process group under a watche
 group when this process ends, even by SIGKILL; `triton_repo.leftovers` then removes its temporary files. All paths that it is given are safe
 (`triton_repo.safe_folder`).
 
-It speaks gRPC alone, without the protocols that can harm it: shared memory, loading of models, logging, traces. It listens on a free port
+It speaks gRPC alone, and needs a key for the protocols that can harm it: shared memory, loading of models, logging, traces. This process
+alone has the key, and uses it to load other versions (`load`). It listens on a free port
 of loopback for the stage that measures it, or, `private`, on a Unix socket that only its owner reaches: `triton_repo.service` puts the
 front before that one. Another process may take a free port before the server binds it. The server then exits at once and is started again
 on another port.
@@ -45,7 +46,11 @@ EXIT_SECONDS = 10
 """Time that a stopping server waits for requests in flight."""
 ATTEMPTS = 3
 CLOSED = "shared-memory,model-config,model-repository,statistics,trace,logging"
-"""Protocols that need a key, which nobody is told."""
+"""Protocols that need a key, which nobody else is told."""
+KEY = "triton-key"
+KEY_HEADER = f"triton-grpc-protocol-{KEY}"
+GONE_SECONDS = 60.0
+"""Time for the process of a version that is no longer loaded to end."""
 SOCKET_PORT = 1
 """gRPC calls the port of a Unix socket 1; Triton adds it to the name of the socket."""
 _PORT_TAKEN = re.compile(r"address already in use|socket .* already in use|failed to (start|bind).*port", re.I)
@@ -82,7 +87,7 @@ class TritonServer:
     ) -> None:
         self._repository, self._environment, self._log = repository.resolve(), environment, log
         self._models, self._seconds, self._private = models, seconds, private
-        self._folder, self._port = Path(), 0
+        self._folder, self._port, self._key = Path(), 0, ""
         self._servers: list[psutil.Process] = []
         self._stubs: list[psutil.Process] = []
         self._log_start = 0
@@ -151,6 +156,49 @@ class TritonServer:
             status = None if self._process is None else self._process.returncode
             raise ServerError(f"Triton exited: {cause(status, self._tail())}; log: {self._log}")
 
+    def load(self, model: str, seconds: float) -> None:
+        """Loads the versions of a model that its configuration now names, and then unloads others; requests are answered all the while.
+
+        The processes of the model are not watched from now on, because some of them end; see `watch`.
+
+        Raises:
+            ServerError: It failed, and what was loaded before still is; or the server is not there.
+        """
+        from tritonclient.grpc import InferenceServerClient
+        from tritonclient.utils import InferenceServerException
+
+        self._stubs = [one for one in self._stubs if not _runs_model(one, model)]
+        try:
+            with InferenceServerClient(self.grpc_address) as client:
+                client.load_model(model, headers={KEY_HEADER: self._key}, client_timeout=seconds)
+        except InferenceServerException as error:
+            raise ServerError(f"model {model} was not loaded: {' '.join(str(error.message()).split())[:400]}") from error
+
+    def watch(self, model: str, version: str, instances: int) -> None:
+        """Waits until all that runs of a model are the processes of one load of this version, and then watches them.
+
+        Triton loads a version again beside itself, so for a while the processes of two loads of it may run, of which one is about to end.
+
+        Args:
+            model: The model.
+            version: Its version.
+            instances: Number of its processes.
+
+        Raises:
+            ServerError: They have not ended in time.
+        """
+        deadline = time.monotonic() + GONE_SECONDS
+        while True:
+            found = [one for one in self._below("backend_stub") if _runs_model(one, model)]
+            if len(found) == instances and all(_runs_model(one, model, version) for one in found):
+                self._stubs = [*self._stubs, *found]
+                return
+            if time.monotonic() > deadline:
+                raise ServerError(
+                    f"model {model}: more than {instances} of version {version} still run after {GONE_SECONDS:.0f} s; log: {self._log}"
+                )
+            time.sleep(0.05)
+
     def stop(self) -> None:
         """Stops the server and its models; does nothing if it is not running."""
         self._servers, self._stubs = [], []
@@ -167,7 +215,7 @@ class TritonServer:
             reaper.wait()
 
     def _start(self) -> None:
-        self._port = free_port()
+        self._port, self._key = free_port(), secrets.token_hex(32)
         prefix = f"compress-triton-{os.getpid()}-{uuid.uuid4().hex[:8]}-"
         self._folder = folder = safe_folder()
         try:
@@ -177,7 +225,7 @@ class TritonServer:
             with self._log.open("ab") as output:
                 self._log_start = output.tell()
                 address = (f"unix:{folder / 'grpc'}", SOCKET_PORT) if self._private else (ADDRESS, self._port)
-                command = command_line(repository, environment, folder / "backends", address, prefix, self._models)
+                command = command_line(repository, environment, folder / "backends", address, (prefix, self._key), self._models)
                 command += metrics_options(self.metrics_socket if self._private else None)
                 self._process = spawn(
                     command, env=_variables(), group=True, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, cwd=folder
@@ -244,14 +292,22 @@ def command_line(
     environment: ServerEnvironment,
     backends: Path,
     address: tuple[str, int],
-    prefix: str,
+    names: tuple[str, str],
     models: Sequence[str] | None = None,
 ) -> list[str]:
     """Returns the command that starts the server; all paths in it are safe.
 
     `env` sets the variables for the server only: the Python that watches it must not load the server's libraries.
+
+    Args:
+        repository: Model repository.
+        environment: The server environment.
+        backends: Folder of the backends.
+        address: Of gRPC, and its port.
+        names: Prefix of the names of shared memory, and the key of the closed protocols.
+        models: Models to load; None loads all.
     """
-    key = secrets.token_hex(32)
+    prefix, key = names
     chosen = [] if models is None else ["--model-control-mode=explicit", *(f"--load-model={name}" for name in models)]
     return [
         "env",
@@ -267,7 +323,7 @@ def command_line(
         "--allow-vertex-ai=false",
         f"--grpc-address={address[0]}",
         f"--grpc-port={address[1]}",
-        f"--grpc-restricted-protocol={CLOSED}:triton-key={key}",
+        f"--grpc-restricted-protocol={CLOSED}:{KEY}={key}",
         f"--exit-timeout-secs={EXIT_SECONDS}",
     ]
 
@@ -294,6 +350,14 @@ def cause(status: int | None, log: str) -> str:
     if number in known:
         return f"killed by {signal.Signals(number).name}"
     return last_error(log) if log.strip() else f"status {status}, the log is empty"
+
+
+def _runs_model(process: psutil.Process, model: str, version: str | None = None) -> bool:
+    """Whether a process is that of a Python model, and of this version of it; its command names the folder of the version."""
+    try:
+        return any(f"/{model}/{'' if version is None else f'{version}/'}" in part for part in process.cmdline())
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _lives(process: psutil.Process) -> bool:

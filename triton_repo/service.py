@@ -5,8 +5,9 @@
 
     clients --> front --> link to the socket of the present Triton
 
-If Triton or the front dies, it is started again, on the same ports. Each death is logged with its cause. More than `RESTARTS` deaths within
-`WINDOW_SECONDS` end the service: a server that dies with every request is not kept alive.
+Triton reads a copy of the repository (`triton_repo.live`), whose models can be rolled over to other versions while they answer
+(`triton_repo.roll_over`). If Triton or the front dies, it is started again, on the same ports. Each death is logged with its cause. More
+than `RESTARTS` deaths within `WINDOW_SECONDS` end the service: a server that dies with every request is not kept alive.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ from typing import Self
 from compress.machine.process import environment as child_environment
 from compress.machine.process import spawn
 from triton_repo import leftovers
+from triton_repo.blobs import BlobCache
 from triton_repo.config import model_names
 from triton_repo.environment import ServerEnvironment
 from triton_repo.front.process import Settings
+from triton_repo.live import LiveRepository
+from triton_repo.roll_over import Check, Rolled, roll_over
 from triton_repo.safe_folder import safe_folder
 from triton_repo.server import ADDRESS, ServerError, TritonServer, cause
 
 RESTARTS, WINDOW_SECONDS = 20, 600.0
 FRONT_SECONDS = 60.0
+Ports = tuple[int, int, int]
+FREE: Ports = (0, 0, 0)
 PERIOD_SECONDS = 0.1
 """Time between two looks at the processes."""
 
@@ -46,14 +52,28 @@ class Service:
         repository: Model repository.
         environment: The server environment.
         log: File for the output of server and front, and for each restart.
+        blobs: Where compiled networks are kept between two starts; default: in the cache folder.
+        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
     """
 
-    def __init__(self, repository: Path, environment: ServerEnvironment, log: Path) -> None:
+    def __init__(
+        self,
+        repository: Path,
+        environment: ServerEnvironment,
+        log: Path,
+        *,
+        blobs: BlobCache | None = None,
+        ports: Ports = FREE,
+    ) -> None:
         self._repository, self._environment, self._log = repository, environment, log
         self._folder = Path()
-        self._settings = Settings(ADDRESS, 0, 0, 0, "", "", tuple(model_names(repository)))
+        self._settings = Settings(ADDRESS, *ports, "", "", tuple(model_names(repository)))
         self._triton: TritonServer | None = None
         self._front: subprocess.Popen[bytes] | None = None
+        self._live: LiveRepository | None = None
+        self._blobs = BlobCache(environment.versions) if blobs is None else blobs
+        self._changing = threading.Lock()
+        """Held while Triton is started again, or a model is rolled over."""
         self._supervisor: threading.Thread | None = None
         self._reaper: subprocess.Popen[bytes] | None = None
         """Removes the folder if this process is killed."""
@@ -77,6 +97,16 @@ class Service:
         return f"{ADDRESS}:{self._settings.metrics_port}"
 
     @property
+    def log(self) -> Path:
+        """File for the output."""
+        return self._log
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Names of the models."""
+        return self._settings.models
+
+    @property
     def deaths(self) -> int:
         """How often Triton or the front died within the last `WINDOW_SECONDS`."""
         return len(self._deaths)
@@ -94,9 +124,12 @@ class Service:
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             self._log.write_bytes(b"")
-            self._settings = replace(self._settings, triton=str(self._folder / "grpc"), metrics=str(self._folder / "metrics"))
+            self._live = live = LiveRepository(self._folder / "live", self._repository, self._blobs)
+            triton, metrics = str(self._folder / "grpc"), str(self._folder / "metrics")
+            self._settings = replace(self._settings, triton=triton, metrics=metrics, routes=str(live.routes_file))
             self._start_triton()
             self._start_front()
+            self._blobs.seal()
         except BaseException:
             self.stop()
             raise
@@ -117,6 +150,28 @@ class Service:
         """Blocks until the service ends because it died too often."""
         self._over.wait()
 
+    def roll_over(self, model: str, source: Path, check: Check) -> Rolled:
+        """Rolls a model over to another version, without a request that fails; see `triton_repo.roll_over`.
+
+        Args:
+            model: Its name.
+            source: The folder of the model in another repository.
+            check: Called with the address and the new version before requests go there; raises if its answers are wrong.
+
+        Raises:
+            InputError: There is no such model, or the new version is no replacement for it.
+            ServerError: It was not loaded.
+        """
+        with self._changing:
+            if self._triton is None or self._live is None or not self._triton.is_alive:
+                raise ServerError("Triton does not run; try again when it has been started again")
+            try:
+                rolled = roll_over(self._triton, self._live, model, source, check)
+            finally:
+                self._blobs.seal()
+            self._note(f"model {model} rolled over from version {rolled.before} to {rolled.after} in {rolled.seconds:.2f} s")
+            return rolled
+
     def stop(self) -> None:
         """Stops front and server; does nothing if they do not run."""
         self._ending.set()
@@ -136,7 +191,9 @@ class Service:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start_triton(self) -> None:
-        self._triton = TritonServer(self._repository, self._environment, self._log, private=True).__enter__()
+        assert self._live is not None, "made before"
+        models = self._live.names
+        self._triton = TritonServer(self._live.folder, self._environment, self._log, models=models, private=True).__enter__()
         _point(Path(self._settings.triton), self._triton.grpc_socket)
         _point(Path(self._settings.metrics), self._triton.metrics_socket)
 
@@ -161,10 +218,11 @@ class Service:
     def _supervise(self) -> None:
         while not self._ending.wait(PERIOD_SECONDS):
             try:
-                if self._triton is not None and not self._triton.is_alive:
-                    self._count(self._death())
-                    self._triton.stop()
-                    self._start_triton()
+                with self._changing:
+                    if self._triton is not None and not self._triton.is_alive:
+                        self._count(self._death())
+                        self._triton.stop()
+                        self._start_triton()
                 if self._front is not None and self._front.poll() is not None:
                     self._count(f"the front of Triton exited: {cause(self._front.returncode, '')}")
                     self._start_front()

@@ -42,11 +42,12 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
-from triton_repo.config import MIN_BATCH, model_names
+from triton_repo.config import MIN_BATCH, Scheduling, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.gpu_settings import Gpu
 from triton_repo.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.plan_files import SPEC as GPU_SPEC
+from triton_repo.queueing import Queue
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
-SINGLE = ("instances", "max_queue_delay_us")
+SINGLE = ("instances", "max_queue_delay_us", "queue")
 QUEUED = ("max_waiting", "request_seconds")
 
 
@@ -92,6 +93,9 @@ class TritonRepo(Stage):
     ask for less."""
     gpu: Gpu = Gpu()
     """For TensorRT: how plans are built, and what runs on which GPU."""
+    queue: Queue = Queue()
+    """For models that answer rows: how many requests may be under way, how long an answer may take, and levels of priority. The stage
+    measures without them."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -116,7 +120,7 @@ class TritonRepo(Stage):
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value:g} given; {reason}"
+                yield f"{key}: {value if isinstance(value, Queue) else format(value, 'g')} given; {reason}"
         if self.gpu != Gpu() and (task.answer == "tokens" or not set(served_on("cuda")) & set(target.engines)):
             yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
@@ -186,8 +190,7 @@ class TritonRepo(Stage):
             pairs=isinstance(context.data.evaluation.rows[0], tuple),
             batch_sizes=context.target.batch_sizes,
             max_batch_size=self.max_batch_size,
-            instances=self.instances,
-            max_queue_delay_us=self.max_queue_delay_us,
+            scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
             chosen=name,
         )
         return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
@@ -271,7 +274,6 @@ class TritonRepo(Stage):
 
     def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
         """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
-        from triton_repo.config import MIN_BATCH
         from triton_repo.kernels import NOT_RUN as NOT_SERVED
         from triton_repo.kernels import write_kernel_repository
         from triton_repo.layout import EXPORTED
@@ -291,7 +293,7 @@ class TritonRepo(Stage):
             pairs=isinstance(context.data.evaluation.rows[0], tuple),
             batch_sizes=context.target.batch_sizes,
             max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
-            instances=self.instances,
+            scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
         )
         return told | _unmeasured(NOT_SERVED)
 
@@ -333,11 +335,13 @@ class TritonRepo(Stage):
     def _measure(self, model: Any, context: Context, out: Path) -> dict[str, Any]:
         """Serves one model alone, evaluates and times it, and returns its entry of triton.json."""
         from triton_repo import client, environment
+        from triton_repo.live import without_limits
         from triton_repo.server import TritonServer
 
         split = context.data.evaluation
         log = context.scratch / f"triton-{model.name}.log"
-        with TritonServer(out / REPOSITORY, environment.check(), log, models=[model.name]) as server:
+        repository = out / REPOSITORY if self.queue == Queue() else without_limits(out / REPOSITORY, context.scratch / "unlimited")
+        with TritonServer(repository, environment.check(), log, models=[model.name]) as server:
             with context.progress.bar(f"triton {model.name}", len(split.rows)) as advance:
                 answers = client.evaluate(server.grpc_address, model.name, split.rows, EVALUATION_CONCURRENCY, advance)
             latency = [client.latency(server.grpc_address, model.name, split.rows, concurrency) for concurrency in self.concurrency]
@@ -352,7 +356,7 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
 
 
-LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", *QUEUED)}
+LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", "queue", *QUEUED)}
 """Keys that are not part of the cache key while they have their defaults."""
 
 
@@ -396,12 +400,13 @@ def serves(model: Served, chosen: Ranked) -> bool:
     return chosen.candidate.names.items() <= model.names.items()
 
 
-def server_of(repository: Path, log: Path) -> Service:
+def server_of(repository: Path, log: Path, ports: tuple[int, int, int] = (0, 0, 0)) -> Service:
     """Returns the service of a repository, a context manager that starts and stops it.
 
     Args:
         repository: The folder `model_repository`.
         log: File for the output of the server.
+        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
 
     Raises:
         InputError: The repository cannot be served here, or the server environment is missing.
@@ -413,23 +418,20 @@ def server_of(repository: Path, log: Path) -> Service:
         raise InputError(f"{repository}: this repository is for GPUs and is served in NVIDIA's container; see {repository / 'README.md'}")
     if not model_names(repository):
         raise InputError(f"{repository}: holds no model; give a model_repository folder that the triton_repo stage wrote")
-    return Service(repository, environment.check(), log)
+    return Service(repository, environment.check(), log, ports=ports)
 
 
-def serve(repository: Path, log: Path, say: Callable[[str], None]) -> None:
-    """Serves a repository in the foreground until interrupted.
+def serve(server: Service, say: Callable[[str], None]) -> None:
+    """Serves in the foreground until interrupted.
 
     Args:
-        repository: The folder `model_repository`.
-        log: File for the output of the server.
+        server: From `server_of`.
         say: Prints one line for the user.
 
     Raises:
-        InputError: The repository cannot be served here, or the server environment is missing.
         ServerError: The server did not start, or died too often.
     """
-    server = server_of(repository, log)
-    say(f"starting Triton with {', '.join(model_names(repository))}; log: {log}")
+    say(f"starting Triton with {', '.join(server.models)}; log: {server.log}")
     with server:
         say(f"ready: gRPC {server.grpc_address}, HTTP {server.http_address}, metrics {server.metrics_address}; stop with Ctrl-C")
         try:

@@ -28,7 +28,7 @@ MANIFEST = "manifest.json"
 SEAL = "manifest_sha256"
 """Key of the digest of all other entries of a manifest; absent from manifests of earlier versions."""
 MOST_JSON = 2**30
-Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repository"]
+Kind = Literal["checkpoint", "evaluation", "engine", "latency", "model_repository", "buckets"]
 
 
 class DamagedArtifact(Exception):

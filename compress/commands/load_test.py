@@ -123,7 +123,7 @@ def _measured(
 def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
     """Returns the rows, and where they are from."""
     if given.run is not None:
-        return _evaluation_rows(given.run), f"the evaluation split of {given.run}"
+        return evaluation_rows(given.run), f"the evaluation split of {given.run}"
     columns = given.columns or tuple(COLUMNS[name] for name in model.inputs)
     if len(columns) != len(model.inputs):
         raise InputError(f"--column: {len(columns)} given, but model {model.name} reads {' and '.join(model.inputs)}: give one for each")
@@ -136,7 +136,7 @@ def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
     return read_unlabelled(local(str(given.file), "--data"), modality, columns, "--column"), str(given.file)
 
 
-def _evaluation_rows(folder: Path) -> list[Row]:
+def evaluation_rows(folder: Path) -> list[Row]:
     """Returns the evaluation rows of a finished run, read from its data again."""
     from compress.core.tasks import TASKS
     from compress.data.load import load_data

@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from compress.commands.rollout import answer
 from compress.pipeline import opened
 from triton_repo import deployment
+from triton_repo.control import Control
 from triton_repo.triton_repo import serve as serve_repository
+from triton_repo.triton_repo import server_of
 
 
-def serve(folder: Path, log: Callable[[str], None] = print) -> None:
-    """Serves until interrupted; the server's output goes to `triton.log` in the folder.
+def serve(folder: Path, log: Callable[[str], None] = print, ports: tuple[int, int, int] = (0, 0, 0)) -> None:
+    """Serves until interrupted; the server's output goes to `triton.log` in the folder. `compress rollout` changes the models meanwhile.
+
+    Args:
+        folder: A run or a deployment.
+        log: Prints one line.
+        ports: Ports of gRPC, HTTP and metrics; 0 takes a free one.
 
     Raises:
-        InputError: There is no model repository, it is damaged, or there is no server environment.
+        InputError: There is no model repository, it is damaged, it is being served already, or there is no server environment.
         ServerError: The server did not start, or died too often.
     """
-    serve_repository(repository(folder), folder / deployment.LOG, log)
+    server = server_of(repository(folder), folder / deployment.LOG, ports)
+    with Control(folder, lambda request, say: answer(server, request, say)):
+        serve_repository(server, log)
 
 
 def deploy(folder: Path, out: Path, log: Callable[[str], None] = print) -> Path:

@@ -8,6 +8,7 @@ finds a run that was changed as a whole, chain and report included.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ from compress.report.report import UNCHECKED, forgeries, write
 Log = Callable[[str], None]
 
 
-def verify(folder: Path, *, live: bool = False, report: Path | None = None, log: Log = print) -> list[str]:
+def verify(folder: Path, *, live: bool = False, url: str | None = None, report: Path | None = None, log: Log = print) -> list[str]:
     """Checks a run, or the hashes of a folder that `compress deploy` wrote.
 
     Args:
         folder: A finished run.
-        live: Also start Triton on the model repository and check the served models.
+        live: Also check the served models: those of Triton, started on the model repository, or those of `url`.
+        url: A running server, host:port, or grpc://host:port, or http://host:port.
         report: A `report.json` of this run that was kept elsewhere.
         log: Prints one line for each check.
 
@@ -41,10 +43,13 @@ def verify(folder: Path, *, live: bool = False, report: Path | None = None, log:
         One line for each problem; empty if there is none.
 
     Raises:
-        InputError: The folder holds no finished run, there is no server environment, or the report has no anchor.
+        InputError: The folder holds no finished run, there is no server environment, the server cannot be reached, or the report has no
+            anchor.
     """
     from triton_repo import deployment
 
+    if url is not None and not live:
+        raise InputError(f"--url {url}: given without --live; give both to check a running server")
     if deployment.is_deployment(folder):
         if live or report is not None:
             raise InputError(f"{folder}: a deployment has no golden rows and no report; give the run folder for --live and --report")
@@ -60,7 +65,7 @@ def verify(folder: Path, *, live: bool = False, report: Path | None = None, log:
     rows, recorded = evaluations.read_golden(folder / GOLDEN)
     problems += _engines(run, rows, recorded, log)
     if live:
-        problems += _served(run, rows, recorded, log)
+        problems += _served(run, rows, recorded, log) if url is None else _running(run, url, rows, recorded, log)
     return problems
 
 
@@ -125,23 +130,51 @@ def _engines(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Lo
             except EngineError as error:
                 yield f"{key}: {error}"
             else:
-                yield from _compare(key, run, recorded[key], logits, log)
+                yield from compare(key, run, recorded[key], logits, log)
 
 
 def _served(run: Run, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
     from triton_repo import environment
     from triton_repo.client import evaluate
     from triton_repo.deployment import repository_of
+    from triton_repo.live import without_limits
     from triton_repo.service import Service
 
-    with Service(repository_of(run.folder), environment.check(), run.folder / "triton.log") as server:
+    with (
+        tempfile.TemporaryDirectory(prefix="compress-verify-") as folder,
+        Service(
+            without_limits(repository_of(run.folder), Path(folder, "repository")), environment.check(), run.folder / "triton.log"
+        ) as server,
+    ):
         for model in evaluations.served(run):
             key = f"{model['model']}.triton"
             if key in recorded:
-                yield from _compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows).logits, log)
+                yield from compare(key, run, recorded[key], evaluate(server.grpc_address, model["model"], rows, 1).logits, log)
 
 
-def _compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+def _running(run: Run, url: str, rows: list[Any], recorded: dict[str, np.ndarray], log: Log) -> Iterator[str]:
+    """Checks a server that somebody else runs: its models are those of the run, with their tensors, and answer the golden rows."""
+    from triton_repo.deployment import repository_of
+    from triton_repo.load.connection import address_of
+    from triton_repo.probe import Probe
+
+    repository = repository_of(run.folder)
+    with Probe(address_of(url, None, "--url")) as server:
+        log(f"{server.address}: {server.about()}")
+        for model in evaluations.served(run):
+            name, key = model["model"], f"{model['model']}.triton"
+            if key not in recorded:
+                continue
+            problems = server.differences(repository / name)
+            yield from problems
+            if not problems:
+                answers = server.answers(name, rows)
+                yield from server.contradictions(repository / name, answers)
+                yield from compare(key, run, recorded[key], answers.logits, log)
+
+
+def compare(key: str, run: Run, recorded: np.ndarray, logits: np.ndarray, log: Log) -> Iterator[str]:
+    """Compares logits with recorded ones; yields a line if they differ by more than rounding explains."""
     if recorded.shape != logits.shape:
         yield f"{key}: logits of shape {logits.shape}, the golden rows have {recorded.shape}"
         return

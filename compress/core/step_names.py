@@ -8,6 +8,8 @@ SOURCE = "model"
 """The step that imports a source model that is finetuned next."""
 LATENCY = "latency"
 """The step that measures engines."""
+BUCKETS = "buckets"
+"""The step that chooses the lengths to pad rows to."""
 INPUT = "input"
 """As a teacher: the input of the stage."""
 EVALUATION = "evaluate-"
@@ -16,4 +18,4 @@ EVALUATION = "evaluate-"
 
 def is_reserved(stage_id: str) -> bool:
     """Whether a stage of a recipe may not have this id, because a run uses it itself."""
-    return stage_id in (BASELINE, SOURCE, LATENCY, INPUT) or stage_id.startswith(EVALUATION)
+    return stage_id in (BASELINE, SOURCE, LATENCY, BUCKETS, INPUT) or stage_id.startswith(EVALUATION)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.core.config import Config
 from compress.core.engines import DEFAULT_ENGINES, EngineName
@@ -28,13 +28,33 @@ class Target(Config):
     """Batch sizes to measure latency at."""
     sequence_lengths: tuple[Annotated[int, Field(ge=2, le=65536)], ...] = (32, 128)
     """Sequence lengths (tokens) to measure at and to pad rows to; data.max_length is always added. Ignored for images."""
+    buckets: tuple[Annotated[int, Field(ge=2, le=65536)], ...] | Literal["auto"] | None = None
+    """Lengths (tokens) that the engines and the server pad rows to; data.max_length is always added. null: sequence_lengths. auto: those
+    with the least time for the lengths of the evaluation rows, from latencies that are measured before the export. For texts with classes
+    or values."""
+    bucket_memory_mb: Annotated[float, Field(gt=0)] = 2048.0
+    """Most memory in MB for the compiled networks of all buckets; with `buckets: auto` it bounds their number."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads per engine; by default the number of physical cores that this process may use."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out what was not asked for, so that runs without it keep their cache keys."""
+        return {key: value for key, value in whole(self).items() if key not in LATER or getattr(self, key) != LATER[key].default}
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Lengths that rows are padded to, besides data.max_length; those of `auto` once they are chosen."""
+        return self.buckets if isinstance(self.buckets, tuple) else self.sequence_lengths
 
     @property
     def num_threads(self) -> int:
         """CPU threads per engine, with the default filled in for this machine."""
         return self.threads or physical_cores()
+
+
+LATER = {key: Target.model_fields[key] for key in ("buckets", "bucket_memory_mb")}
+"""Keys that are not part of the cache key while they have their defaults."""
 
 
 class Parallel(Config):

@@ -80,7 +80,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         labels=_names(checkpoint, config, task),
         task=task,
         max_length=max_length,
-        buckets=tuple(sorted({length for length in target.sequence_lengths if length < max_length} | {max_length})),
+        buckets=tuple(sorted({length for length in target.lengths if length < max_length} | {max_length})),
         pad_token_id=0 if reads_blocks else _pad_token_id(checkpoint, tokenizer, settings, config),
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, where),
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,

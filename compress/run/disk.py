@@ -20,6 +20,7 @@ from compress.models.forward import linears
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
 from compress.models.shapes import auto_class
+from compress.run.choose_buckets import Buckets
 from compress.run.implicit import Evaluate, Latency
 from compress.schemes.scales import Layer
 from compress.schemes.table import SCHEMES
@@ -85,7 +86,7 @@ def predicted_bytes(step: Stage, config: Any, variants: Mapping[str, Variant], c
         variants: The variants so far by id, in order.
         context: Data, task and target.
     """
-    if isinstance(step, Latency):
+    if isinstance(step, Latency | Buckets):
         return 0
     if isinstance(step, Export | TritonRepo):
         of_build = _served_bytes if isinstance(step, TritonRepo) else partial(_build_bytes, context=context)

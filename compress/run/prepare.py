@@ -13,7 +13,7 @@ from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
 from compress.core.step_names import BASELINE, INPUT
 from compress.core.target import Target
-from compress.core.tasks import num_classes
+from compress.core.tasks import TASKS, num_classes
 from compress.data.load import load_data
 from compress.data.splits import Data, Judge
 from compress.machine import environment
@@ -105,11 +105,14 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
 
 
 def _check_machine(recipe: Recipe) -> None:
-    """Checks that the engines that the run times and serves can run on this machine.
+    """Checks that the engines that the run times and serves can run on this machine, and that there are lengths to choose buckets for.
 
     Raises:
-        InputError: One cannot; it would be found after all training.
+        InputError: It is not so, which would be found after all training.
     """
+    task = recipe.model.task
+    if recipe.target.buckets is not None and (TASKS[task].modality != "text" or TASKS[task].answer == "tokens"):
+        raise InputError(f"target.buckets: given for the task {task}; it is for texts with classes or values: leave it out")
     if any(isinstance(stage, Export) or getattr(stage, "measure", None) == "latency" for stage in recipe.stages):
         problems = absent(recipe.target)
         if problems:

@@ -29,6 +29,8 @@ class RunState:
     """The exported engines."""
     latency: Artifact | None = None
     """Their measured latencies."""
+    buckets: tuple[int, ...] = ()
+    """The lengths to pad rows to that were chosen for `target.buckets: auto`."""
     counted: Mapping[str, int] = field(default_factory=dict)
     """Multiply-accumulates of each evaluated variant for one row."""
 
@@ -43,6 +45,8 @@ class RunState:
     def context_for(self, step: Stage, context: Context) -> Context:
         """Returns the context of a step: the context of the run with the variants so far and the teachers of the step."""
         context = replace(context, checkpoints=self.checkpoints, predictions=self.predictions, exported=self.exported, latency=self.latency)
+        if self.buckets:
+            context = replace(context, target=context.target.model_copy(update={"buckets": self.buckets}))
         return replace(context, teachers=teachers_of(step, self.parent, context))
 
     def after(self, step: Stage, made: Artifact, *, variant: bool) -> RunState:
@@ -64,6 +68,8 @@ class RunState:
             )
         if made.kind == "latency":
             return replace(self, latency=made)
+        if made.kind == "buckets":
+            return replace(self, buckets=tuple(made.metrics["buckets"]))
         checkpoints = {**self.checkpoints, str(step.id): made} if variant else self.checkpoints
         exported = made if made.kind == "engine" else self.exported
         return replace(self, checkpoints=checkpoints, exported=exported, parent=made)

@@ -86,6 +86,14 @@ class Timer:
         first = median(times[0] for times in found)
         return [first, *(first * time / times[0] for times in found for time in times[1:])]
 
+    def at(self, checkpoint: Path, shapes: Sequence[Shape], precision: TimedPrecision) -> list[float]:
+        """Returns the median latency in ms of one float checkpoint at several shapes; arguments and errors as above."""
+        with tempfile.TemporaryDirectory(dir=self.context.scratch.parent, prefix="engines-") as folder:
+            work = Path(folder, "0")
+            work.mkdir()
+            made = self._quantized(checkpoint, work / "int8") if precision == "int8" else checkpoint
+            return [float(row["p50_ms"]) for row in measure([self._engine(made, work)], shapes, self.context.progress)]
+
     def _fast_quantizer(self) -> Quantize:
         """Returns a quantize stage with the scheme of the recipe, without search or training."""
         from quantize.quantize import Quantize

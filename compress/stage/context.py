@@ -42,6 +42,9 @@ class MeasureLatency(Protocol):
             precision: Precision of the GEMMs; for int8 the checkpoints are quantized first. A list has one for each checkpoint.
         """
 
+    def at(self, checkpoint: Path, shapes: Sequence[tuple[int, int | None]], precision: TimedPrecision) -> list[float]:
+        """Returns the median latency in ms of one float checkpoint at several shapes; see above."""
+
 
 class EngineJob(Protocol):
     """Tells how an exported engine is opened."""

@@ -4,9 +4,11 @@ import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.core.errors import InputError
-from triton_repo.config import ModelSettings, from_text, model_config, serialized, to_text
+from triton_repo.config import ModelSettings, Scheduling, from_text, model_config, serialized, to_text, version_settings
 
-TEXT = ModelSettings("quantize-int8", "text", False, 3, "openvino", 8, (1, 8), "static", {"B": "1", "A": "2"}, ("32", "128"), 2, 50)
+TEXT = ModelSettings(
+    "quantize-int8", "text", False, 3, "openvino", 8, (1, 8), "static", {"B": "1", "A": "2"}, ("32", "128"), Scheduling(2, 50)
+)
 
 
 def test_text_model():
@@ -28,11 +30,10 @@ def test_dynamic_batching_is_there_without_a_delay():
     assert config.HasField("dynamic_batching")
 
 
-def test_parameters_tell_how_to_compile():
-    parameters = model_config(TEXT).parameters
-    assert (parameters["engine"].string_value, parameters["mode"].string_value) == ("openvino", "static")
-    assert json.loads(parameters["batch_sizes"].string_value) == [1, 8]
-    assert json.loads(parameters["properties"].string_value) == {"A": "2", "B": "1"}
+def test_the_settings_of_a_version_tell_how_to_compile():
+    expected = {"engine": "openvino", "mode": "static", "batch_sizes": [1, 8], "properties": {"A": "2", "B": "1"}}
+    assert json.loads(version_settings(TEXT)) == expected
+    assert not model_config(TEXT).parameters  # two versions share the configuration
 
 
 @pytest.mark.parametrize(("modality", "pairs", "names"), [("text", True, ["TEXT", "TEXT_PAIR"]), ("image", False, ["IMAGE"])])

@@ -3,6 +3,8 @@
 import importlib.util
 import json
 import sys
+import threading
+import time
 import types
 from pathlib import Path
 
@@ -175,13 +177,49 @@ def test_everything_is_compiled_before_the_first_request(serve):
     assert len(model.engine._requests) == 4
 
 
+def test_compiled_networks_are_kept_and_larger_ones_read_later(tmp_path):
+    """The first start compiles all; a later one has the batches of one row, answers with them alone, and gets the others."""
+    prepared = tiny.text_preprocessor()
+    artifact = tiny.export(tmp_path, prepared, tiny.TEXTS)
+    folder, kept = artifact.path / "baseline-fp32", tmp_path / "kept"
+    kept.mkdir()
+    properties = {**tiny.PROPERTIES, "CACHE_DIR": str(kept)}
+    shapes = [(bucket,) for bucket in tiny.BUCKETS]
+    first = Engine(folder, "static", (1, 4), properties)
+    first.prepare(shapes)
+    assert len(first._requests) == len(list(kept.glob("*.blob"))) == 4
+    features = prepared.encode(["a fine film"] * 6)
+    expected = first.predict(features)
+    written = {path: path.stat().st_mtime_ns for path in kept.iterdir()}
+
+    class Held(Engine):
+        """Waits before it reads what is larger than one row."""
+
+        going = threading.Event()
+
+        def _request(self, shape):
+            if shape[0] > 1:
+                assert self.going.wait(30)
+            return super()._request(shape)
+
+    later = Held(folder, "static", (1, 4), properties)
+    later.prepare(shapes)
+    assert sorted(later._requests) == [(1, 8), (1, 16)]
+    assert (later.predict(features) == expected).all()
+    Held.going.set()
+    deadline = time.monotonic() + 30
+    while len(later._requests) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert (later.predict(features) == expected).all()
+    assert {path: path.stat().st_mtime_ns for path in kept.iterdir()} == written
+
+
 @given(rows=st.integers(1, 70), sizes=st.sets(st.integers(2, 32), max_size=4))
 @settings(max_examples=50, deadline=None)
 def test_rows_are_cut_into_compiled_sizes(rows, sizes):
     sizes = sizes | {1}
-    engine = Engine.__new__(Engine)
-    engine._sizes = sorted(sizes, reverse=True)
-    spans = list(engine.spans(rows))
+    spans = list(Engine.spans(rows, sorted(sizes, reverse=True)))
     assert [row for start, stop in spans for row in range(start, stop)] == list(range(rows))
     lengths = [stop - start for start, stop in spans]
     assert set(lengths) <= sizes

@@ -15,7 +15,7 @@ from google.protobuf.json_format import MessageToDict
 
 from compress.standalone.preprocess import Preprocessor
 from tests.triton_repo import tiny_exports as tiny
-from triton_repo.config import from_text
+from triton_repo.config import SETTINGS, Scheduling, from_text
 from triton_repo.kernels import ROOT, files, modules, write_kernel_repository
 
 pytest.importorskip("triton")  # the extra `kernels`, which `dev` includes
@@ -33,7 +33,7 @@ def prepared(folder: Path) -> Preprocessor:
 
 def write(tmp_path: Path, pairs: bool = False) -> dict[str, Any]:
     return write_kernel_repository(
-        tmp_path / "repository", tmp_path, BUILD, ENTRY, pairs=pairs, batch_sizes=(2, 64), max_batch_size=4, instances=3
+        tmp_path / "repository", tmp_path, BUILD, ENTRY, pairs=pairs, batch_sizes=(2, 64), max_batch_size=4, scheduling=Scheduling(3, 700)
     )
 
 
@@ -52,9 +52,10 @@ def test_the_folder_and_its_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "repository" / NAME
     config = MessageToDict(from_text((folder / "config.pbtxt").read_text()), preserving_proto_field_name=True)
     assert config["instance_group"] == [{"kind": "KIND_GPU", "count": 3}]
-    parameters = {name: value["string_value"] for name, value in config["parameters"].items()}
-    assert json.loads(parameters["batch_sizes"]) == [1, 2, 4]
-    assert json.loads(parameters["properties"]) == {"float_precision": "fp32", "lengths": "6 12"}
+    assert config["dynamic_batching"] == {"max_queue_delay_microseconds": "700"}
+    settings = json.loads((folder / "1" / SETTINGS).read_text())
+    assert settings["batch_sizes"] == [1, 2, 4]
+    assert settings["properties"] == {"float_precision": "fp32", "lengths": "6 12"}
     assert sorted(path.name for path in (folder / "warmup").iterdir()) == ["12.TEXT", "6.TEXT"]
     assert (folder / "1" / "plan.safetensors").read_bytes() == b"a plan"
     assert "pip install torch triton safetensors" in (tmp_path / "repository" / "README.md").read_text()

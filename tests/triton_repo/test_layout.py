@@ -27,7 +27,16 @@ def test_every_model_stands_on_its_own(tmp_path):
     assert sorted(path.name for path in repository.iterdir()) == ["README.md", "baseline-fp32", "quantize-int8"]
     for name in ("baseline-fp32", "quantize-int8"):
         version = repository / name / "1"
-        names = ["engine.py", "model.py", "openvino.bin", "openvino.xml", "preprocess.json", "preprocess.py", "tokenizer.json"]
+        names = [
+            "engine.py",
+            "model.py",
+            "openvino.bin",
+            "openvino.xml",
+            "preprocess.json",
+            "preprocess.py",
+            "settings.json",
+            "tokenizer.json",
+        ]
         assert sorted(path.name for path in version.iterdir()) == names
         assert (version / "preprocess.py").read_bytes() == Path(preprocess.__file__).read_bytes()
         assert from_text((repository / name / "config.pbtxt").read_text()).name == name

@@ -87,20 +87,24 @@ def test_the_port_is_free():
 
 def test_command_line_binds_to_loopback(tmp_path):
     found = fake(tmp_path, "")
-    command = server.command_line(Path("/repo"), found, Path("/backends"), (server.ADDRESS, 1), "mine-", ["a", "b"])
+    command = server.command_line(Path("/repo"), found, Path("/backends"), (server.ADDRESS, 1), ("mine-", "key"), ["a", "b"])
     assert {"--grpc-address=127.0.0.1", "--grpc-port=1", "--allow-http=false"} <= set(command)
     assert server.metrics_options(None) == ["--allow-metrics=false"]
     assert [part for part in command if "load-model" in part] == ["--load-model=a", "--load-model=b"]
     assert "--backend-config=python,shm-region-prefix-name=mine-" in command
     assert command.index(str(found.binary)) == 3
-    assert not any("explicit" in part for part in server.command_line(Path("/r"), found, Path("/b"), ("", 1), "p"))
+    assert not any("explicit" in part for part in server.command_line(Path("/r"), found, Path("/b"), ("", 1), ("p", "k")))
 
 
 def test_no_client_knows_the_key_of_the_closed_protocols(tmp_path):
+    """A server gives its own key, drawn anew for each start."""
+    told = fake(tmp_path, 'echo "$@"; exit 1')
+
     def key() -> str:
-        command = server.command_line(Path("/r"), fake(tmp_path, ""), Path("/b"), ("", 1), "p")
-        [option] = [part for part in command if part.startswith("--grpc-restricted-protocol=")]
-        protocols, _, found = option.partition("=")[2].partition(":")
+        with pytest.raises(server.ServerError), server.TritonServer(tmp_path, told, tmp_path / "log"):
+            pass
+        [option] = re.findall(r"--grpc-restricted-protocol=(\S+)", (tmp_path / "log").read_text().splitlines()[-1])
+        protocols, _, found = option.partition(":")
         assert {"shared-memory", "model-repository", "logging", "trace", "statistics"} <= set(protocols.split(","))
         return found
 

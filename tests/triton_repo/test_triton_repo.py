@@ -16,7 +16,7 @@ from triton_repo import environment, layout
 from triton_repo.client import Answers
 from triton_repo.gpu_settings import Gpu
 from triton_repo.plan_files import SCHEMA
-from triton_repo.triton_repo import ServedWrong, TritonRepo, compare, serve
+from triton_repo.triton_repo import ServedWrong, TritonRepo, compare, server_of
 
 
 class Silent:
@@ -176,10 +176,10 @@ def test_labels_have_to_be_those_of_the_logits(model):
 
 def test_serving_what_is_no_repository(tmp_path, no_server):
     with pytest.raises(InputError, match="holds no model"):
-        serve(tmp_path, tmp_path / "log", print)
+        server_of(tmp_path, tmp_path / "log")
     (tmp_path / "gpu.json").touch()
     with pytest.raises(InputError, match="for GPUs"):
-        serve(tmp_path, tmp_path / "log", print)
+        server_of(tmp_path, tmp_path / "log")
 
 
 def test_gpu_without_golden_answers(tmp_path):

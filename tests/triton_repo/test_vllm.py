@@ -21,7 +21,7 @@ from compress.stage.context import Context
 from export.compressed_tensors import write
 from tests.export.test_compressed_tensors import llama, ours, quantized, theirs
 from triton_repo.config import from_text
-from triton_repo.triton_repo import TritonRepo, serve
+from triton_repo.triton_repo import TritonRepo, server_of
 from triton_repo.vllm import NOT_RUN, Vllm, engine_arguments, write_vllm_repository
 
 DOCUMENTED: dict[str, type | tuple[type, ...]] = {
@@ -169,7 +169,7 @@ def test_the_stage_writes_it_and_says_that_it_was_not_run(tmp_path: Path, packed
     assert (model["reason"], model["metrics"], model["latency"]) == (NOT_RUN, {}, [])
     assert "not run" in NOT_RUN
     with pytest.raises(InputError, match="this repository is for GPUs and is served in NVIDIA's container"):
-        serve(tmp_path / "out" / "model_repository", tmp_path / "log", print)
+        server_of(tmp_path / "out" / "model_repository", tmp_path / "log")
 
 
 def test_a_model_that_was_not_packed_is_one_line(tmp_path: Path) -> None:

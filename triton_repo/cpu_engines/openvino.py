@@ -5,12 +5,14 @@ In static mode there is one compiled network for each shape, and rows run in the
     sizes 1, 8:   11 rows of one bucket -> 8 + 1 + 1 + 1
 
 Batches are not padded, because a padding row costs as much as a real one. The result of a row does not depend on the other rows of its
-batch: all compiled shapes give bit-identical rows.
+batch: all compiled shapes give bit-identical rows. So a server that finds its compiled networks in CACHE_DIR is ready as soon as it has
+read those for one row, and reads the larger ones while it answers.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ import numpy as np
 import openvino
 
 DYNAMIC = ()
+CACHE = "CACHE_DIR"
 
 
 class Engine:
@@ -40,8 +43,17 @@ class Engine:
         self._requests: dict[tuple[int, ...], Any] = {}
 
     def prepare(self, shapes: Sequence[tuple[int, ...]]) -> None:
-        """Compiles for rows of these shapes, (L,) or (C, H, W), in every batch size."""
-        for shape in [(size, *shape) for shape in shapes for size in self._sizes] if self._static else [DYNAMIC]:
+        """Compiles for rows of these shapes, (L,) or (C, H, W), in every batch size; see above."""
+        sizes = sorted(self._sizes) if self._static else []
+        wanted = [(size, *shape) for size in sizes for shape in shapes] or [DYNAMIC]
+        kept = self._properties.get(CACHE)
+        now = len(shapes) if self._static and kept is not None and any(Path(kept).glob("*.blob")) else len(wanted)
+        self._compile(wanted[:now])
+        if wanted[now:]:
+            threading.Thread(target=self._compile, args=(wanted[now:],), name="compiling", daemon=True).start()
+
+    def _compile(self, wanted: Sequence[tuple[int, ...]]) -> None:
+        for shape in wanted:
             self._request(shape)
 
     def predict(self, features: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -49,16 +61,18 @@ class Engine:
         if not self._static:
             return self._infer(DYNAMIC, features)
         parts = []
-        for start, stop in self.spans(len(next(iter(features.values())))):
+        shape = next(iter(features.values())).shape
+        for start, stop in self.spans(shape[0], [size for size in self._sizes if size == 1 or (size, *shape[1:]) in self._requests]):
             part = {name: array[start:stop] for name, array in features.items()}
             parts.append(self._infer(next(iter(part.values())).shape, part))
         return np.concatenate(parts)
 
-    def spans(self, rows: int) -> Iterator[tuple[int, int]]:
-        """Splits rows 0 to n into compiled batch sizes, largest first."""
+    @staticmethod
+    def spans(rows: int, sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Splits rows 0 to n into batch sizes, given largest first."""
         start = 0
         while start < rows:
-            size = next(size for size in self._sizes if size <= rows - start)
+            size = next(size for size in sizes if size <= rows - start)
             yield start, start + size
             start += size
 

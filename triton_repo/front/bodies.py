@@ -3,7 +3,8 @@
 A body is JSON, or JSON and then the tensors as raw bytes; the header `Inference-Header-Content-Length` says where JSON ends:
 
     {"id": ..., "inputs": [{"name", "shape", "datatype", "data" | "parameters": {"binary_data_size": n}}],
-     "outputs": [{"name", "parameters": {"binary_data": true}}], "parameters": {"binary_data_output": true}}
+     "outputs": [{"name", "parameters": {"binary_data": true}}],
+     "parameters": {"binary_data_output": true, "priority": 1, "timeout": 20000}}
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from tritonclient.grpc import service_pb2 as pb
 
 from triton_repo.front.limits import MAX_ELEMENTS, MAX_JSON_BYTES, MAX_JSON_DEPTH, Rejected
-from triton_repo.front.tensors import TYPES, check_request, check_tensor
+from triton_repo.front.tensors import MOST_PARAMETER, QUEUED, TYPES, check_request, check_tensor
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,14 @@ def read_body(model: str, version: str, body: bytes, json_size: int | None) -> t
         name = text_of(entry.get("name"), "outputs.name")
         named[name] = _parameters(entry, {"binary_data"}).get("binary_data", False) is True
         request.outputs.add(name=name)
-    binary = _parameters(document, {"binary_data_output"}).get("binary_data_output", False) is True
-    check_request(request)
+    given = _parameters(document, {"binary_data_output", *QUEUED})
+    binary = given.get("binary_data_output", False) is True
+    for key in QUEUED:
+        if key in given:
+            if type(given[key]) is not int or not 0 < given[key] <= MOST_PARAMETER:
+                raise Rejected(f"parameter {key}: a whole number from 1 to {MOST_PARAMETER} is allowed")
+            request.parameters[key].int64_param = given[key]
+    check_request(request, QUEUED)
     return request, Wanted(binary, named)
 
 
@@ -137,7 +144,7 @@ def text_of(value: Any, key: str) -> str:
 def _parameters(entry: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
     parameters = entry.get("parameters", {})
     if not isinstance(parameters, dict) or set(parameters) - known:
-        raise Rejected(f"parameters: only {', '.join(known)} is offered here")
+        raise Rejected(f"parameters: only {', '.join(sorted(known))} is offered here")
     return parameters
 
 

@@ -6,16 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
-from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc import service_pb2_grpc
 
 from triton_repo.front.index import ready_models
+from triton_repo.front.inference import INFER, SERVICE, Inference
 from triton_repo.front.limits import MAX_REQUEST_BYTES, REQUEST_SECONDS, RESTARTING, Load, Rejected
 from triton_repo.front.streams import Streams
-from triton_repo.front.tensors import read_request
+from triton_repo.front.tensors import QUEUED, read_request
 
-SERVICE = "/inference.GRPCInferenceService/"
-INFER = f"{SERVICE}ModelInfer"
 OPEN = ("ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer")
 """The methods that clients may call."""
 OPEN_STREAM = "ModelStreamInfer"
@@ -28,6 +26,7 @@ _CODES = {
     404: grpc.StatusCode.NOT_FOUND,
     413: grpc.StatusCode.INVALID_ARGUMENT,
     503: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 _Handler = Callable[[bytes, Any], Awaitable[bytes]]
 
@@ -44,17 +43,7 @@ def upstream(address: str) -> Any:
     return grpc.aio.insecure_channel(address, options=options)
 
 
-def infer_of(channel: Any) -> Callable[[Any], Awaitable[Any]]:
-    """Returns the call that sends a checked `ModelInferRequest` to Triton."""
-    call = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString, pb.ModelInferResponse.FromString)
-
-    async def infer(request: Any) -> Any:
-        return await call(request, timeout=REQUEST_SECONDS)
-
-    return infer
-
-
-def serve_grpc(channel: Any, load: Load, models: Sequence[str] = ()) -> Any:
+def serve_grpc(channel: Any, load: Load, infer: Inference, models: Sequence[str] = ()) -> Any:
     """Returns a gRPC server, not started, that forwards to `channel` and lists those of `models` that are ready."""
     options = [
         ("grpc.so_reuseport", 0),  # no other process may listen on the same port
@@ -64,15 +53,16 @@ def serve_grpc(channel: Any, load: Load, models: Sequence[str] = ()) -> Any:
         ("grpc.max_concurrent_streams", 1024),
     ]
     server = grpc.aio.server(options=options, maximum_concurrent_rpcs=4096)
-    server.add_generic_rpc_handlers((_Methods(channel, load, models),))
+    server.add_generic_rpc_handlers((_Methods(channel, load, infer, models),))
     return server
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method."""
 
-    def __init__(self, channel: Any, load: Load, models: Sequence[str]) -> None:
+    def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str]) -> None:
         self._open = {f"{SERVICE}{name}": _forwarding(channel, f"{SERVICE}{name}", load) for name in OPEN}
+        self._open[INFER] = _inferring(infer, load)
         self._open[f"{SERVICE}{INDEX}"] = _listing(service_pb2_grpc.GRPCInferenceServiceStub(channel), models)
         self._streams = Streams(channel, load)
 
@@ -90,9 +80,8 @@ def _forwarding(channel: Any, method: str, load: Load) -> _Handler:
     async def forward(body: bytes, context: Any) -> bytes:
         try:
             with load.hold(len(body)):
-                checked = _checked(body) if method == INFER else body
                 remaining = context.time_remaining()
-                answer: bytes = await call(checked, timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
+                answer: bytes = await call(body, timeout=min(REQUEST_SECONDS, REQUEST_SECONDS if remaining is None else remaining))
                 return answer
         except Rejected as error:
             await context.abort(_CODES[error.status], str(error))
@@ -101,6 +90,20 @@ def _forwarding(channel: Any, method: str, load: Load) -> _Handler:
         raise AssertionError("unreachable: abort raises")
 
     return forward
+
+
+def _inferring(infer: Inference, load: Load) -> _Handler:
+    async def answered(body: bytes, context: Any) -> bytes:
+        try:
+            with load.hold(len(body)):
+                return await infer(read_request(body, QUEUED), context.time_remaining())
+        except Rejected as error:
+            await context.abort(_CODES[error.status], str(error))
+        except grpc.aio.AioRpcError as error:
+            await context.abort(error.code(), _told(error))
+        raise AssertionError("unreachable: abort raises")
+
+    return answered
 
 
 def _listing(stub: Any, models: Sequence[str]) -> _Handler:
@@ -122,11 +125,6 @@ def _refusing(method: str) -> _Handler:
         raise AssertionError("unreachable: abort raises")
 
     return refuse
-
-
-def _checked(body: bytes) -> bytes:
-    encoded: bytes = read_request(body).SerializeToString()
-    return encoded
 
 
 def _told(error: Any) -> str:

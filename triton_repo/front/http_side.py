@@ -19,8 +19,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from triton_repo.front.bodies import compact, read_body, write_body
 from triton_repo.front.generation import read_generation, write_generation
-from triton_repo.front.grpc_side import infer_of
 from triton_repo.front.index import ready_models
+from triton_repo.front.inference import Inference
 from triton_repo.front.limits import (
     BODY_SECONDS,
     MAX_CONNECTIONS,
@@ -56,11 +56,12 @@ class Paths:
     Args:
         channel: Channel to Triton.
         load: The bytes under way.
+        infer: Answers inferences.
         models: Names of all models of the repository.
     """
 
-    def __init__(self, channel: Any, load: Load, models: Sequence[str] = ()) -> None:
-        self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer_of(channel), load
+    def __init__(self, channel: Any, load: Load, infer: Inference, models: Sequence[str] = ()) -> None:
+        self._stub, self._infer, self._load = service_pb2_grpc.GRPCInferenceServiceStub(channel), infer, load
         self._streams, self._models = Places(MAX_STREAMS), models
 
     def application(self) -> web.Application:
@@ -124,7 +125,7 @@ class Paths:
         with self._load.hold(_size(request)):
             body = await asyncio.wait_for(request.read(), BODY_SECONDS)
             wanted_request, wanted = read_body(name, version, body, None if given is None else int(given))
-            answered, size = write_body(await self._infer(wanted_request), wanted)
+            answered, size = write_body(pb.ModelInferResponse.FromString(await self._infer(wanted_request)), wanted)
         headers = {"Content-Type": "application/json"}
         if size is not None:
             headers = {"Content-Type": "application/octet-stream", JSON_SIZE: str(size)}
@@ -196,14 +197,15 @@ def failure(line: str) -> Rejected:
     return Rejected(line, 503 if line.endswith(TRY_LATER) else 500 if line.startswith(MODEL_FAILED) else 400)
 
 
-def metrics_application(socket: str) -> web.Application:
-    """Returns the application of the metrics port: `/metrics`, read from Triton's socket."""
+def metrics_application(socket: str, own: Callable[[], str]) -> web.Application:
+    """Returns the application of the metrics port: `/metrics`, read from Triton's socket, with those of the front below."""
 
     async def metrics(request: web.Request) -> web.StreamResponse:
         timeout = aiohttp.ClientTimeout(total=METRICS_SECONDS)
         session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(socket), timeout=timeout)
         async with session, session.get("http://localhost/metrics") as answer:
-            return web.Response(body=await answer.read(), headers={"Content-Type": "text/plain; charset=utf-8"})
+            body = await answer.read() + own().encode("utf-8")
+            return web.Response(body=body, headers={"Content-Type": "text/plain; charset=utf-8"})
 
     application = web.Application(middlewares=[_errors], client_max_size=0)
     application.router.add_get("/metrics", metrics)

@@ -40,7 +40,7 @@ class Rejected(Exception):
 
     Args:
         message: What is wrong.
-        status: HTTP status: 400 wrong, 404 unknown, 413 too large, 503 too busy.
+        status: HTTP status: 400 wrong, 404 unknown, 413 too large, 503 too busy, 504 too late.
     """
 
     def __init__(self, message: str, status: int = 400) -> None:

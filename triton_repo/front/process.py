@@ -14,9 +14,13 @@ from dataclasses import asdict, dataclass
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.web import RequestPayloadError
 
+from triton_repo.front.admission import Admission
+from triton_repo.front.figures import figures
 from triton_repo.front.grpc_side import serve_grpc, upstream
 from triton_repo.front.http_side import Paths, listen, metrics_application
+from triton_repo.front.inference import Inference
 from triton_repo.front.limits import Load
+from triton_repo.front.routes import Routes
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Settings:
     """Unix socket of its metrics."""
     models: tuple[str, ...] = ()
     """Names of all models of the repository."""
+    routes: str = ""
+    """File of the versions and limits (`triton_repo.front.routes`)."""
 
 
 def not_of_a_client(record: logging.LogRecord) -> bool:
@@ -49,11 +55,15 @@ async def run(settings: Settings) -> None:
         OSError: A port is taken.
     """
     channel, load = upstream(f"unix:{settings.triton}"), Load()
-    server = serve_grpc(channel, load, settings.models)
+    routes, admission = Routes(settings.routes), Admission()
+    infer = Inference(channel, routes, admission)
+    server = serve_grpc(channel, load, infer, settings.models)
     grpc_port = server.add_insecure_port(f"{settings.address}:{settings.grpc_port}")
     await server.start()
-    _, http_port = await listen(Paths(channel, load, settings.models).application(), settings.address, settings.http_port)
-    _, metrics_port = await listen(metrics_application(settings.metrics), settings.address, settings.metrics_port)
+    _, http_port = await listen(Paths(channel, load, infer, settings.models).application(), settings.address, settings.http_port)
+    _, metrics_port = await listen(
+        metrics_application(settings.metrics, lambda: figures(admission, routes)), settings.address, settings.metrics_port
+    )
     ports = {"grpc_port": grpc_port, "http_port": http_port, "metrics_port": metrics_port}
     print(json.dumps({**asdict(settings), **ports}), flush=True)
     await server.wait_for_termination()

@@ -1,7 +1,7 @@
 """Checks an inference request, so that Triton only sees requests whose parts agree with each other.
 
-A request is a `ModelInferRequest` of the KServe protocol, version 2. Its parameters would reach shared memory, sequences and priorities; a
-model of this project needs none, so a request with parameters is refused. Types, shapes and the number of bytes must agree.
+A request is a `ModelInferRequest` of the KServe protocol, version 2. Its parameters would reach shared memory and sequences, so all are
+refused but those of the queue, `priority` and `timeout`. Types, shapes and the number of bytes must agree.
 
     BYTES tensor of n elements:  n times (length as 4 little-endian bytes, bytes)
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import re
 import struct
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -45,12 +46,19 @@ _CONTENTS = {
     "BYTES": "bytes_contents",
 }
 """The field of `InferTensorContents` for each type."""
+QUEUED = ("priority", "timeout")
+"""Parameters of an inference that a client may give: its level, and the microseconds that an answer may take."""
+MOST_PARAMETER = 2**40
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _VERSION = re.compile(r"[0-9]{0,18}")
 
 
-def read_request(body: bytes) -> Any:
+def read_request(body: bytes, parameters: Collection[str] = ()) -> Any:
     """Returns the checked `ModelInferRequest` of a message.
+
+    Args:
+        body: The message.
+        parameters: Names of the parameters that it may have.
 
     Raises:
         Rejected: It is none, or a part of it is wrong.
@@ -60,12 +68,16 @@ def read_request(body: bytes) -> Any:
     except DecodeError as error:
         raise Rejected("not a ModelInferRequest") from error
     request.DiscardUnknownFields()
-    check_request(request)
+    check_request(request, parameters)
     return request
 
 
-def check_request(request: Any) -> None:
+def check_request(request: Any, parameters: Collection[str] = ()) -> None:
     """Checks a `ModelInferRequest`.
+
+    Args:
+        request: The request.
+        parameters: Names of the parameters that it may have, all positive whole numbers.
 
     Raises:
         Rejected: A part of it is wrong; the message names it.
@@ -75,8 +87,13 @@ def check_request(request: Any) -> None:
         raise Rejected(f"id: {len(request.id)} characters; at most 256 are allowed")
     if not 1 <= len(request.inputs) <= MAX_TENSORS or len(request.outputs) > MAX_TENSORS:
         raise Rejected(f"{len(request.inputs)} inputs and {len(request.outputs)} outputs; 1 to {MAX_TENSORS} inputs are allowed")
-    if any(part.parameters for part in (request, *request.inputs, *request.outputs)):
-        raise Rejected("parameters are not offered here (shared memory, sequences, priorities, classification); leave them out")
+    if any(part.parameters for part in (*request.inputs, *request.outputs)) or set(request.parameters) - set(parameters):
+        offered = f"only {' and '.join(parameters)} of the request are" if parameters else "none is"
+        raise Rejected(f"parameters: {offered} offered here (no shared memory, sequences, classification); leave the others out")
+    for name, value in request.parameters.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind not in ("int64_param", "uint64_param") or not 0 < getattr(value, kind) <= MOST_PARAMETER:
+            raise Rejected(f"parameter {name}: a whole number from 1 to {MOST_PARAMETER} is allowed")
     raw = request.raw_input_contents
     if raw and len(raw) != len(request.inputs):
         raise Rejected(f"raw_input_contents: {len(raw)} given for {len(request.inputs)} inputs")

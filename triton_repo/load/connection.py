@@ -58,12 +58,13 @@ class Model:
     """TEXT, or TEXT and TEXT_PAIR, or IMAGE."""
 
 
-def address_of(url: str, protocol: str | None) -> Address:
+def address_of(url: str, protocol: str | None, option: str = "--server") -> Address:
     """Returns where and how to reach a server.
 
     Args:
         url: host:port, with or without `grpc://` or `http://` before it.
         protocol: `grpc` or `http`; None takes it from the URL, else gRPC.
+        option: What the URL was given with, for messages.
 
     Raises:
         InputError: The URL is none, or the protocol is not one of them or another than in the URL.
@@ -71,9 +72,9 @@ def address_of(url: str, protocol: str | None) -> Address:
     named, mark, place = url.rpartition("://")
     found = protocol or named or "grpc"
     if found not in ("grpc", "http") or (mark and named not in ("grpc", "http")):
-        raise InputError(f"--server {shown(url, 80)}: protocol {named or found}; grpc and http are allowed, without TLS")
+        raise InputError(f"{option} {shown(url, 80)}: protocol {named or found}; grpc and http are allowed, without TLS")
     if mark and named != found:
-        raise InputError(f"--server {shown(url, 80)}: given with --protocol {protocol}; give one of the two, or the same in both")
+        raise InputError(f"{option} {shown(url, 80)}: given with --protocol {protocol}; give one of the two, or the same in both")
     place = place.rstrip("/")
     try:
         parts = urlsplit(f"//{place}")
@@ -81,7 +82,7 @@ def address_of(url: str, protocol: str | None) -> Address:
     except ValueError:  # a port that is no number
         is_place = False
     if not is_place:
-        raise InputError(f"--server {shown(url, 80)}: host:port is allowed, such as 127.0.0.1:8001, with or without grpc:// or http://")
+        raise InputError(f"{option} {shown(url, 80)}: host:port is allowed, such as 127.0.0.1:8001, with or without grpc:// or http://")
     return Address("http" if found == "http" else "grpc", place)
 
 

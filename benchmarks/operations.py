@@ -1,0 +1,443 @@
+"""What a served run does when things go wrong: overload, roll-over, deaths, damaged files, slow and hostile clients, and starts.
+
+    compress run RECIPE --out RUN --set 'stages.triton_repo.queue={max_requests: 64, timeout_ms: 250}'
+    python benchmarks/operations.py RUN [--next RUN2] [--model NAME] [--seconds 120] [--only overload rollover ...] [--out FILE]
+
+Each scenario serves the run as `compress serve` does (front, Triton, supervisor) and sends its evaluation rows with the load generator of
+`compress bench --server`, as a Poisson process. Capacity is the throughput of 32 requests under way. Prints and writes JSON: figures of the
+load beside each scenario, hardware and versions. The load generator runs on the same machine as the server.
+
+    overload   3 times the capacity for --seconds, then how long until requests are answered as before
+    rollover   half the capacity, while the model is rolled over to the one of RUN2 (default: RUN), and while a damaged one is refused; and
+               again without limits of the queue, where nothing is refused because both versions share the processors
+    death      half the capacity, while the process of the model is killed, then Triton itself
+    damage     half the capacity, while the files of the run are overwritten; answers before and after
+    slow       half the capacity, beside 200 clients that send a byte a second
+    large      half the capacity, beside bodies of 10 MB, as JSON and as raw bytes
+    malformed  half the capacity, beside 1,000 messages that are no protobuf
+    starts     seconds until the server is ready: the first start, without compiled networks, and three more
+    lengths    evaluation rows per second, padded to max_length, with one more bucket of 64, and with the buckets of the run: in the engine
+               alone, in batches of the largest size, and in the server with 32 requests of one row under way; they take turns
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import socket
+import statistics
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import psutil
+from tritonclient.grpc import InferenceServerClient
+
+from compress.artifacts.chain import GOLDEN
+from compress.commands.load_test import evaluation_rows
+from compress.commands.rollout import answer as roll_out
+from compress.core.errors import InputError
+from compress.machine.environment import fingerprint
+from compress.report import evaluations
+from compress.report.evaluations import read_golden
+from compress.standalone.preprocess import Preprocessor
+from triton_repo import environment
+from triton_repo.blobs import BlobCache
+from triton_repo.client import RequestError, evaluate, infer
+from triton_repo.config import from_text, model_names
+from triton_repo.cpu_engines.openvino import Engine
+from triton_repo.deployment import repository_of
+from triton_repo.front.inference import INFER
+from triton_repo.live import without_limits
+from triton_repo.load.connection import Address, Model
+from triton_repo.load.load import load_test
+from triton_repo.load.settings import Load
+from triton_repo.queueing import read_policy
+from triton_repo.service import Service
+
+TOGETHER = 32
+TURNS = 3
+OVERLOAD = 3.0
+BESIDE = 0.5
+"""Load beside a scenario, as a share of the capacity."""
+MARGIN_S = 4.0
+"""Load before a scenario begins and after it has ended."""
+SHOWN = ("n", "answered", "shed", "latency_ms", "errors", "throughput_per_s", "lag_ms", "cpu_share")
+
+
+@dataclass
+class Bench:
+    """What all scenarios share."""
+
+    run: Path
+    following: Path
+    """The run to roll over to."""
+    model: str
+    rows: list[Any]
+    seconds: float
+    timeout_ms: float
+    capacity: float = 0.0
+
+    @contextlib.contextmanager
+    def serving(self, folder: Path | None = None) -> Iterator[Service]:
+        """Serves a run, or this one."""
+        with (
+            tempfile.TemporaryDirectory() as logs,
+            Service(repository_of(folder or self.run), environment.check(), Path(logs, "log")) as running,
+        ):
+            yield running
+
+    def load(self, running: Service, load: Load) -> dict[str, Any]:
+        """Sends a load; returns its figures."""
+        address = Address("grpc", running.grpc_address)
+        [found] = load_test(address, Model(self.model, ("TEXT",)), self.rows, [load])
+        return {key: found[key] for key in SHOWN}
+
+    def beside(self, running: Service, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Does something under half the capacity of load; returns what it gave, with the figures of the load."""
+        with ThreadPoolExecutor(1) as pool:
+            over = threading.Event()
+            loads: Future[list[dict[str, Any]]] = pool.submit(self._until, running, over)
+            time.sleep(MARGIN_S)
+            try:
+                found = work()
+                time.sleep(MARGIN_S)
+            finally:
+                over.set()
+            return {**found, "beside": merged(loads.result())}
+
+    def _until(self, running: Service, over: threading.Event) -> list[dict[str, Any]]:
+        loads = []
+        while not over.is_set() or not loads:
+            with contextlib.suppress(InputError):  # the first request of a load was refused: it is sent anew
+                loads.append(self.load(running, Load(rate=BESIDE * self.capacity, seconds=5.0, timeout_s=10.0, seed=len(loads))))
+        return loads
+
+
+def merged(loads: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the figures of loads that followed each other: sums, the worst p99 and the mean p50."""
+    return {
+        "n": sum(one["n"] for one in loads),
+        "answered": sum(one["answered"] for one in loads),
+        "errors": {kind: sum(one["errors"][kind]["n"] for one in loads) for kind in loads[0]["errors"]},
+        "first_errors": sorted({about["first"] for one in loads for about in one["errors"].values() if "first" in about}),
+        "p50_ms": round(statistics.mean(one["latency_ms"]["p50"] for one in loads), 2),
+        "worst_p99_ms": max(one["latency_ms"]["p99"] or one["latency_ms"]["max"] for one in loads),
+        "max_ms": max(one["latency_ms"]["max"] for one in loads),
+    }
+
+
+def overload(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    with bench.serving() as running:
+        before = bench.load(running, Load(rate=BESIDE * bench.capacity, seconds=5.0))
+        rate = OVERLOAD * bench.capacity
+        found = bench.load(running, Load(rate=rate, seconds=bench.seconds, timeout_s=10.0, outstanding=2048))
+        ended, late, probes = time.monotonic(), 0.0, []
+        with InferenceServerClient(running.grpc_address) as client:
+            while (now := time.monotonic() - ended) < 8.0:
+                try:
+                    started = time.monotonic()
+                    infer(client, bench.model, bench.rows[len(probes) % len(bench.rows)], 5.0)
+                    probes.append(1e3 * (time.monotonic() - started))
+                    fine = probes[-1] <= bench.timeout_ms
+                except RequestError:
+                    fine = False
+                late = late if fine else time.monotonic() - ended
+                time.sleep(max(0.0, 0.02 - (time.monotonic() - ended - now)))
+        after = bench.load(running, Load(rate=BESIDE * bench.capacity, seconds=5.0, seed=1))
+    return {
+        "rate": rate,
+        "seconds": bench.seconds,
+        "timeout_ms": bench.timeout_ms,
+        "load": found,
+        "recovery_s": round(late, 3),
+        "p50_ms": {"before": before["latency_ms"]["p50"], "after": after["latency_ms"]["p50"]},
+        "deaths": running.deaths,
+    }
+
+
+def rollover(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    damaged = Path(tempfile.mkdtemp()) / "damaged"
+    shutil.copytree(bench.following, damaged, symlinks=True)
+    overwrite(damaged)
+    with bench.serving() as running:
+
+        def work() -> dict[str, Any]:
+            done = roll_out(running, {"run": str(bench.following), "model": bench.model}, print)
+            try:
+                roll_out(running, {"run": str(damaged), "model": bench.model}, print)
+            except InputError as error:
+                return {**done, "damaged": error.problems[0]}
+            raise AssertionError("a damaged run was rolled over to")
+
+        found = bench.beside(running, work)
+    shutil.rmtree(damaged.parent)
+    return {**found, "without_limits": _unlimited(bench)}
+
+
+def _unlimited(bench: Bench) -> dict[str, Any]:
+    rows, recorded = read_golden(bench.following / GOLDEN)
+
+    def check(address: str, version: str) -> None:
+        logits = evaluate(address, bench.model, rows, 1, version=version).logits
+        assert (logits.argmax(axis=1) == recorded[f"{bench.model}.triton"].argmax(axis=1)).all()
+
+    with tempfile.TemporaryDirectory() as folder:
+        repository = without_limits(repository_of(bench.following), Path(folder, "repository"))
+        with Service(repository, environment.check(), Path(folder, "log")) as running:
+            return bench.beside(running, lambda: asdict(running.roll_over(bench.model, repository / bench.model, check)))
+
+
+def death(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    with bench.serving() as running:
+
+        def killed(name: str) -> float:
+            assert running._triton is not None
+            assert running._triton._process is not None
+            below = psutil.Process(running._triton._process.pid).children(recursive=True)
+            next(one for one in below if name in one.name()).kill()
+            started = time.monotonic()
+            time.sleep(0.3)
+            while time.monotonic() - started < 60:
+                try:
+                    evaluate(running.grpc_address, bench.model, bench.rows[:1])
+                    return round(time.monotonic() - started, 2)
+                except RequestError:
+                    time.sleep(0.02)
+            raise AssertionError("not back within a minute")
+
+        def work() -> dict[str, Any]:
+            model = killed("stub")
+            time.sleep(2.0)
+            return {"back_after_s": {"model process": model, "Triton": killed("tritonserver")}}
+
+        return {**bench.beside(running, work), "deaths": running.deaths}
+
+
+def damage(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    copied = Path(tempfile.mkdtemp()) / "run"
+    shutil.copytree(bench.run, copied, symlinks=True)
+    golden, _ = read_golden(bench.run / GOLDEN)
+    with bench.serving(copied) as running:
+
+        def logits() -> np.ndarray:
+            found = []
+            while len(found) < len(golden):
+                with contextlib.suppress(RequestError):  # refused, because others ask too
+                    found.append(evaluate(running.grpc_address, bench.model, golden[len(found) : len(found) + 1]).logits)
+            return np.concatenate(found)
+
+        def work() -> dict[str, Any]:
+            before = logits()
+            overwrite(copied)
+            after = logits()
+            running._triton._process.kill()  # type: ignore[union-attr]
+            time.sleep(0.5)
+            restarted = logits()
+            return {
+                "golden_rows": len(golden),
+                "changed_answers": int((before != after).any(axis=1).sum()),
+                "changed_answers_after_a_restart": int((before != restarted).any(axis=1).sum()),
+            }
+
+        found = bench.beside(running, work)
+    with contextlib.suppress(InputError):
+        repository_of(copied)
+        raise AssertionError("a damaged run would be served again")
+    shutil.rmtree(copied.parent)
+    return {**found, "served_again": False}
+
+
+def slow(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    with bench.serving() as running:
+        place = running.http_address.rpartition(":")
+        head = f"POST /v2/models/{bench.model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n".encode()
+
+        def work() -> dict[str, Any]:
+            with contextlib.ExitStack() as stack:
+                clients = [stack.enter_context(socket.create_connection((place[0], int(place[2])))) for _ in range(200)]
+                for one in clients:
+                    one.sendall(head)
+                for _ in range(10):
+                    for one in clients:
+                        one.sendall(b" ")
+                    time.sleep(1.0)
+            return {"clients": len(clients), "seconds": 10}
+
+        return bench.beside(running, work)
+
+
+def large(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    with bench.serving() as running:
+        url = f"http://{running.http_address}/v2/models/{bench.model}/infer"
+
+        def post(body: bytes, **headers: str) -> dict[str, Any]:
+            started = time.monotonic()
+            try:
+                with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=60) as answer:
+                    status = answer.status
+                    answer.read()
+            except urllib.error.HTTPError as error:
+                status = error.code
+            return {"status": status, "ms": round(1e3 * (time.monotonic() - started), 1)}
+
+        text = b"a fine film " * (10_000_000 // 12)
+        entry = {"name": "TEXT", "shape": [1, 1], "datatype": "BYTES"}
+        plain = json.dumps({"inputs": [{**entry, "data": [text.decode()]}]}).encode()
+        raw = len(text).to_bytes(4, "little") + text
+        start = json.dumps({"inputs": [{**entry, "parameters": {"binary_data_size": len(raw)}}]}).encode()
+
+        def work() -> dict[str, Any]:
+            found = {"json": [], "raw": []}
+            for _ in range(5):
+                found["json"].append(post(plain))
+                found["raw"].append(post(start + raw, **{"Inference-Header-Content-Length": str(len(start))}))
+            return {"bytes": len(plain), **found}
+
+        return bench.beside(running, work)
+
+
+def malformed(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    generator = np.random.default_rng(0)
+    with bench.serving() as running, grpc.insecure_channel(running.grpc_address) as channel:
+
+        def work() -> dict[str, Any]:
+            times, codes = [], []
+            call = channel.unary_unary(INFER)
+            for _ in range(1000):
+                started = time.monotonic()
+                try:
+                    call(generator.bytes(200), timeout=10)
+                    codes.append("answered")
+                except grpc.RpcError as error:
+                    codes.append(error.code().name)
+                times.append(1e3 * (time.monotonic() - started))
+            p50, p99 = np.percentile(times, (50, 99))
+            return {"codes": {code: codes.count(code) for code in sorted(set(codes))}, "p50_ms": round(p50, 2), "p99_ms": round(p99, 2)}
+
+        return {**bench.beside(running, work), "deaths": running.deaths}
+
+
+def starts(bench: Bench) -> dict[str, Any]:
+    """See above: the chosen model alone, and the whole repository."""
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(repository_of(bench.run) / bench.model, Path(folder, bench.model))
+        for name, repository in (("the model", Path(folder)), ("the repository", repository_of(bench.run))):
+            times, found_environment = [], environment.check()
+            blobs = Path(tempfile.mkdtemp(dir=folder))
+            for _ in range(4):
+                started = time.monotonic()
+                with Service(repository, found_environment, Path(folder, "log"), blobs=BlobCache(found_environment.versions, blobs)):
+                    times.append(round(time.monotonic() - started, 2))
+            found[name] = {"models": len(model_names(repository)), "first_s": times[0], "later_s": times[1:]}
+    return found
+
+
+def lengths(bench: Bench) -> dict[str, Any]:
+    """See above."""
+    source = repository_of(bench.run) / bench.model
+    prepared = Preprocessor.load(source / "1")
+    settings = json.loads((source / "1" / "settings.json").read_text(encoding="utf-8"))
+    cases = {"max_length": prepared.buckets[-1:], "64": (64, *prepared.buckets[-1:]), "run": prepared.buckets}
+    alone: dict[str, list[float]] = {name: [] for name in cases}
+    engine = Engine(source / "1", settings["mode"], settings["batch_sizes"], settings["properties"])
+    for _ in range(TURNS):
+        for name, buckets in cases.items():
+            padded = list(replace(prepared, buckets=buckets).batches(bench.rows, max(settings["batch_sizes"])))
+            for _turn in ("compiles", "counts"):
+                started = time.perf_counter()
+                for _, features in padded:
+                    engine.predict(features)
+                spent = time.perf_counter() - started
+            alone[name].append(len(bench.rows) / spent)
+    served: dict[str, list[float]] = {name: [] for name in cases}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, buckets in cases.items():
+            shutil.copytree(source, Path(folder, name, bench.model))
+            replace(prepared, buckets=buckets).save(Path(folder, name, bench.model, "1"))
+        for _ in range(TURNS):
+            for name in cases:
+                with Service(Path(folder, name), environment.check(), Path(folder, "log")) as running:
+                    bench.load(running, Load(concurrency=TOGETHER, seconds=2.0))
+                    served[name].append(bench.load(running, Load(concurrency=TOGETHER, seconds=5.0))["throughput_per_s"])
+    return {"buckets": cases, "engine_rows_per_s": _turns(alone), "served_rows_per_s": _turns(served)}
+
+
+def _turns(found: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the median over the turns, and of the ratio of the run to each other within a turn."""
+    medians = {name: round(statistics.median(values), 1) for name, values in found.items()}
+    ratios = {
+        name: round(statistics.median(own / other for own, other in zip(found["run"], values, strict=True)), 2)
+        for name, values in found.items()
+        if name != "run"
+    }
+    return {"median": medians, "run_is_faster_than": ratios, "turns": found}
+
+
+def overwrite(run: Path) -> None:
+    """Overwrites the middle of each file of weights in the model repository of a run."""
+    for file in run.glob("stages/triton_repo-*/model_repository/*/1/*.bin"):
+        with file.open("r+b") as stream:
+            stream.seek(file.stat().st_size // 2)
+            stream.write(b"\xa5" * 65536)
+
+
+SCENARIOS = {one.__name__: one for one in (starts, lengths, overload, rollover, death, damage, slow, large, malformed)}
+
+
+def main() -> None:
+    """Runs the scenarios and prints what came of them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--next", type=Path, default=None)
+    parser.add_argument("--model", default=None)
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--only", nargs="+", choices=sorted(SCENARIOS), default=list(SCENARIOS))
+    parser.add_argument("--out", type=Path, default=None)
+    given = parser.parse_args()
+    repository = repository_of(given.run)
+    chosen = json.loads((repository.parent / evaluations.SERVED).read_text(encoding="utf-8"))["chosen"]
+    model = given.model or chosen or model_names(repository)[-1]
+    queue = read_policy(from_text((repository / model / "config.pbtxt").read_text(encoding="utf-8")))
+    if queue.timeout_ms is None:
+        raise SystemExit(f"{given.run}: {model} has no time-out; give stages.triton_repo.queue, as above")
+    following, rows = given.next or given.run, evaluation_rows(given.run)
+    bench = Bench(given.run.resolve(), following.resolve(), model, rows, given.seconds, queue.timeout_ms)
+    with bench.serving() as running:
+        bench.load(running, Load(concurrency=TOGETHER, seconds=3.0))
+        bench.capacity = bench.load(running, Load(concurrency=TOGETHER, seconds=10.0))["throughput_per_s"]
+    document: dict[str, Any] = {
+        "environment": fingerprint(),
+        "model": model,
+        "queue": queue.model_dump(),
+        "capacity_per_s": bench.capacity,
+        "load_average": psutil.getloadavg(),
+    }
+    for name in given.only:
+        document[name] = SCENARIOS[name](bench)
+        print(json.dumps({name: document[name]}, indent=1), flush=True)
+    if given.out is not None:
+        given.out.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""An inference through the front: the limits of its queue, the version that answers it, and what is told when it fails.
+
+The version is written into each request that names none. If the model was rolled over before the request reached Triton, and the version
+was gone, it is sent again to the new one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2 as pb
+
+from triton_repo.front.admission import Admission, Asked
+from triton_repo.front.limits import REQUEST_SECONDS, TRY_LATER, Rejected
+from triton_repo.front.routes import Route, Routes
+from triton_repo.front.tensors import QUEUED
+
+SERVICE = "/inference.GRPCInferenceService/"
+INFER = f"{SERVICE}ModelInfer"
+PRIORITY, TIMEOUT = QUEUED
+QUEUE_FULL, QUEUED_TOO_LONG = "maximum queue size", "timeout expired"
+"""Words of Triton for a request that its queue does not take, and for one that has waited there too long."""
+
+
+class Inference:
+    """Sends checked requests to Triton.
+
+    Args:
+        channel: Channel to Triton.
+        routes: Where requests go.
+        admission: Takes or refuses them.
+    """
+
+    def __init__(self, channel: Any, routes: Routes, admission: Admission) -> None:
+        self._call = channel.unary_unary(INFER, pb.ModelInferRequest.SerializeToString)
+        self._routes, self._admission = routes, admission
+
+    async def __call__(self, request: Any, remaining_s: float | None = None) -> bytes:
+        """Returns the serialized `ModelInferResponse` to a checked request.
+
+        Args:
+            request: The `ModelInferRequest`.
+            remaining_s: Seconds that the client still waits.
+
+        Raises:
+            Rejected: The request is not taken, was not answered in time, or asks for a priority that the model does not have.
+            grpc.aio.AioRpcError: It failed.
+        """
+        model = request.model_name
+        route = self._routes.of(model)
+        asked = asked_of(request, route, remaining_s)
+        with self._admission.enter(model, asked, route):
+            pinned = not request.model_version and bool(route.version)
+            if pinned:
+                request.model_version = route.version
+            try:
+                return await self._sent(request, asked)
+            except grpc.aio.AioRpcError:
+                newer = self._routes.of(model).version
+                if not pinned or newer == request.model_version:
+                    raise
+                request.model_version = newer
+                return await self._sent(request, asked)
+
+    async def _sent(self, request: Any, asked: Asked) -> bytes:
+        seconds = REQUEST_SECONDS if asked.timeout_s is None else min(REQUEST_SECONDS, asked.timeout_s)
+        try:
+            answer: bytes = await self._call(request, timeout=seconds)
+            return answer
+        except grpc.aio.AioRpcError as error:
+            details = str(error.details())
+            if error.code() == grpc.StatusCode.UNAVAILABLE and QUEUE_FULL in details:
+                raise Rejected(f"model {request.model_name}: its queue is full; {TRY_LATER}", 503) from error
+            if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED or QUEUED_TOO_LONG in details:
+                raise Rejected(f"model {request.model_name}: no answer within {1e3 * seconds:.0f} ms; {TRY_LATER}", 504) from error
+            raise
+
+
+def asked_of(request: Any, route: Route, remaining_s: float | None = None) -> Asked:
+    """Returns what a request asks of the queue.
+
+    Raises:
+        Rejected: The model has no such level of priority.
+    """
+    priority = _number(request, PRIORITY) or route.priorities
+    if priority > route.priorities:
+        raise Rejected(f"priority {priority} given; model {request.model_name} has {route.priorities}, of which 1 is served first")
+    timeout_us = _number(request, TIMEOUT)
+    limits = [
+        None if route.timeout_ms is None else route.timeout_ms / 1e3,
+        timeout_us / 1e6 if timeout_us else None,
+        remaining_s,
+    ]
+    shape = request.inputs[0].shape
+    return Asked(max(1, int(shape[0])), priority, min((limit for limit in limits if limit is not None), default=None))
+
+
+def _number(request: Any, name: str) -> int:
+    """Returns a checked parameter; 0 where it is not given."""
+    if name not in request.parameters:
+        return 0
+    value = request.parameters[name]
+    return int(getattr(value, value.WhichOneof("parameter_choice")))

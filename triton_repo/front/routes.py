@@ -1,0 +1,45 @@
+"""Where requests of each model go: the version that answers them, and the limits of its queue.
+
+The service writes them to a file, and replaces it to roll a model over to another version. The front looks at the file with each request,
+which takes a microsecond; so the first request after the change already goes to the new version, and a front that is started again knows
+what the one before it knew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where requests of a model go."""
+
+    version: str = ""
+    """Its version; empty: the one that Triton chooses."""
+    max_requests: int | None = None
+    """See `triton_repo.queueing.Queue`, as for the others."""
+    timeout_ms: float | None = None
+    priorities: int = 1
+
+
+class Routes:
+    """The routes in a file.
+
+    Args:
+        path: The file, an object of `Route` by name of the model; empty: no route is known.
+    """
+
+    def __init__(self, path: str = "") -> None:
+        self._path, self._seen, self._routes = path, (0, 0), dict[str, Route]()
+
+    def of(self, model: str) -> Route:
+        """Returns the route of a model; the default one where none is known."""
+        if self._path:
+            found = os.stat(self._path)
+            if (seen := (found.st_mtime_ns, found.st_ino)) != self._seen:
+                with open(self._path, encoding="utf-8") as stream:
+                    self._routes = {name: Route(**values) for name, values in json.load(stream).items()}
+                self._seen = seen
+        return self._routes.get(model, Route())

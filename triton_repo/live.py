@@ -1,0 +1,155 @@
+"""The repository that a running server reads: a copy in its temporary folder, whose versions come and go.
+
+    live/
+      routes.json                     what the front reads: for each model its version and the limits of its queue
+      <model>/
+        config.pbtxt                  that of the repository, with the versions to load
+        warmup/  1/  2/ ...           copies; of a language model links, since its weights may be large
+          machine.json                where the version keeps its compiled networks (`triton_repo.blobs`)
+
+Nothing is written into a run or a deployment, and what happens to its files later does not touch the server, nor a restart of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from triton_repo.blobs import BlobCache
+from triton_repo.config import from_text, model_names, to_text
+from triton_repo.queueing import read_policy
+
+CONFIG, ROUTES, MACHINE = "config.pbtxt", "routes.json", "machine.json"
+NETWORK, POLICY = "openvino.xml", "default_queue_policy"
+
+
+class LiveRepository:
+    """A copy of a model repository.
+
+    Args:
+        folder: New folder to write.
+        repository: The repository to copy.
+        blobs: Where compiled networks are kept; None: nowhere.
+    """
+
+    def __init__(self, folder: Path, repository: Path, blobs: BlobCache | None = None) -> None:
+        self.folder, self._routes, self._blobs = folder, dict[str, dict[str, Any]](), blobs
+        folder.mkdir()
+        for name in model_names(repository):
+            (folder / name).mkdir()
+            config = self._config_of(repository / name)
+            self._copy_rest(name, repository / name)
+            version = max(_versions(repository / name))
+            self._copy(repository / name / version, folder / name / version, config)
+            self._write(name, config, [version])
+            self._note(name, config, version)
+        self._publish()
+
+    @property
+    def routes_file(self) -> Path:
+        """The file that the front reads."""
+        return self.folder / ROUTES
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the models, sorted."""
+        return sorted(self._routes)
+
+    def version(self, name: str) -> str:
+        """Returns the version of a model that requests go to."""
+        return str(self._routes[name]["version"])
+
+    def config(self, name: str) -> Any:
+        """Returns the `ModelConfig` of a model."""
+        return self._config_of(self.folder / name)
+
+    def add(self, name: str, source: Path) -> str:
+        """Copies the model folder `source` beside the present version; both are loaded from now on. Returns the new version.
+
+        Until one of them is kept, Triton limits no queue, so that a check of the new version is not refused; the front still does.
+        """
+        before = self.version(name)
+        added = str(int(before) + 1)
+        config = self._config_of(source)
+        config.dynamic_batching.ClearField(POLICY)
+        self._copy(source / max(_versions(source)), self.folder / name / added, config)
+        self._copy_rest(name, source)
+        self._write(name, config, [before, added])
+        return added
+
+    def keep(self, name: str, version: str, config: Any) -> None:
+        """Lets this version of a model alone be loaded, with this configuration."""
+        self._write(name, config, [version])
+
+    def route(self, name: str, version: str, config: Any) -> None:
+        """Lets requests go to this version from now on, with the limits of this configuration."""
+        self._note(name, config, version)
+        self._publish()
+
+    def remove(self, name: str, version: str) -> None:
+        """Deletes a version that is no longer loaded."""
+        place = self.folder / name / version
+        place.unlink() if place.is_symlink() else shutil.rmtree(place, ignore_errors=True)
+
+    def _config_of(self, model: Path) -> Any:
+        return from_text((model / CONFIG).read_text(encoding="utf-8"))
+
+    def _copy(self, source: Path, out: Path, config: Any) -> None:
+        if config.model_transaction_policy.decoupled:
+            out.symlink_to(source.absolute())
+            return
+        shutil.copytree(source, out)
+        kept = self._blobs.open(out) if self._blobs is not None and (out / NETWORK).exists() else None
+        if kept is not None:
+            (out / MACHINE).write_text(json.dumps({"CACHE_DIR": str(kept)}), encoding="utf-8")
+
+    def _copy_rest(self, name: str, source: Path) -> None:
+        """Copies what belongs to no version, such as warm-up rows."""
+        for entry in source.iterdir():
+            if entry.name != CONFIG and not entry.name.isdigit():
+                copy: Any = shutil.copytree if entry.is_dir() else shutil.copy
+                copy(entry, self.folder / name / entry.name, **({"dirs_exist_ok": True} if entry.is_dir() else {}))
+
+    def _write(self, name: str, config: Any, versions: Sequence[str]) -> None:
+        config.version_policy.specific.versions[:] = map(int, versions)
+        _replace(self.folder / name / CONFIG, to_text(config))
+
+    def _note(self, name: str, config: Any, version: str) -> None:
+        self._routes[name] = {"version": version, **read_policy(config).model_dump()}
+
+    def _publish(self) -> None:
+        _replace(self.routes_file, json.dumps(self._routes))
+
+
+def without_limits(repository: Path, out: Path) -> Path:
+    """Returns a repository of the same models without limits of their queues, so that an evaluation is not refused.
+
+    Args:
+        repository: The repository.
+        out: Folder to write, anew; its models are links.
+    """
+    shutil.rmtree(out, ignore_errors=True)
+    for name in model_names(repository):
+        (out / name).mkdir(parents=True)
+        config = from_text((repository / name / CONFIG).read_text(encoding="utf-8"))
+        config.dynamic_batching.ClearField(POLICY)
+        (out / name / CONFIG).write_text(to_text(config), encoding="utf-8")
+        for entry in (repository / name).iterdir():
+            if entry.name != CONFIG:
+                (out / name / entry.name).symlink_to(entry.absolute())
+    return out
+
+
+def _versions(model: Path) -> list[str]:
+    return sorted((entry.name for entry in model.iterdir() if entry.name.isdigit()), key=int)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Writes a file that others read meanwhile."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)

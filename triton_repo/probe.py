@@ -1,0 +1,154 @@
+"""Questions to a running server, over gRPC or HTTP: is it there, does it serve what a repository holds, and are its answers right?
+
+It only asks what every Triton offers to clients: health, metadata and inference. So it works behind `compress serve`, in a container and on
+another machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+from tritonclient.utils import InferenceServerException
+
+from compress.core.errors import InputError
+from compress.core.shown import reason
+from compress.standalone.preprocess import Preprocessor, Row
+from triton_repo.client import REQUEST_SECONDS, Answers, tensors
+from triton_repo.config import LABEL, LOGITS, SCORE, from_text
+from triton_repo.load.connection import Address
+
+SECONDS = 10.0
+SCORE_DIFFERENCE = 1e-5
+"""Scores are computed from the logits in float32 on both sides."""
+
+
+class Probe:
+    """A connection to a server; a context manager.
+
+    Args:
+        address: The server.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self.address = address
+        self._client: Any
+        if address.protocol == "http":
+            from tritonclient.http import InferenceServerClient, InferInput
+
+            self._client = InferenceServerClient(address.place, connection_timeout=SECONDS, network_timeout=REQUEST_SECONDS)
+            self._limit: dict[str, Any] = {}
+            self._described: dict[str, Any] = {}
+        else:
+            from tritonclient.grpc import InferenceServerClient, InferInput
+
+            self._client = InferenceServerClient(address.place)
+            self._limit = {"client_timeout": SECONDS}
+            self._described = {"as_json": True, **self._limit}
+        self._tensor = InferInput
+
+    def __enter__(self) -> Self:
+        """Checks that the server is live and ready.
+
+        Raises:
+            InputError: It is not, or cannot be reached.
+        """
+        for asked, what in ((self._client.is_server_live, "live"), (self._client.is_server_ready, "ready")):
+            try:
+                fine = asked(**self._limit)
+            except (InferenceServerException, OSError) as error:
+                raise InputError(f"--url {self.address}: no answer ({_line(error)}); give the address of a running server") from error
+            if not fine:
+                raise InputError(f"--url {self.address}: answers, but it is not {what}; wait until it has loaded its models")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Closes the connection."""
+        self._client.close()
+
+    def about(self) -> str:
+        """Returns name and version of the server."""
+        found = self._client.get_server_metadata(**self._described)
+        return f"{found['name']} {found['version']}"
+
+    def differences(self, model: Path) -> list[str]:
+        """Returns a line for each way in which the server does not serve a model of a repository: absent, or other tensors.
+
+        Args:
+            model: Folder of the model.
+        """
+        config = from_text((model / "config.pbtxt").read_text(encoding="utf-8"))
+        try:
+            found = self._client.get_model_metadata(config.name, **self._described)
+        except (InferenceServerException, OSError) as error:
+            return [f"{config.name}: {self.address} does not serve it ({_line(error)})"]
+        lines = []
+        for side in ("inputs", "outputs"):
+            wanted = {one.name: described(one) for one in getattr(config, side.removesuffix("s"))}
+            given = {one["name"]: f"{one['datatype']} {[int(axis) for axis in one['shape']]}" for one in found.get(side, [])}
+            lines += [
+                f"{config.name}: {side[:-1]} {name}: {given.get(name, 'missing')}; {wanted.get(name, 'none')} expected"
+                for name in sorted(wanted.keys() | given.keys())
+                if wanted.get(name) != given.get(name)
+            ]
+        return lines
+
+    def answers(self, model: str, rows: Sequence[Row]) -> Answers:
+        """Sends every row once, one after the other.
+
+        Raises:
+            InputError: A request failed.
+        """
+        logits, labels, scores = [], [], []
+        for index, row in enumerate(rows):
+            try:
+                answer = self._client.infer(model, tensors([row], self._tensor))
+                logits.append(answer.as_numpy(LOGITS)[0])
+                labels.append(_text(answer.as_numpy(LABEL)[0, 0]))
+                scores.append(answer.as_numpy(SCORE)[0, 0])
+            except (InferenceServerException, OSError) as error:
+                raise InputError(f"{model}: row {index} of {len(rows)} has no answer ({_line(error)})") from error
+        return Answers(np.stack(logits), labels, np.array(scores))
+
+    def contradictions(self, model: Path, answers: Answers) -> list[str]:
+        """Returns a line for each kind of output that does not follow from the logits: types, labels and scores.
+
+        Args:
+            model: Folder of the model.
+            answers: Its answers.
+        """
+        [version, *_] = sorted((path for path in model.iterdir() if path.name.isdigit()), key=lambda path: int(path.name), reverse=True)
+        lines = []
+        for name, values in ((LOGITS, answers.logits), (SCORE, answers.scores)):
+            if values.dtype != np.float32:
+                lines.append(f"{model.name}: {name} is {values.dtype}, float32 expected")
+        expected = Preprocessor.load(version).answer(answers.logits)
+        wrong = [index for index, (label, _) in enumerate(expected) if label != answers.labels[index]]
+        if wrong:
+            row = wrong[0]
+            lines.append(f"{model.name}: row {row} has label {answers.labels[row]!r}, but its logits give {expected[row][0]!r}")
+        apart = np.abs(np.array([score for _, score in expected]) - answers.scores)
+        if apart.max() > SCORE_DIFFERENCE:
+            row = int(apart.argmax())
+            lines.append(f"{model.name}: row {row} has score {answers.scores[row]:.6f}, but its logits give {expected[row][1]:.6f}")
+        return lines
+
+
+def described(tensor: Any) -> str:
+    """Returns datatype and shape of a tensor of a `ModelConfig`, as a server tells it: with the axis of the batch."""
+    from tritonclient.grpc import model_config_pb2 as pb
+
+    name = pb.DataType.Name(tensor.data_type).removeprefix("TYPE_")
+    return f"{'BYTES' if name == 'STRING' else name} {[-1, *tensor.dims]}"
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else str(value)
+
+
+def _line(error: Exception) -> str:
+    """Returns an error as one line."""
+    return reason(Exception(error.message() or error.status()) if isinstance(error, InferenceServerException) else error, 300)

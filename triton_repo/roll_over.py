@@ -1,0 +1,124 @@
+"""Rolls a model over to a new version while it answers, through Triton's repository API.
+
+    1   the new version is copied beside the present one        live/<model>/2
+    2   both are loaded; requests still go to the present one    the front names the version in each request
+    3   the new one answers the golden rows                      `check`; if it fails, the new version is unloaded and nothing has changed
+    4   requests go to the new one                               the front reads its routes again
+    5   the old one ends when it has answered what it has        Triton unloads it
+
+Both versions are in memory from 2 to 5, and share the processors. Triton loads whatever is in a changed model folder again, beside what
+answers meanwhile: so for a moment there are three of them. A request that names the old version itself fails after 5.
+
+Not here: a part of the requests for the new version, and models that generate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.core.errors import InputError, nearest
+from triton_repo.config import from_text
+from triton_repo.live import CONFIG, LiveRepository
+from triton_repo.server import ServerError, TritonServer
+
+LOAD_SECONDS = 600.0
+DRAIN_SECONDS = 1.0
+"""Time for requests that the front sent to the old version to reach Triton, which answers them before it unloads the version."""
+Check = Callable[[str, str], None]
+"""Called with the address of Triton and the version; raises if its answers are not those that were recorded."""
+
+
+@dataclass(frozen=True)
+class Rolled:
+    """A model that was rolled over."""
+
+    model: str
+    before: str
+    after: str
+    """The version before and after."""
+    load_s: float
+    """Seconds until both versions were loaded."""
+    check_s: float
+    seconds: float
+    """In all, until the old version had ended."""
+
+
+def roll_over(triton: TritonServer, live: LiveRepository, model: str, source: Path, check: Check) -> Rolled:
+    """Rolls a model over.
+
+    Args:
+        triton: The running server.
+        live: Its repository.
+        model: Name of the model.
+        source: The folder of the model in the repository of the new version.
+        check: See above.
+
+    Raises:
+        InputError: There is no such model, or the new version is no replacement for it.
+        ServerError: It was not loaded.
+    """
+    present, new = configs(live, model, source)
+    started, before = time.monotonic(), live.version(model)
+    after = live.add(model, source)
+    try:
+        triton.load(model, LOAD_SECONDS)
+        loaded = time.monotonic()
+        check(triton.grpc_address, after)
+        checked = time.monotonic()
+    except BaseException:
+        live.keep(model, before, present)
+        with suppress(ServerError):  # the server died; it is started again with the version before
+            triton.load(model, LOAD_SECONDS)
+            triton.watch(model, before, instances(present))
+        live.remove(model, after)
+        raise
+    live.route(model, after, new)
+    time.sleep(DRAIN_SECONDS)
+    live.keep(model, after, new)
+    triton.load(model, LOAD_SECONDS)
+    triton.watch(model, after, instances(new))
+    live.remove(model, before)
+    return Rolled(model, before, after, loaded - started, checked - loaded, time.monotonic() - started)
+
+
+def configs(live: LiveRepository, model: str, source: Path) -> tuple[Any, Any]:
+    """Returns the present configuration of a model and that of the new version, which fit each other.
+
+    Raises:
+        InputError: There is no such model, or clients of the present version could not talk to the new one.
+    """
+    if model not in live.names:
+        raise InputError(f"model {model}: not served here; {', '.join(live.names)} is{nearest(model, live.names)}")
+    present, new = live.config(model), from_text((source / CONFIG).read_text(encoding="utf-8"))
+    problems = [f"model {model}: {line}; serve it under another name" for line in differences(present, new)]
+    if problems:
+        raise InputError(*problems)
+    return present, new
+
+
+def instances(config: Any) -> int:
+    """Returns the number of processes of a model."""
+    return sum(max(1, group.count) for group in config.instance_group) or 1
+
+
+def differences(present: Any, new: Any) -> Iterator[str]:
+    """Yields a line for each reason for which clients of a model could not talk to a new version of it.
+
+    Args:
+        present: Its `ModelConfig`.
+        new: That of the new version.
+    """
+    if present.model_transaction_policy.decoupled or new.model_transaction_policy.decoupled:
+        yield "models that generate are not rolled over"
+    for side in ("input", "output"):
+        before, after = ({one.name: (one.data_type, tuple(one.dims)) for one in getattr(config, side)} for config in (present, new))
+        for name in sorted(before.keys() | after.keys()):
+            if before.get(name) != after.get(name):
+                yield f"{side} {name} is not the same in the new version"
+    if new.max_batch_size < present.max_batch_size:
+        yield f"the new version takes {new.max_batch_size} rows in a request, the present one {present.max_batch_size}"
