@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -41,9 +42,11 @@ from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
-from triton_repo.config import Scheduling, model_names
+from triton_repo.config import MIN_BATCH, Scheduling, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
 from triton_repo.queueing import Queue
+from triton_repo.tuning.settings import Tune
+from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -57,7 +60,7 @@ EVALUATION_CONCURRENCY = 16
 GOLDEN_ROWS = 64
 STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
-SINGLE = ("instances", "max_queue_delay_us", "queue")
+SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 HALVES = ("fp16", "bf16")
 QUEUED = ("max_waiting", "request_seconds")
 
@@ -90,6 +93,9 @@ class TritonRepo(Stage):
     ask for less."""
     queue: Queue = Queue()
     """For models that answer rows: how many requests may be under way, how long an answer may take, and levels of priority."""
+    tune: Tune | None = None
+    """For models that answer rows: searches processes, threads of each, largest batch and queue delay of the served model by measured load,
+    and writes the repository with the best (`triton_repo.tuning`); `{}` takes the defaults."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -114,7 +120,7 @@ class TritonRepo(Stage):
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value if isinstance(value, Queue) else format(value, 'g')} given; {reason}"
+                yield f"{key}: {value if isinstance(value, Queue | Tune) else format(value, 'g')} given; {reason}"
 
     def depends(self, context: Context) -> Any:
         """Returns the versions of the server's packages, what is served, and at how many answers at once a language model is timed.
@@ -166,22 +172,37 @@ class TritonRepo(Stage):
     def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
         from triton_repo.layout import served_models, write_repository
+        from triton_repo.tuning.tuning import tune_served
 
         if TASKS[context.task].answer == "tokens":
             return self._write_language(parent, context, out)
         chosen = next(iter(self._ranking(context)), None)
         models = served_models(parent, chosen=chosen)
         name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
-        write_repository(
-            out / REPOSITORY,
-            models,
-            pairs=isinstance(context.data.evaluation.rows[0], tuple),
-            batch_sizes=context.target.batch_sizes,
-            max_batch_size=self.max_batch_size,
-            scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
-            chosen=name,
-        )
-        return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
+        one = next((model for model in models if model.name == name), models[-1])
+        largest = self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes)
+        own = Point(self.instances, context.target.num_threads, largest, self.max_queue_delay_us)
+
+        def write(point: Point, folder: Path, written: list[Served], *, tuned: bool) -> None:
+            write_repository(
+                folder,
+                written,
+                pairs=isinstance(context.data.evaluation.rows[0], tuple),
+                batch_sizes=context.target.batch_sizes,
+                max_batch_size=point.max_batch_size,
+                scheduling=Scheduling(point.instances, point.max_queue_delay_us, self.queue, point.threads if tuned else None),
+                chosen=name,
+            )
+
+        if self.tune is None or not self.serve:
+            write(own, out / REPOSITORY, models, tuned=False)
+            tuned = None
+        else:
+            found = tune_served(self.tune, own, one.name, context, partial(write, written=[one], tuned=True))
+            write(found.best, out / REPOSITORY, models, tuned=True)
+            tuned = {"model": one.name, **found.as_document()}
+        results = self._results(models, lambda model: self._measure(model, context, out))
+        return {**results, "chosen": name, **({} if tuned is None else {"tuned": tuned})}
 
     def _ranking(self, context: Context) -> list[Ranked]:
         """Returns the configurations that compete, the one to serve first; empty where the first one of the target is served."""
@@ -334,7 +355,7 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
 
 
-LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "vllm", "queue", *QUEUED)}
+LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "vllm", "queue", "tune", *QUEUED)}
 """Keys that are not part of the cache key while they have their defaults."""
 
 
