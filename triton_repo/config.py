@@ -44,6 +44,8 @@ class Scheduling:
     """Maximum time in microseconds that a request waits for others to form a batch."""
     queue: Queue = field(default_factory=Queue)
     """Limits of the queue."""
+    threads: int | None = None
+    """CPU threads of each process; None: those of the evaluated engine."""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ def write_repository(
             max_batch_size=largest,
             batch_sizes=tuple(size for size in sizes if size <= largest),
             mode=model.engine["mode"],
-            properties=model.engine["properties"],
+            properties=_properties(model, scheduling),
             warm_up=tuple(rows),
             scheduling=scheduling or Scheduling(),
         )
@@ -196,6 +196,14 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
     )
     packages = " ".join(sorted({ENGINES[model.engine].library for model in models}))
     return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs), packages=packages)
+
+
+def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
+    """Returns the settings of a model's engine: those that were evaluated, with other threads where these are given."""
+    found: dict[str, str] = dict(model.engine["properties"])
+    if scheduling is not None and scheduling.threads is not None:
+        found[ENGINES[model.engine["engine"]].threads_property] = str(scheduling.threads)
+    return found
 
 
 def _served(root: Path, engines: Sequence[str] | Mapping[str, Sequence[str]], chosen: Ranked | None) -> Iterator[Served]:

@@ -48,6 +48,8 @@ from triton_repo.gpu_settings import Gpu
 from triton_repo.plan_files import SCHEMA as PLANS_SCHEMA
 from triton_repo.plan_files import SPEC as GPU_SPEC
 from triton_repo.queueing import Queue
+from triton_repo.tuning.settings import Tune
+from triton_repo.tuning.space import Point
 from triton_repo.vllm import BACKEND, COMPOSE, NOT_RUN, Vllm, write_vllm_repository
 
 if TYPE_CHECKING:
@@ -60,7 +62,7 @@ EVALUATION_CONCURRENCY = 16
 """Concurrent requests during the evaluation: enough for the server to form batches."""
 STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
-SINGLE = ("instances", "max_queue_delay_us", "queue")
+SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
 
 
@@ -96,6 +98,9 @@ class TritonRepo(Stage):
     queue: Queue = Queue()
     """For models that answer rows: how many requests may be under way, how long an answer may take, and levels of priority. The stage
     measures without them."""
+    tune: Tune | None = None
+    """For models that answer rows: searches processes, threads of each, largest batch and queue delay of the served model by measured load,
+    and writes the repository with the best (`triton_repo.tuning`); `{}` takes the defaults."""
     vllm: Vllm | None = None
     """For quantized language models: write a repository for GPUs that Triton serves with vLLM, from the weights in the format
     compressed-tensors; `{}` takes the defaults. It is not run. For `target.device: cpu` it stands beside the other one, as
@@ -120,7 +125,7 @@ class TritonRepo(Stage):
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
-                yield f"{key}: {value if isinstance(value, Queue) else format(value, 'g')} given; {reason}"
+                yield f"{key}: {value if isinstance(value, Queue | Tune) else format(value, 'g')} given; {reason}"
         if self.gpu != Gpu() and (task.answer == "tokens" or not set(served_on("cuda")) & set(target.engines)):
             yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
@@ -178,22 +183,35 @@ class TritonRepo(Stage):
     def _write_cpu(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the CPU repository, measures it unless `serve` is false, and returns the contents of triton.json."""
         from triton_repo.layout import served_models, write_repository
+        from triton_repo.tuning.tuning import tune_served
 
         if TASKS[context.task].answer == "tokens":
             return self._write_language(parent, context, out)
         chosen = next(iter(self._ranking(context)), None)
         models = served_models(parent, chosen=chosen)
         name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
-        write_repository(
-            out / REPOSITORY,
-            models,
-            pairs=isinstance(context.data.evaluation.rows[0], tuple),
-            batch_sizes=context.target.batch_sizes,
-            max_batch_size=self.max_batch_size,
-            scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
-            chosen=name,
-        )
-        return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
+        one = next((model for model in models if model.name == name), models[-1])
+        largest = self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes)
+        own = Point(self.instances, context.target.num_threads, largest, self.max_queue_delay_us)
+
+        def write(point: Point, folder: Path, written: list[Served], queue: Queue, threads: int | None) -> None:
+            write_repository(
+                folder,
+                written,
+                pairs=isinstance(context.data.evaluation.rows[0], tuple),
+                batch_sizes=context.target.batch_sizes,
+                max_batch_size=point.max_batch_size,
+                scheduling=Scheduling(point.instances, point.max_queue_delay_us, queue, threads),
+                chosen=name,
+            )
+
+        if self.tune is None or not self.serve:
+            write(own, out / REPOSITORY, models, self.queue, None)
+            return {**self._results(models, lambda model: self._measure(model, context, out)), "chosen": name}
+        found = tune_served(self.tune, own, one.name, context, lambda point, folder: write(point, folder, [one], Queue(), point.threads))
+        write(found.best, out / REPOSITORY, models, self.queue, found.best.threads)
+        results = self._results(models, lambda model: self._measure(model, context, out))
+        return {**results, "chosen": name, "tuned": {"model": one.name, **found.as_document()}}
 
     def _ranking(self, context: Context) -> list[Ranked]:
         """Returns the configurations that compete, the one to serve first; empty where the first one of the target is served."""
@@ -356,7 +374,7 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
 
 
-LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", "queue", *QUEUED)}
+LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", "queue", "tune", *QUEUED)}
 """Keys that are not part of the cache key while they have their defaults."""
 
 

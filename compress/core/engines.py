@@ -63,6 +63,8 @@ class EngineFacts:
     """Whether what it answers from is an encoder-decoder, and not a decoder alone."""
     proposed_to: bool = False
     """Whether a draft or the text may propose tokens to it (`compress.core.speculation`)."""
+    threads_property: str = ""
+    """Its property with the number of CPU threads, where the server may run it with others than the target's; empty: it does not."""
     serves: Literal["cpu", "cuda"] | None = None
     """Device on which the Triton repository serves this engine; None if it does not."""
 
@@ -77,6 +79,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         stores=("int8",),
         probed=True,
         token_scales_in_graph=True,
+        threads_property="intra_op_num_threads",
         serves="cpu",
     ),
     "openvino": EngineFacts(
@@ -88,6 +91,7 @@ ENGINES: Mapping[str, EngineFacts] = {
         stores=("float", "int8"),
         probed=True,
         bf16_float_part=True,
+        threads_property="INFERENCE_NUM_THREADS",
         serves="cpu",
     ),
     "openvino_genai": EngineFacts(

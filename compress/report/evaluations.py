@@ -81,6 +81,11 @@ def for_gpus(run: Run) -> list[dict[str, Any]]:
     return [told[key] for key in ("gpu", "kernels") if key in told]
 
 
+def tuned(run: Run) -> dict[str, Any]:
+    """Returns the search over the settings of the served model as `tuned`; empty where none was asked for."""
+    return {"tuned": found} if (found := _triton(run).get("tuned")) else {}
+
+
 def _triton(run: Run) -> dict[str, Any]:
     """Returns what the stage wrote about its models; empty without one."""
     repository = run.of_kind("model_repository")

@@ -279,6 +279,19 @@ KEYS: tuple[Key, ...] = tuple(
             "For language models: the server's answers compared with the engine's (`compress.measure.tokens`).",
         ),
         ("triton.models[].reason", "text", "Why a model was not evaluated."),
+        (
+            "triton.tuned.model",
+            "text",
+            "The model whose settings were searched; absent without `triton_repo.tune`.",
+        ),
+        ("triton.tuned.limit_p99_ms", "number", "Largest p99 of a load that counts, milliseconds."),
+        ("triton.tuned.best.*", "map", "The settings that are served: `instances`, `threads`, `max_batch_size`, `max_queue_delay_us`."),
+        (
+            "triton.tuned.trials[].*",
+            "map",
+            "Settings that were tried, the best first: the same, `rows_per_s`, `p99_ms` and `concurrency` of the best load within the "
+            "limit, `rounds`, `loads`, and whether they are those of the recipe (`own`).",
+        ),
         ("flips", "integer", "Lines of `flips.jsonl`: predictions that changed between two backends; null without that file."),
         ("warnings[]", "text", "Warnings of the run."),
         ("integrity.anchor", "text", "Digest of the list below: one value that stands for all files of the run."),

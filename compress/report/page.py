@@ -24,6 +24,7 @@ from compress.report.sections.generation import generation
 from compress.report.sections.prune import pruning
 from compress.report.sections.quantize import quantization
 from compress.report.sections.sparsify import sparsity
+from compress.report.sections.tuned import tuned
 from compress.report.view import Report, View, plain
 
 LISTS = ("variants", "latency", "goals", "stages", "warnings", "commands", "models", "int8_layers", "layers", "gpus", "cpu_features")
@@ -58,6 +59,7 @@ def render(report: Report) -> str:
         shapes=accuracy.latency(whole),
         served=accuracy.served(whole),
         choice=choice(whole),
+        tuned=tuned(whole),
         sizes=_sizes(whole),
         pruning=pruning(whole),
         sparsity=sparsity(whole),

@@ -99,7 +99,7 @@ def collect(run: Run, warnings: list[str]) -> dict[str, Any]:
         "variants": [_variant(run, name, task, evaluated, rows) for name in run.variants],
         "bandwidth_bytes_per_s": bandwidth(run),
         "stages": [_stage(run, stage) for stage in run.stages],
-        "triton": {"models": [*evaluations.served(run), *evaluations.for_gpus(run)]},
+        "triton": {"models": [*evaluations.served(run), *evaluations.for_gpus(run)], **evaluations.tuned(run)},
         "flips": _count_lines(run.folder / "flips.jsonl"),
         "warnings": warnings,
         "integrity": chain_of(run),

@@ -185,6 +185,19 @@ def test_weights_that_floats_multiply_are_counted_in_place_of_products_of_intege
     assert "Integer weights" not in render(report)
 
 
+def test_the_settings_that_were_tried_are_shown() -> None:
+    report = make_report()
+    point = {"instances": 2, "threads": 1, "max_batch_size": 8, "max_queue_delay_us": 1500, "loads": [], "rounds": 2}
+    best = {**point, "own": False, "rows_per_s": 240.0, "p99_ms": 9.5, "concurrency": 16}
+    own = {**point, "instances": 1, "own": True, "rows_per_s": 200.0, "p99_ms": None, "concurrency": None}
+    report["triton"]["tuned"] = {"model": "quantize-int8", "limit_p99_ms": 10.0, "best": point, "trials": [best, own]}
+    text = Page(render(report)).text.replace("\u00a0", " ")
+    assert "Settings of the server that were tried" in text
+    for expected in ("1.20\u00d7", "no load was within the limit", "of the recipe", "whose p99 is at most 10.0 ms", "1.50"):
+        assert expected in text, expected
+    assert "Settings of the server" not in render(make_report())
+
+
 def test_the_verdict_says_what_was_gained_what_it_cost_and_which_goals_were_missed() -> None:
     report = complete(make_report())
     sentence = "".join(piece for piece, _ in phrases.verdict(report)).replace("\u00a0", " ")

@@ -1,0 +1,155 @@
+"""The search: writes the served model with each setting into a folder of its own, starts the server on it, and loads it.
+
+    points -> successive halving over measured load -> the best point, and all that were tried
+
+A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or that of its own settings where they are saturated: then more rows are answered at no later time.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from compress.core.errors import InputError
+from compress.stage.context import Context
+from compress.standalone.preprocess import Row
+from triton_repo.load.connection import Address
+from triton_repo.load.load import examine, load_test
+from triton_repo.load.settings import Load
+from triton_repo.tuning.halving import Trial, halve, rounds
+from triton_repo.tuning.load import Loaded, loaded, saturation
+from triton_repo.tuning.settings import Tune
+from triton_repo.tuning.space import Point, points
+
+NOISE = 1.05
+"""How much the p99 of the same settings differs from one measurement to the next."""
+Measure = Callable[[Point, float, float | None], Loaded]
+"""Measures a point for so many seconds at each load, with a limit of the p99 or none."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What the search found."""
+
+    best: Point
+    own: Point
+    """The settings of the recipe."""
+    limit_ms: float
+    trials: Sequence[Trial[Point, Loaded]]
+    """All points; the first one is the best."""
+
+    def as_document(self) -> dict[str, Any]:
+        """Returns it as JSON types, for triton.json."""
+        return {
+            "best": self.best.as_row(),
+            "limit_p99_ms": self.limit_ms,
+            "trials": [
+                {
+                    **trial.point.as_row(),
+                    "own": trial.point == self.own,
+                    "rows_per_s": trial.measured.rate,
+                    "p99_ms": None if trial.measured.best is None else trial.measured.best.p99_ms,
+                    "concurrency": None if trial.measured.best is None else trial.measured.best.concurrency,
+                    "rounds": trial.round + 1,
+                    "loads": [level.as_row() for level in trial.measured.levels],
+                }
+                for trial in self.trials
+            ],
+        }
+
+
+def tune_served(tune: Tune, own: Point, model: str, context: Context, write: Callable[[Point, Path], None]) -> Tuned:
+    """Searches the settings that a model is served with, on the real server and the evaluation rows.
+
+    Args:
+        tune: What the recipe asks for.
+        own: The settings of the recipe itself.
+        model: Name of the model.
+        context: That of the stage.
+        write: Writes a repository with a point's settings into a folder.
+
+    Raises:
+        InputError: See `search`.
+    """
+    found = points(tune, own, context.target.num_threads)
+    measure = measured(write, model, context.data.evaluation.rows, tune, context.scratch)
+    with context.progress.bar(f"tune {model}", sum(rounds(len(found))) + (tune.p99_ms is None)) as advance:
+
+        def counted(point: Point, seconds: float, limit_ms: float | None) -> Loaded:
+            loads = measure(point, seconds, limit_ms)
+            advance(1)
+            return loads
+
+        tuned = search(tune, found, counted)
+    own_rate = next(trial.measured.rate for trial in tuned.trials if trial.point == own)
+    context.progress.log(
+        f"  {model}: {len(found)} settings tried; {describe(tuned.best)}: {tuned.trials[0].measured.rate:.0f} rows/s within a p99 of "
+        f"{tuned.limit_ms:.1f} ms, {own_rate:.0f} with those of the recipe"
+    )
+    return tuned
+
+
+def describe(point: Point) -> str:
+    """Returns the settings in words."""
+    return (
+        f"{point.instances} process{'es' * (point.instances > 1)} of {point.threads} thread{'s' * (point.threads > 1)}, batches of up to "
+        f"{point.max_batch_size}, {point.max_queue_delay_us} us of waiting"
+    )
+
+
+def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
+    """Searches.
+
+    Args:
+        tune: What the recipe asks for.
+        found: The points, the settings of the recipe first.
+        measure: Measures one.
+
+    Raises:
+        InputError: No setting stays within the limit, or the settings of the recipe answer nothing without an error.
+    """
+    limit_ms = tune.p99_ms
+    if limit_ms is None:
+        saturated = saturation(measure(found[0], tune.seconds, None).levels)
+        if saturated is None or saturated.p99_ms is None:
+            raise InputError("triton_repo.tune: the settings of the recipe give errors under every load; see triton.log")
+        limit_ms = NOISE * saturated.p99_ms
+    trials = halve(found, lambda point, seconds: measure(point, seconds, limit_ms), tune.seconds)
+    if trials[0].measured.best is None:
+        fastest = min((level.p99_ms for trial in trials for level in trial.measured.levels if level.p99_ms is not None), default=None)
+        reached = "no request was answered" if fastest is None else f"the smallest p99 was {fastest:.1f} ms"
+        raise InputError(f"triton_repo.tune.p99_ms: {limit_ms:g} given; no setting stays within it ({reached}); give more")
+    return Tuned(trials[0].point, found[0], limit_ms, trials)
+
+
+def measured(write: Callable[[Point, Path], None], model: str, rows: Sequence[Row], tune: Tune, scratch: Path) -> Measure:
+    """Returns what measures a point with a real server.
+
+    Args:
+        write: Writes a repository with a point's settings into a folder.
+        model: Name of the model.
+        rows: The rows to send.
+        tune: Loads and rows of a request.
+        scratch: Where repositories and logs go.
+    """
+    from triton_repo import environment
+    from triton_repo.server import TritonServer
+
+    def measure(point: Point, seconds: float, limit_ms: float | None) -> Loaded:
+        with tempfile.TemporaryDirectory(dir=scratch, prefix="tuned-") as folder:
+            repository = Path(folder, "models")
+            write(point, repository)
+            with TritonServer(repository, environment.check(), Path(folder, "log"), models=[model]) as server:
+                address = Address("grpc", server.grpc_address)
+                served = examine(address, model)
+
+                def ask(concurrency: int) -> dict[str, Any]:
+                    (figures,) = load_test(address, served, rows, [Load(concurrency=concurrency, rows=tune.rows, seconds=seconds)])
+                    return figures
+
+                return loaded(ask, sorted(tune.concurrency), limit_ms)
+
+    return measure
