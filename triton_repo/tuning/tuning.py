@@ -2,7 +2,8 @@
 
     points -> successive halving over measured load -> the best point, and all that were tried
 
-A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or that of its own settings where they are saturated: then more rows are answered at no later time.
+A tried repository has no limits of its queue: what they refuse would be no answer. The limit of the p99 is the recipe's, or that of its own
+settings where they are saturated: then more rows are answered at no later time.
 """
 
 from __future__ import annotations
@@ -115,7 +116,7 @@ def search(tune: Tune, found: Sequence[Point], measure: Measure) -> Tuned:
     if limit_ms is None:
         saturated = saturation(measure(found[0], tune.seconds, None).levels)
         if saturated is None or saturated.p99_ms is None:
-            raise InputError("triton_repo.tune: the settings of the recipe give errors under every load; see triton.log")
+            raise InputError("triton_repo.tune: the settings of the recipe give errors under every load that it asks for")
         limit_ms = NOISE * saturated.p99_ms
     trials = halve(found, lambda point, seconds: measure(point, seconds, limit_ms), tune.seconds)
     if trials[0].measured.best is None:
