@@ -5,6 +5,10 @@
     SCORE                            FP32   [1]    softmax score of the class; the value for regression
     LOGITS                           FP32   [C]
 
+A model that answers with vectors has instead of these three
+
+    VECTOR                           FP32   [D]
+
 The map `parameters` holds the settings of the model (mode, compile properties, batch sizes), so the configuration is complete. Before
 Triton reports a model ready, it runs the warm-up requests: one row for each bucket, from files in `warmup/`.
 
@@ -27,7 +31,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 from compress.core.errors import InputError
 
 TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
-LABEL, SCORE, LOGITS = "LABEL", "SCORE", "LOGITS"
+LABEL, SCORE, LOGITS, VECTOR = "LABEL", "SCORE", "LOGITS", "VECTOR"
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
@@ -41,7 +45,8 @@ class ModelSettings:
     modality: Literal["text", "image"]
     pairs: bool
     """Whether rows are pairs of texts."""
-    num_labels: int
+    width: int
+    """Numbers of an answer: logits, or those of a vector."""
     engine: str
     """Name of the engine, a row of `compress.core.engines`."""
     max_batch_size: int
@@ -57,6 +62,8 @@ class ModelSettings:
     """Number of parallel processes of the model."""
     max_queue_delay_us: int = 0
     """Maximum time in microseconds that a request waits for others to form a batch."""
+    vectors: bool = False
+    """Whether answers are vectors."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -76,9 +83,12 @@ def model_config(settings: ModelSettings) -> Any:
     config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
     for name in settings.inputs:
         config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
-    config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
-    config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
-    config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.num_labels])
+    if settings.vectors:
+        config.output.add(name=VECTOR, data_type=pb.TYPE_FP32, dims=[settings.width])
+    else:
+        config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
+        config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
+        config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.width])
     config.dynamic_batching.max_queue_delay_microseconds = settings.max_queue_delay_us
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.instances)
     for name, value in parameters(settings).items():
