@@ -89,6 +89,11 @@ def distances(reference: Array, vectors: Array) -> Array:
     return np.asarray(np.linalg.norm(vectors - before, axis=1) / np.maximum(np.linalg.norm(before, axis=1), 1e-30))
 
 
+def cosines(reference: Array, vectors: Array) -> Array:
+    """Returns the cosine of each vector with its reference, float64 `[n]`; both are `[n, D]`."""
+    return np.asarray(np.einsum("nd,nd->n", of_length_one(reference), of_length_one(vectors)))
+
+
 def neighbours(vectors: Array, count: int = 1) -> Array:
     """Returns for each row the rows of the `count` nearest other vectors, int64 `[n, count]`, the nearest first; ties: the lowest row.
 
