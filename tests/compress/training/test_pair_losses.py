@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +12,15 @@ import torch
 
 from compress.core.errors import InputError
 from compress.core.vectors import labels_of
-from compress.data.splits import Split
+from compress.data.splits import Data, Split
+from compress.measure.closeness import spread, spread_rows
+from compress.training.distilled import Distilled
 from compress.training.finetune import Finetune
 from compress.training.pair_losses import pair_loss, vector_distance
 from compress.training.rows import plan_pairs
+from prune.recovery import part_of
+from quantize.budget import loss
+from tests.export import sentiment
 
 SCORES = (0.9, 0.2, 0.8)
 ORDER = [3, 0, 4, 2, 1, 5]
@@ -97,3 +104,40 @@ def test_odd_batches_are_refused() -> None:
 
     with pytest.raises(InputError, match=r"finetune: batch_size: 7 given; the two texts of a pair .* give an even number"):
         _check_pairs(Given)  # type: ignore[arg-type]
+
+
+def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:
+    labels = labels_of(np.linspace(0, 1, 30))
+    chosen = spread_rows(range(60), 20, labels)
+    assert len(chosen) == 20
+    assert all(row % 2 == 0 and other == row + 1 for row, other in zip(chosen[::2], chosen[1::2], strict=True))
+    assert spread_rows(range(60), 20, None) == spread(range(60), 20)
+
+
+def test_iterations_of_recovery_get_whole_pairs(tmp_path: Path) -> None:
+    split = Split([f"{number}" for number in range(40)], labels_of(np.linspace(0, 1, 20)))
+    context = replace(sentiment.context(tmp_path, {}), data=Data(split, split, split, ("score",)))
+    rows = []
+    for number in (1, 2):
+        part, epochs = part_of(context, 1.0, number, 2, 8)
+        assert (part.data.train.together, epochs) == (2, 1.0)
+        rows += part.data.train.rows
+    assert len(rows) == 48  # three batches of 8 each
+    assert set(rows) == set(split.rows)
+
+
+def test_a_student_learns_the_vectors_and_the_scores() -> None:
+    objective = Distilled(torch.nn.Linear(1, 1), "sentence-embedding", 6, 4, 2.0, 0.9)
+    vectors, given, labels = batch()
+    target = torch.randn(6, 4)
+    parts = objective.parts(given, target, labels)
+    torch.testing.assert_close(parts["teacher"], 0.9 * (given - target).square().sum(dim=1) / target.square().sum(dim=1))
+    torch.testing.assert_close(parts["cosine"], 0.1 * pair_loss(given, labels))
+    assert len(vectors) == 6
+
+
+def test_what_int8_costs_without_labels_is_told_by_the_cosines() -> None:
+    before = np.random.default_rng(0).normal(size=(12, 4))
+    turned = before @ np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
+    assert loss("sentence-embedding", before, 2 * turned, None) == pytest.approx(0.0, abs=1e-9)
+    assert loss("sentence-embedding", before, before[::-1], None) > 0.1
