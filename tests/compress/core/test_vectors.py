@@ -50,7 +50,7 @@ def test_intervals_draw_whole_pairs() -> None:
     labels, texts, others = vectors.labels_of(np.random.default_rng(1).random(20)), drawn(40), drawn(40, seed=2)
     (values, scores), (after, _) = (vectors.similarities(found, labels) for found in (texts, others))
     metric = METRICS["spearman"]
-    assert single(metric, texts, labels)["n"] == 20
+    assert single(metric, texts, labels) == {**single(metric, values, scores), "n": 20}
     assert paired(metric, texts, others, labels) == paired(metric, values, after, scores)
 
 

@@ -24,16 +24,16 @@ def loaded(folder: Path, train: str, test: str, **columns: Any) -> tuple[Data, l
 
 
 def test_a_row_is_a_text_and_scores_are_scaled_by_those_of_train(tmp_path: Path) -> None:
-    train = "".join(f"a{number},b{number},{number % 5}\n" for number in range(50))
-    data, lines = loaded(tmp_path, train, "c,d,2\ne,f,5\n")
+    train = "".join(f"a{number},b{number},{1 + number % 5}\n" for number in range(50))
+    data, lines = loaded(tmp_path, train, "c,d,2\ne,f,7\n")
     assert data.evaluation.rows == ["c", "d", "e", "f"]
-    assert data.evaluation.labels.tolist() == [[0, 0.5], [0, 0.5], [1, 1.25], [1, 1.25]]
+    assert data.evaluation.labels.tolist() == [[0, 0.25], [0, 0.25], [1, 1.5], [1, 1.5]]
     assert len(data.train) + len(data.selection) == 100
     assert {f"{one}{other}" for one, other in zip(data.train.rows[::2], data.train.rows[1::2], strict=True)} <= {
         f"a{number}b{number}" for number in range(50)
     }
     assert data.train.together == data.selection.together == 2
-    assert any("scores 0 to 4 are scaled to 0 to 1" in line for line in lines)
+    assert any("scores 1 to 5 are scaled to 0 to 1" in line for line in lines)
     assert data.labels == ("score",)
 
 
