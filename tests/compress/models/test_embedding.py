@@ -200,3 +200,12 @@ def test_the_pooling_is_part_of_the_digest_of_the_source(tmp_path: Path) -> None
 def test_other_tasks_keep_their_cache_keys() -> None:
     dumped = ModelConfig(path="m", task="text-classification").model_dump(mode="json")
     assert list(dumped) == ["path", "config", "init", "task", "head", "preprocessor", "trust_remote_code"]
+
+
+def test_a_folder_of_links_as_in_the_cache_of_the_hub_is_read(tmp_path: Path) -> None:
+    source = tiny_embedding.folder(tmp_path / "blobs", mode="cls_token")
+    linked = tmp_path / "snapshot"
+    for file in [path for path in source.rglob("*") if path.is_file()]:
+        (linked / file.relative_to(source)).parent.mkdir(parents=True, exist_ok=True)
+        (linked / file.relative_to(source)).symlink_to(file)
+    assert getattr(check_model(named(linked)).config, EMBEDDING_KEY)["pooling"] == "cls"
