@@ -110,6 +110,8 @@ class Distill(DistillSettings):
             raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
         if self.on_policy is not None and context.team.shards:
             raise InputError(f"{self.key}.on_policy: given with fsdp2, which shards the student; give parallel: {{strategy: ddp}}")
+        if TASKS[context.task].answer == "vector":
+            self._check_vectors(context.task)
         self._check_rows(context)
         self._check_answers()
         num_labels = num_classes(context.task, context.data.labels)
@@ -122,6 +124,9 @@ class Distill(DistillSettings):
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)
+            if loss.VECTORS_ALONE and TASKS[context.task].answer != "vector":
+                tasks = tasks_with(lambda row: row.answer == "vector")
+                raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
             check_stacks(loss, loss.name, setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
                 raise InputError(
@@ -166,6 +171,19 @@ class Distill(DistillSettings):
             raise InputError(
                 f"{self.key}.corpus: given, but {name} compares logits; a corpus needs losses on hidden states or attention: "
                 "give loss: minilmv2, minilm, tinybert, distilbert, pkd or relational"
+            )
+
+    def _check_vectors(self, task: Task) -> None:
+        """Raises if rows or losses do not support a task whose answers are vectors of texts that come in pairs."""
+        given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
+        given += ["fraction"] if self.fraction != 1 else []
+        if given:
+            raise InputError(f"{self.key}.{given[0]}: given; the rows of {task} are texts of pairs, which it would part: remove {given[0]}")
+        unfit = [loss.name for loss in self.resolved().losses if loss.COMPARES_ANSWERS and not loss.TAKES_VECTORS]
+        if unfit:
+            where = f"loss: {self.loss}" if self.loss else f"losses: {unfit[0]}"
+            raise InputError(
+                f"{self.key}.{where} given; {unfit[0]} compares logits of classes, {task} has vectors: give soft_target or similarity"
             )
 
     def _check_tokens(self, task: Task, preset: Preset) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.training.pair_losses import pair_loss
 from compress.training.token_losses import token_losses
 from compress.training.train import Batch
 from distill.capture import Wanted
@@ -71,7 +72,7 @@ class Objective(nn.Module):
         from_student, from_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
         for i in active:
             from_student, from_teacher = from_student | self.wanted[i][0], from_teacher | self.wanted[i][1]
-        pair, regression = self.pair, TASKS[self.task].answer == "value"
+        pair, regression = self.pair, TASKS[self.task].answer in ("value", "vector")
         assert model is pair.student.model, "the objective belongs to another model"
         if pair.masking is not None:
             batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))
@@ -90,6 +91,8 @@ class Objective(nn.Module):
         if self.hard_weight != 0:
             if TASKS[self.task].answer == "tokens":
                 hard = token_losses(student.logits, batch.labels)
+            elif TASKS[self.task].answer == "vector":
+                hard = pair_loss(student.logits, batch.labels)
             else:
                 hard = hard_target(student.logits, batch.labels, regression)
             if sampled is not None:  # nobody wrote what follows the student's own words

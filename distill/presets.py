@@ -21,12 +21,13 @@ from distill.losses.logit_standardization import LogitStandardization
 from distill.losses.minilm import MiniLM, MiniLMv2
 from distill.losses.mixkd import MixKD
 from distill.losses.relational import Relational
+from distill.losses.similarity import Similarity
 from distill.losses.soft_target import SoftTarget
 from distill.losses.tinybert import TinyBert
 from distill.schedules import Ramp
 
 AnyLoss = Annotated[
-    SoftTarget | GeneralizedJsd | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational,
+    SoftTarget | GeneralizedJsd | Cosine | Hidden | TinyBert | MiniLM | MiniLMv2 | MixKD | LogitStandardization | Relational | Similarity,
     Field(discriminator="name"),
 ]
 
@@ -51,5 +52,6 @@ PRESETS: Mapping[PresetName, Preset] = {
     "mixkd": Preset((SoftTarget(), MixKD()), 1.0),
     "logit_standardization": Preset((LogitStandardization(weight=9.0),), 0.1),
     "relational": Preset((SoftTarget(), Relational()), 0.5),
+    "similarity": Preset((Similarity(),), 0.0),
     "hard_target": Preset((), 1.0),
 }

@@ -37,6 +37,7 @@ from compress.training.rows import Rows
 from compress.training.selection import EVALUATION_BATCH, answered, judged_by
 from distill.capture import Capture, Wanted
 from distill.ensemble import averaged, shares
+from distill.losses.loss import Shape
 from distill.masking import Masking, masking_of
 from distill.objective import Objective
 from distill.on_policy import Sampling
@@ -119,7 +120,7 @@ class Steps:
         models = zip(teachers, teacher_preprocessors, strict=True)
         logits = [torch.from_numpy(compared(*model, rows, EVALUATION_BATCH)) for model in models]
         weights = shares(self.stage.teacher_weights, len(teachers))
-        return answered(context, averaged(logits, weights, 1.0, TASKS[context.task].answer == "value").numpy())
+        return answered(context, averaged(logits, weights, 1.0, TASKS[context.task].answer in ("value", "vector")).numpy())
 
     def objective(
         self,
@@ -198,7 +199,7 @@ class Steps:
         wanted = [from_teacher for _, from_teacher in objective.wanted]
         only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)
         generates = TASKS[self.context.task].answer == "tokens"
-        fits = not generates and 4 * num_rows * config.num_labels * len(objective.pair.teachers) <= CACHE_BYTES
+        fits = not generates and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
         return only_logits and fits and objective.pair.masking is None
 
     def _cache_logits(self, teachers: Sequence[Teacher], split: Split) -> None:

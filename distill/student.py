@@ -421,7 +421,7 @@ def _untrained(config: Any, task: Task, seed: int, key: str) -> nn.Module:
     if not task_classes(config, task):
         raise InputError(f"{key}.model_type: a {config.model_type} does not support {task}; give a model type that does")
     try:
-        return _seeded(lambda: with_linears(auto_class(task).from_config(with_class(config, task))), seed).eval()
+        return _seeded(lambda: with_linears(auto_class(task, config).from_config(with_class(config, task))), seed).eval()
     except REFUSED as error:
         raise InputError(f"{key}: no such {config.model_type} can be created ({one_line(error)}); check the sizes") from error
 

@@ -30,7 +30,9 @@ def calibration_batches(model: nn.Module, source: Path, number: int, context: Co
     """
     chosen, device = context.data.calibration(number, context.seed), device_of(model)
     rows = Rows.prepare(chosen.rows, context.preprocessor(source))
-    order = np.argsort(-rows.lengths, kind="stable")
+    size = chosen.together
+    longest = np.argsort(-rows.lengths.reshape(-1, size).max(axis=1), kind="stable")
+    order = (size * longest[:, None] + np.arange(size)).reshape(-1)  # the texts of a pair stay in one batch
     with context.progress.bar(label, len(order)) if label else nullcontext(lambda steps: None) as advance:
         for start in range(0, len(order), BATCH_SIZE):
             indices = order[start : start + BATCH_SIZE]

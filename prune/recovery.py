@@ -131,15 +131,17 @@ def part_of(context: Context, epochs: float, number: int, iterations: int, batch
         iterations: Number of iterations.
         batch_size: Rows per step.
     """
-    share, split, seed = epochs / iterations, context.data.train, context.seed
+    share, split, seed, together = epochs / iterations, context.data.train, context.seed, context.data.train.together
     context = replace(context, seed=seed + number - 1)
     if iterations == 1 or share >= 1 or not len(split):
         return context, share
-    size = min(len(split), math.ceil(share * math.ceil(len(split) / batch_size)) * batch_size)
+    count = len(split) // together  # pairs are drawn whole
+    size = min(count, math.ceil(share * math.ceil(len(split) / batch_size)) * batch_size // together)
     places = range((number - 1) * size, number * size)
-    first, last = places[0] // len(split), places[-1] // len(split)
-    orders = {one: np.random.default_rng([seed, one]).permutation(len(split)) for one in range(first, last + 1)}
-    part = split.take([int(orders[place // len(split)][place % len(split)]) for place in places])
+    first, last = places[0] // count, places[-1] // count
+    orders = {one: np.random.default_rng([seed, one]).permutation(count) for one in range(first, last + 1)}
+    drawn = [together * int(orders[place // count][place % count]) for place in places]
+    part = split.take([start + place for start in drawn for place in range(together)])
     return replace(context, data=replace(context.data, train=part)), 1.0
 
 

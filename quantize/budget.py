@@ -3,7 +3,8 @@
 It is in the unit of `goals.max_drop`:
 
     by labels       loss = metric(float logits, labels) - metric(int8 logits, labels)
-    by agreement    loss = share of rows with another prediction; regression: 1 - Pearson(float, int8)
+    by agreement    loss = share of rows with another prediction; regression: 1 - Pearson(float, int8); vectors: 1 - Pearson(cosines of
+                    all pairs of rows in float, in int8)
     generation      loss = perplexity(int8) / perplexity(float) - 1, always by labels, as the text is its own label
 
 Labels are used only if this run trained the model itself and so kept the selection rows out of training. An external model may have been
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from compress.core import vectors
 from compress.core.next_token import labels_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
@@ -67,6 +69,8 @@ class Budget:
             return f"{TASKS[self.context.task].metric} lost on {len(self.rows)} selection rows"
         if TASKS[self.context.task].answer == "value":
             return f"1 - Pearson to the float answers on {len(self.rows)} selection rows"
+        if TASKS[self.context.task].answer == "vector":
+            return f"1 - Pearson to the cosines of the float vectors of {len(self.rows)} selection rows"
         return f"share of {len(self.rows)} selection rows answered differently"
 
     def loss(self, model: nn.Module) -> float:
@@ -81,6 +85,8 @@ def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> f
         return metric.drop(metric.of(reference, labels), metric.of(logits, labels))
     if TASKS[task].answer == "value":
         return 1.0 - pearson(reference[:, 0], logits[:, 0])
+    if TASKS[task].answer == "vector":
+        return 1.0 - vectors.agreement(reference, logits)
     return float(np.mean(reference.argmax(axis=1) != logits.argmax(axis=1)))
 
 

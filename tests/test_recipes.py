@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import without_clocks
+from tests import tiny_embedding, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -88,7 +88,8 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
-    write = image_settings if facts.modality == "image" else generation_settings if facts.answer == "tokens" else text_settings
+    by_answer = {"tokens": generation_settings, "vector": embedding_settings}
+    write = image_settings if facts.modality == "image" else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
     report = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -124,6 +125,13 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
         sizes = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 64}
         model = [*(f"model.config.{key}={value}" for key, value in sizes.items()), f"tokenizer={sentiment.checkpoint(layers)}"]
     return [*model, f"data.path={folder / 'data'}", "data.files=null", "data.max_length=16"]
+
+
+def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes pairs of sentences with scores, and names a tiny model of sentence-transformers."""
+    columns = recipe.data.columns.model_dump(exclude_none=True)
+    data = tiny_embedding.pairs(folder / "data", names=(columns["text"], columns["text_pair"], columns["label"]))
+    return [f"model.path={tiny_embedding.folder(folder / 'source')}", f"data.path={data}", "data.files=null", "data.max_length=16"]
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:

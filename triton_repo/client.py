@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.standalone.preprocess import Row
-from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
+from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR, VECTOR
 
 REQUEST_SECONDS = 120.0
 QUANTILES = (50, 90, 99)
@@ -42,8 +42,9 @@ class Answers:
     """The responses of a model, in row order."""
 
     logits: NDArray[np.float32]
-    """float32 [n, C]."""
+    """float32 [n, C], or vectors [n, D]."""
     labels: list[str]
+    """Empty of a model of vectors, as `scores` are."""
     scores: NDArray[np.float32]
     """float32 [n]."""
 
@@ -70,11 +71,15 @@ def evaluate(
     Raises:
         RequestError: A request failed; no further rows are sent.
     """
-    answers: list[tuple[NDArray[np.float32], str, float] | None] = [None] * len(rows)
+    answers: list[tuple[NDArray[np.float32], str | None, float] | None] = [None] * len(rows)
     lock = Lock()
 
     def note(index: int, result: Any, _: float) -> None:
-        answers[index] = (result.as_numpy(LOGITS)[0], result.as_numpy(LABEL)[0, 0].decode("utf-8"), float(result.as_numpy(SCORE)[0, 0]))
+        vector = result.as_numpy(VECTOR)
+        if vector is not None:
+            answers[index] = vector[0], None, 0.0
+        else:
+            answers[index] = result.as_numpy(LOGITS)[0], result.as_numpy(LABEL)[0, 0].decode("utf-8"), float(result.as_numpy(SCORE)[0, 0])
         if advance is not None:
             with lock:
                 advance(1)
@@ -83,7 +88,8 @@ def evaluate(
     got = [answer for answer in answers if answer is not None]
     assert len(got) == len(rows) > 0, (len(got), len(rows))
     logits = np.stack([answer[0] for answer in got]).astype(np.float32)
-    return Answers(logits, [answer[1] for answer in got], np.array([answer[2] for answer in got], np.float32))
+    labelled = [(label, score) for _, label, score in got if label is not None]
+    return Answers(logits, [label for label, _ in labelled], np.array([score for _, score in labelled], np.float32))
 
 
 def latency(

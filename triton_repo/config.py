@@ -5,6 +5,10 @@
     SCORE                            FP32   [1]    softmax score of the class; the value for regression
     LOGITS                           FP32   [C]
 
+A model that answers with vectors has instead of these three
+
+    VECTOR                           FP32   [D]
+
 `settings.json` in the folder of a version holds what the model itself reads (mode, compile properties, batch sizes): two versions that are
 loaded at once share `config.pbtxt`, and may differ in that. Before Triton reports a model ready, it runs the warm-up requests: one row for
 each bucket, from files in `warmup/`. The limits of the queue are those of `triton_repo.queueing`.
@@ -27,7 +31,7 @@ from compress.core.errors import InputError
 from triton_repo.queueing import Queue, write_policy
 
 TEXT, TEXT_PAIR, IMAGE = "TEXT", "TEXT_PAIR", "IMAGE"
-LABEL, SCORE, LOGITS = "LABEL", "SCORE", "LOGITS"
+LABEL, SCORE, LOGITS, VECTOR = "LABEL", "SCORE", "LOGITS", "VECTOR"
 MIN_BATCH = 8
 """Lower bound of max_batch_size, so that the dynamic batcher can merge requests."""
 SETTINGS = "settings.json"
@@ -56,7 +60,8 @@ class ModelSettings:
     modality: Literal["text", "image"]
     pairs: bool
     """Whether rows are pairs of texts."""
-    num_labels: int
+    width: int
+    """Numbers of an answer: logits, or those of a vector."""
     engine: str
     """Name of the engine, a row of `compress.core.engines`."""
     max_batch_size: int
@@ -70,6 +75,8 @@ class ModelSettings:
     """Names of the warm-up samples; `warmup/<name>.<input>` holds the serialized row."""
     scheduling: Scheduling = Scheduling()
     """How requests come to the model."""
+    vectors: bool = False
+    """Whether answers are vectors."""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -89,9 +96,12 @@ def model_config(settings: ModelSettings) -> Any:
     config = pb.ModelConfig(name=settings.name, backend="python", max_batch_size=settings.max_batch_size)
     for name in settings.inputs:
         config.input.add(name=name, data_type=pb.TYPE_STRING, dims=[1])
-    config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
-    config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
-    config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.num_labels])
+    if settings.vectors:
+        config.output.add(name=VECTOR, data_type=pb.TYPE_FP32, dims=[settings.width])
+    else:
+        config.output.add(name=LABEL, data_type=pb.TYPE_STRING, dims=[1])
+        config.output.add(name=SCORE, data_type=pb.TYPE_FP32, dims=[1])
+        config.output.add(name=LOGITS, data_type=pb.TYPE_FP32, dims=[settings.width])
     config.dynamic_batching.max_queue_delay_microseconds = settings.scheduling.max_queue_delay_us
     config.instance_group.add(kind=pb.ModelInstanceGroup.KIND_CPU, count=settings.scheduling.instances)
     write_policy(config, settings.scheduling.queue)

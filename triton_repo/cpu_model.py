@@ -1,4 +1,4 @@
-"""Triton Python model: tokenizes or decodes, runs the engine, returns label, score and logits. Runs inside the server.
+"""Triton Python model: tokenizes or decodes, runs the engine, returns label, score and logits, or a vector. Runs inside the server.
 
 Its folder also holds settings.json, preprocess.py, preprocess.json, tokenizer.json, and the engine: engine.py (`triton_repo.cpu_engines`)
 with its files.
@@ -60,7 +60,7 @@ class TritonPythonModel:
                 rows = self._rows(request)
                 for piece in self._pieces(index, rows):
                     pieces.setdefault(next(iter(piece.features.values())).shape[1:], []).append(piece)
-                logits[index] = np.zeros((len(rows), len(self.preprocessor.labels)), np.float32)
+                logits[index] = np.zeros((len(rows), self.preprocessor.width), np.float32)
             except (BadRow, UnicodeDecodeError, ValueError, MemoryError) as error:
                 answers[index] = _refusal(error)
         for group in pieces.values():
@@ -96,6 +96,8 @@ class TritonPythonModel:
             start += len(piece.rows)
 
     def _response(self, logits: np.ndarray) -> Any:
+        if self.preprocessor.dimensions:
+            return pb_utils.InferenceResponse([pb_utils.Tensor("VECTOR", logits)])
         answers = self.preprocessor.answer(logits)
         labels = np.array([[label.encode("utf-8")] for label, _ in answers], dtype=np.object_)
         scores = np.array([[score] for _, score in answers], dtype=np.float32)

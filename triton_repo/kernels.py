@@ -67,7 +67,7 @@ def write_kernel_repository(
         name=name,
         modality="text",
         pairs=pairs,
-        num_labels=len(preprocessor.labels),
+        width=len(preprocessor.labels),
         engine=entry["engine"],
         max_batch_size=max_batch_size,
         batch_sizes=tuple(sorted({1, max_batch_size, *(size for size in batch_sizes if size <= max_batch_size)})),

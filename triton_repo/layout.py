@@ -34,10 +34,13 @@ from compress.standalone import preprocess
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import (
     IMAGE,
+    LABEL,
     MIN_BATCH,
+    SCORE,
     SETTINGS,
     TEXT,
     TEXT_PAIR,
+    VECTOR,
     ModelSettings,
     Scheduling,
     model_config,
@@ -146,7 +149,8 @@ def write_repository(
             name=model.name,
             modality="image" if preprocessor.modality == "image" else "text",
             pairs=pairs,
-            num_labels=len(preprocessor.labels),
+            width=preprocessor.width,
+            vectors=bool(preprocessor.dimensions),
             engine=model.engine["engine"],
             max_batch_size=largest,
             batch_sizes=tuple(size for size in sizes if size <= largest),
@@ -195,7 +199,13 @@ def readme(models: list[ModelSettings], chosen: str | None = None) -> str:
         for model in models
     )
     packages = " ".join(sorted({ENGINES[model.engine].library for model in models}))
-    return _README.format(lines=lines, name=first.name, inputs=", ".join(_example(name) for name in first.inputs), packages=packages)
+    inputs = ", ".join(_example(name) for name in first.inputs)
+    answer = (
+        f'answer.as_numpy("{VECTOR}")[0]'
+        if first.vectors
+        else f'answer.as_numpy("{LABEL}")[0, 0].decode(), answer.as_numpy("{SCORE}")[0, 0]'
+    )
+    return _README.format(lines=lines, name=first.name, inputs=inputs, packages=packages, answer=answer)
 
 
 def _properties(model: Served, scheduling: Scheduling | None) -> dict[str, str]:
@@ -271,10 +281,11 @@ _README = """\
 {lines}
 
 Inputs are strings of shape [n, 1]: UTF-8 text, or the bytes of a PNG or JPEG file. Outputs are `LABEL` (string [n, 1]), `SCORE` (float32
-[n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]).
+[n, 1]: the softmax score of the label, or the value of a regression) and `LOGITS` (float32 [n, C]); of a model of vectors `VECTOR`
+(float32 [n, D]) alone.
 
-Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the label. In a Triton container with
-the Python backend, whose Python needs `numpy` below 2:
+Each model is a Python model that tokenizes the text or decodes the image, runs its engine and returns the answer. In a Triton container
+with the Python backend, whose Python needs `numpy` below 2:
 
     pip install 'numpy<2' {packages} tokenizers pillow
     tritonserver --model-repository=/models --disable-auto-complete-config
@@ -289,5 +300,5 @@ Send a request:
         tensors.append(grpc.InferInput(name, [1, 1], "BYTES"))
         tensors[-1].set_data_from_numpy(np.array([[value]], dtype=object))
     answer = client.infer("{name}", tensors)
-    print(answer.as_numpy("LABEL")[0, 0].decode(), answer.as_numpy("SCORE")[0, 0])
+    print({answer})
 """

@@ -32,10 +32,11 @@ from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Facts, Task
+from compress.measure.agreement import differs_in
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer
-from compress.measure.metrics import metrics
+from compress.measure.metrics import metrics, num_predictions
 from compress.models.config import read_config
 from compress.schemes.checkpoint import scheme_of
 from compress.schemes.table import SCHEMES
@@ -128,6 +129,20 @@ class TritonRepo(Stage):
                 yield f"{key}: {value if isinstance(value, Queue | Tune) else format(value, 'g')} given; {reason}"
         if self.gpu != Gpu() and (task.answer == "tokens" or not set(served_on("cuda")) & set(target.engines)):
             yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
+
+    def check(self, config: Any, teacher: Any, context: Context) -> None:
+        """Checks that the models can be served where the target says.
+
+        Raises:
+            InputError: They answer with vectors, and the repository would be one for GPUs.
+        """
+        there = [engine for engine in served_on("cuda") if engine in context.target.engines]
+        if TASKS[context.task].answer == "vector" and (there or context.target.device == "cuda"):
+            given = f"target.engines: {there[0]}" if there else "target.device: cuda"
+            raise InputError(
+                f"{given} given; a repository for GPUs answers with labels, {context.task} with vectors: serve it on the cpu, "
+                f"or leave out {self.id or self.NAME}"
+            )
 
     def depends(self, context: Context) -> Any:
         """Returns the versions of the server's packages, what is served, at how many answers at once a language model is timed, and the
@@ -365,13 +380,13 @@ class TritonRepo(Stage):
             latency = [client.latency(server.grpc_address, model.name, split.rows, concurrency) for concurrency in self.concurrency]
         predictions = f"{model.name}.safetensors"
         save_predictions(out / predictions, answers.logits, split.labels)
-        figures = metrics(context.task, answers.logits, split.labels)
+        figures, count = metrics(context.task, answers.logits, split.labels), num_predictions(split.labels)
         compared = compare(model, context.task, answers, split.labels)
         context.progress.log(
-            f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={len(split.rows)}), "
-            f"{_agreement(compared)}, p50 {latency[0]['p50_ms']:.2f} ms"
+            f"  {model.name} in Triton: {TASKS[context.task].metric} {figures[TASKS[context.task].metric]:.4f} (n={count}), "
+            f"{_agreement(compared, context.task)}, p50 {latency[0]['p50_ms']:.2f} ms"
         )
-        return {"metrics": figures, "n": len(split.rows), "predictions": predictions, **compared, "latency": latency}
+        return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency}
 
 
 LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", "queue", "tune", *QUEUED)}
@@ -395,10 +410,11 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.agreement import compare_predictions, shortfall
+    from compress.measure.metrics import differences
     from compress.standalone.preprocess import Preprocessor
 
-    names = Preprocessor.load(model.folder).labels
-    own = [names[index] for index in answers.logits.argmax(axis=1)]
+    prepared = Preprocessor.load(model.folder)
+    own = [] if prepared.dimensions else [prepared.labels[index] for index in answers.logits.argmax(axis=1)]
     if own != answers.labels:
         row = next(index for index, (expected, given) in enumerate(zip(own, answers.labels, strict=True)) if expected != given)
         raise ServedWrong(f"model {model.name}: row {row} has label {answers.labels[row]!r}, but its logits give {own[row]!r}")
@@ -408,7 +424,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     compared = compare_predictions(task, expected, answers.logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
-        other = np.flatnonzero(answers.logits.argmax(axis=1) != expected.argmax(axis=1))
+        other = np.flatnonzero(differences(task, expected, answers.logits)[0])
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
 
@@ -464,10 +480,10 @@ def _unmeasured(reason: str | None) -> dict[str, Any]:
     return {"metrics": {}, "n": 0, "predictions": None, "disagreements": None, "latency": [], "reason": reason}
 
 
-def _agreement(compared: Mapping[str, Any]) -> str:
+def _agreement(compared: Mapping[str, Any], task: Task) -> str:
     if compared["disagreements"] is None:
         return "not compared with the engine"
-    return f"{compared['disagreements']} labels differ from the engine, max |dlogit| {compared['max_abs']:.4f}"
+    return f"{compared['disagreements']} answers differ from the engine, max |d{differs_in(task)}| {compared['max_abs']:.4f}"
 
 
 def _summary(results: Mapping[str, Any]) -> dict[str, Any]:

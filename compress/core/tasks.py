@@ -9,12 +9,14 @@ there is to write where modality, answer, columns and metrics exist already. Wha
     a metric               a row of `METRICS` in compress/measure/metrics.py
     an answer              loss in compress/training/supervised.py, labels in compress/data/load.py, comparison in compress/measure
 
-The three answers that there are:
+The four answers that there are:
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
     value    a number; logits [n, 1], labels float32 [n]
     tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
              (`compress.core.next_token`)
+    vector   a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
+             (`compress.core.vectors`)
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ from compress.core.named import Named, one_of
 
 SCORE: tuple[str, ...] = ("score",)
 """The one "label" of a task that answers with a value."""
+VECTOR: tuple[str, ...] = ("vector",)
+"""The same of a task that answers with a vector."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Facts:
 
     modality: Literal["text", "image"]
     """What its rows are made of."""
-    answer: Literal["class", "value", "tokens"]
+    answer: Literal["class", "value", "tokens", "vector"]
     """What a model answers to a row."""
     columns: tuple[str, ...]
     """What it reads of a data set: fields of `compress.data.config.Columns`, `label` last where rows have labels of their own."""
@@ -71,6 +75,8 @@ class Facts:
     """What `compress init` writes."""
     encoder_decoder: bool = False
     """Whether an encoder reads a source text, and a decoder answers with another."""
+    needs_pairs: bool = False
+    """Whether the data have to be pairs of texts."""
 
     @property
     def metric(self) -> str:
@@ -117,6 +123,25 @@ TASKS: Mapping[str, Facts] = {
             data="nyu-mll/glue",
             subset="stsb",
             columns="{text: sentence1, text_pair: sentence2, label: label}",
+        ),
+    ),
+    "sentence-embedding": Facts(
+        modality="text",
+        answer="vector",
+        columns=("text", "text_pair", "label"),
+        metrics=("spearman", "pearson"),
+        auto_class="AutoModel",
+        problem_type=None,
+        pipeline_tag="sentence-similarity",
+        needs_pairs=True,
+        example=Example(
+            about="Vectors of sentences in int8, served by Triton.",
+            name="my-embeddings",
+            model="sentence-transformers/all-MiniLM-L6-v2",
+            head="keep",
+            data="nyu-mll/glue",
+            subset="stsb",
+            columns="{text: sentence1, text_pair: sentence2, label: label}   # a score of how similar they are",
         ),
     ),
     "text-generation": Facts(

@@ -22,7 +22,8 @@ class Columns(Config):
     text: ColumnName | None = None
     """Column of the text, or of the first text of a pair; by default `text`."""
     text_pair: ColumnName | None = None
-    """Column of the second text of a pair; leave it out for single texts."""
+    """Column of the second text of a pair; leave it out for single texts. For sentence-embedding, whose data are pairs, by default
+    `text_pair`."""
     source: ColumnName | None = None
     """Column of the text that a text-to-text model reads; by default `source`. In a folder of line-aligned text files the end of the
     file's name: `en` reads train.en or train.en.gz."""
@@ -40,8 +41,8 @@ class Columns(Config):
 
     def wanted(self, task: Task) -> tuple[Column, ...]:
         """Returns the columns that a task reads, the label, if any, last; a column that is not given is named after its key."""
-        given = {name: getattr(self, name) for name in TASKS[task].columns}
-        return tuple(name if column is None else column for name, column in given.items() if column is not None or name not in OPTIONAL)
+        given, optional = {name: getattr(self, name) for name in TASKS[task].columns}, () if TASKS[task].needs_pairs else OPTIONAL
+        return tuple(name if column is None else column for name, column in given.items() if column is not None or name not in optional)
 
 
 class FileConfig(Config):

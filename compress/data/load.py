@@ -17,6 +17,7 @@ from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task
 from compress.data import labels
 from compress.data.config import DataConfig
+from compress.data.sentence_pairs import as_texts
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
 from compress.data.text_blocks import load_blocks
@@ -68,14 +69,15 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
             raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
         log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
         del sources[name]
-    names, origin, predicts_values = SCORE, "data", TASKS[task].answer == "value"
+    names, origin, predicts_values = SCORE, "data", TASKS[task].answer in ("value", "vector")
     if not predicts_values:
         names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
     splits = _label(sources, None if predicts_values else names, origin, numbered=label_names is not None)
     if list(splits) == ["train"] and not unlabelled and local(config.path, "data.path").is_file():
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
-    return divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
+    return as_texts(data, f"data.path {config.path}", log) if TASKS[task].answer == "vector" else data
 
 
 def _label(sources: dict[str, list[Source]], names: tuple[str, ...] | None, origin: str, numbered: bool) -> dict[str, Split]:

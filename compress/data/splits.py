@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from compress.core.errors import InputError
+from compress.core.vectors import are_pairs
 from compress.standalone.preprocess import Row, TokenPair
 
 if TYPE_CHECKING:
@@ -57,10 +58,17 @@ class Split:
     rows: list[Row]
     """Texts, pairs of texts, encoded images, or blocks or pairs of token ids."""
     labels: np.ndarray
-    """int64 class ids [n], float32 values [n] for regression, or int32 ids of the tokens to predict [n, T] where text is generated."""
+    """int64 class ids [n], float32 values [n] for regression, int32 ids of the tokens to predict [n, T] where text is generated, or float32
+    [n, 2] for texts of pairs (`compress.core.vectors`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @cached_property
+    def together(self) -> int:
+        """How many rows that follow each other belong together: 2 for texts of pairs, else 1."""
+        pairs = are_pairs(self.labels) and len(self) % 2 == 0 and bool((self.labels[::2, 0] == self.labels[1::2, 0]).all())
+        return 2 if pairs else 1
 
     @cached_property
     def keys(self) -> list[bytes]:
@@ -132,11 +140,13 @@ class Data:
         return replace(self, evaluation=self.selection, hidden=self.evaluation)
 
     def calibration(self, num_rows: int = 512, seed: int = 0) -> Split:
-        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order."""
-        first = {key: index for index, key in reversed(list(enumerate(self.train.keys)))}
+        """Returns up to `num_rows` train rows with distinct content, chosen by hash and `seed`, in train order; of pairs both texts."""
+        size = self.train.together
+        keys = [b"".join(self.train.keys[start : start + size]) for start in range(0, len(self.train), size)]
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
         salt = b"calibration %d" % seed
-        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[:num_rows]
-        return self.train.take(sorted(first[key] for key in chosen))
+        chosen = sorted(first, key=lambda key: hashlib.blake2b(key, digest_size=8, salt=salt[-16:]).digest())[: num_rows // size]
+        return self.train.take([size * number + place for number in sorted(first[key] for key in chosen) for place in range(size)])
 
 
 def divide(

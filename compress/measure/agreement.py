@@ -13,6 +13,8 @@ from compress.measure.metrics import differences
 from compress.standalone.tolerance import judge
 
 Array = NDArray[Any]
+DIFFERS = {"tokens": "nll", "vector": "vector"}
+"""What differences are of, by answer, where it is not a logit."""
 
 
 def compare_predictions(task: Task, reference: Array, logits: Array, labels: Array) -> dict[str, Any]:
@@ -26,10 +28,15 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Arr
         labels: Labels of the evaluation split, of which the rows may be a part.
 
     Returns:
-        `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit` or `nll`.
+        `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit`, `nll` or `vector`.
     """
     changed, distance = differences(task, reference, logits)
-    return {**judge(changed, distance / unit(task, labels)), "differs": "nll" if TASKS[task].answer == "tokens" else "logit"}
+    return {**judge(changed, distance / unit(task, labels)), "differs": differs_in(task)}
+
+
+def differs_in(task: Task) -> str:
+    """Returns what differences are of: `logit`, `nll` or `vector`."""
+    return DIFFERS.get(TASKS[task].answer, "logit")
 
 
 def unit(task: Task, labels: Array) -> float:

@@ -5,6 +5,7 @@ Modules are replaced in memory for a trial and restored afterwards. The distance
     classification  mean over rows of KL(p || p') = sum_c p_c (log p_c - log p'_c), p = softmax of the original logits, p' of the
                     compressed ones
     regression      mean over rows of (y - y')^2
+    vectors         mean over rows of |v - v'|^2 / |v|^2, which is 2 - 2 cos(v, v') for vectors of length 1
     generation      mean over tokens of that KL, on blocks of full length; of encoder-decoders over the tokens of the target
 
 The rows are spread evenly over the selection split; without a selection split they are calibration rows, never evaluation rows. A language
@@ -18,7 +19,7 @@ row, which is much narrower. An `auto` choice departs from its default only if t
 
 If int8 alone causes a distance D, an `auto` choice may add at most
 
-    bound = max(D / 4, floor),   floor = 1e-4 nats, or 1e-4 of the variance of the outputs for regression
+    bound = max(D / 4, floor),   floor = 1e-4 nats, 1e-4 of the variance of the outputs for regression, or 1e-4 for vectors
 
 a quarter of the cost of int8, or an amount too small to measure.
 
@@ -40,6 +41,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from compress.core import vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import gathered, kept, not_finite
@@ -117,7 +119,7 @@ class Trial:
             else:
                 chosen = [number for number, row in enumerate(rows) if len(row) == longest]
             count = max(LEAST_BLOCKS, min(TRIAL_ROWS, LOGIT_BYTES // (4 * longest * config.vocab_size)))
-        chosen = spread(chosen, count)
+        chosen = spread_rows(chosen, count, labels)
         rows, labels = [rows[number] for number in chosen], None if labels is None else labels[chosen]
         listening: AbstractContextManager[list[Array]] = heard(model) if generates else nullcontext([])
         with listening as read:
@@ -130,8 +132,8 @@ class Trial:
 
     @property
     def measure(self) -> str:
-        """The distance in use: kl or mse."""
-        return "mse" if TASKS[self.context.task].answer == "value" else "kl"
+        """The distance in use: kl, mse, or for vectors squared_distance."""
+        return {"value": "mse", "vector": "squared_distance"}.get(TASKS[self.context.task].answer, "kl")
 
     def distances_of(self, forms: Mapping[str, nn.Module]) -> Array:
         """Returns the distance of each row, float64 [n], of the model with some modules replaced, by path; the model is restored."""
@@ -193,7 +195,7 @@ class Trial:
 
     def fewer(self, count: int) -> Self:
         """Returns a trial on at most `count` of the rows, evenly spread."""
-        chosen = spread(range(len(self.rows)), count)
+        chosen = spread_rows(range(len(self.rows)), count, self.labels)
         labels, read = (None if values is None else values[chosen] for values in (self.labels, self.read))
         return replace(self, rows=[self.rows[index] for index in chosen], answers=self.answers[chosen], read=read, labels=labels)
 
@@ -229,7 +231,7 @@ def head_of(model: nn.Module) -> nn.Module:
 
 
 def distance(task: Task, reference: Array, logits: Array) -> float:
-    """Returns the mean KL divergence from the reference, in nats; for regression the mean squared error.
+    """Returns the mean KL divergence from the reference, in nats; for regression the mean squared error, for vectors a relative one.
 
     Args:
         task: The task.
@@ -248,6 +250,8 @@ def distances(task: Task, reference: Array, logits: Array, predicted: Array | No
         logits: As for `distance`.
         predicted: For generation, the positions of each row that count, from the first on, int [n]; None: all.
     """
+    if TASKS[task].answer == "vector":
+        return vectors.distances(reference, logits) ** 2
     if TASKS[task].answer == "value":
         squares: Array = (reference.astype(np.float64) - logits) ** 2
         return np.asarray(squares.reshape(len(squares), -1).mean(axis=1))
@@ -301,6 +305,14 @@ def floor_of(task: Task, reference: Array) -> float:
 def bound_of(before: float, floor: float) -> float:
     """Returns how much a choice may add to the distance `before`."""
     return max(ADDED_SHARE * before, floor)
+
+
+def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[int]:
+    """Returns `count` evenly spaced row numbers; where labels `[n, ...]` say that rows are texts of pairs, those of whole pairs."""
+    if labels is None or not vectors.are_pairs(labels):
+        return spread(rows, count)
+    first, second = vectors.partners(labels[list(rows)])
+    return [rows[number] for pair in spread(list(zip(first, second, strict=True)), count // 2) for number in pair]
 
 
 def spread(rows: Sequence[T], count: int) -> list[T]:

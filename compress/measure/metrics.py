@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import next_token
+from compress.core import next_token, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
@@ -53,8 +53,8 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
 
     Args:
         task: The task; its row names the metrics.
-        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`.
-        labels: Class ids `[n]`, values `[n]` for regression, or ids of the next tokens `[n, T]`.
+        logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`; vectors `[n, D]`.
+        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, or pairs `[n, 2]` (`compress.core.vectors`).
 
     Raises:
         InputError: There are no rows.
@@ -97,7 +97,11 @@ def matthews(logits: Array, labels: Array) -> float:
 
 
 def pearson(x: Array, y: Array) -> float:
-    """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant."""
+    """Returns the linear correlation of two arrays of n numbers, `[n]` or `[n, 1]`, in float64; 0 if either is constant.
+
+    Of vectors `x` and pairs `y` (`compress.core.vectors`) it is that of the cosines and the scores.
+    """
+    x, y = as_values(x, y)
     x, y = x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
     if np.ptp(x) == 0 or np.ptp(y) == 0:  # the mean of equal values may differ from them by a rounding error
         return 0.0
@@ -107,8 +111,14 @@ def pearson(x: Array, y: Array) -> float:
 
 
 def spearman(x: Array, y: Array) -> float:
-    """Returns the rank correlation of two arrays of n numbers, `[n]` or `[n, 1]`."""
+    """Returns the rank correlation of two arrays of n numbers, `[n]` or `[n, 1]`, or of the cosines and scores of pairs."""
+    x, y = as_values(x, y)
     return pearson(ranks(x.reshape(-1)), ranks(y.reshape(-1)))
+
+
+def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
+    """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; other predictions and labels as they are."""
+    return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
 
 
 def ranks(x: Array) -> Array:
@@ -130,7 +140,9 @@ METRICS: Mapping[str, Metric] = {
 
 
 def num_predictions(labels: Array) -> int:
-    """Returns the number of evaluated predictions: rows, or tokens for generation."""
+    """Returns the number of evaluated predictions: rows, tokens for generation, or pairs of texts."""
+    if vectors.are_pairs(labels):
+        return vectors.num_pairs(labels)
     return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)
 
 
@@ -143,13 +155,16 @@ def differences(task: Task, reference: Array, answers: Array) -> tuple[Array, Ar
         answers: Predictions to compare, of the same shape.
 
     Returns:
-        Which predictions (rows or tokens) differ, bool `[N]`, all False for regression; and the absolute differences, float64 `[...]`, of
-        all logits, or of the nll of every token.
+        Which predictions (rows or tokens) differ, bool `[N]`, all False for regression, those of vectors that are far apart; and the
+        absolute differences, float64 `[...]`, of all logits, of the nll of every token, or the relative distance of every vector.
     """
     if TASKS[task].answer == "tokens":
         before, after = next_token.choices(reference), next_token.choices(answers)
         predicted = before != next_token.NO_CHOICE
         return (before != after)[predicted], np.abs(answers[..., 0].astype(np.float64) - reference[..., 0])[predicted]
+    if TASKS[task].answer == "vector":
+        apart = vectors.distances(reference, answers)
+        return apart > vectors.FAR, apart
     distance = np.abs(answers.astype(np.float64) - reference)
     if TASKS[task].answer == "value":
         return np.zeros(len(reference), bool), distance

@@ -19,6 +19,7 @@ from compress.models.config import (
     read_config,
 )
 from compress.models.conv1d import stock_state, with_linears
+from compress.models.embedding import write_files
 from compress.models.experts import with_separate_experts
 from compress.models.files import IMAGE_FILES, TEXT_FILES, copy_files
 from compress.models.library import REFUSED, one_line, quiet, some, task_of
@@ -72,6 +73,7 @@ def save(model: nn.Module, source: Path, out: Path, summary: str) -> None:
     with quiet():
         model.save_pretrained(out, state_dict=stock_state(model))  # type: ignore[operator]
     mark(out)
+    write_files(model.config, out)
     copy_files(source, out, TEXT_FILES + IMAGE_FILES)
     card = (source / "README.md").read_text(encoding="utf-8") if (source / "README.md").is_file() else "# Model\n"
     (out / "README.md").write_text(f"{card.rstrip()}\n- {summary}\n", encoding="utf-8")

@@ -12,14 +12,15 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.artifacts.safetensors import read_json
 from compress.core.config import Config
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.shown import shown
-from compress.core.tasks import SCORE, TASKS, Task
+from compress.core.tasks import SCORE, TASKS, Task, tasks_with
+from compress.models.embedding import EMBEDDING_KEY, EmbeddingConfig, resolved
 from compress.models.files import find
 from compress.models.library import REFUSED, depths_of, one_line, quiet, takes_padding, task_classes
 from compress.models.own_shape import SHAPE_KEY, read_own, stock_type
@@ -45,10 +46,24 @@ class ModelConfig(Config):
     """Task of the model. Regression has one output and no labels; generation predicts the next token of plain text."""
     head: Literal["keep", "new"] = "keep"
     """`new` replaces the classifier with a randomly initialized one for the labels of the data; `finetune` must then be the first stage."""
+    embedding: EmbeddingConfig | None = None
+    """For sentence-embedding: how a vector is made of the tokens. Default: as the files of sentence-transformers in `path` say."""
     preprocessor: dict[str, Any] | None = None
     """For images: contents of preprocessor_config.json. By default the file in `path`, or a plain resize to the model's image size."""
     trust_remote_code: Literal[False] = False
     """Always false: Python code that comes with a model is never run."""
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out `embedding` where it is not given, so that other tasks keep their cache keys."""
+        return {key: value for key, value in whole(self).items() if key != "embedding" or value is not None}
+
+    @model_validator(mode="after")
+    def _fits_the_answer(self) -> ModelConfig:
+        if self.embedding is not None and TASKS[self.task].answer != "vector":
+            vectors = tasks_with(lambda row: row.answer == "vector")
+            raise ValueError(f"embedding: given for {self.task}; it is for {vectors}: leave it out")
+        return self
 
     @model_validator(mode="after")
     def _one_source(self) -> ModelConfig:
@@ -138,12 +153,12 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
     if config.head == "new":
         return
     row = TASKS[config.task]
-    generates, regression = row.answer == "tokens", row.answer == "value"
-    remedy = "" if generates else "; give model.head: new (then finetune must be the first stage)"
+    headless, regression = row.answer in ("tokens", "vector"), row.answer == "value"
+    remedy = "; give model.head: new (then finetune must be the first stage)" if row.answer != "tokens" else ""
     given = (found.architectures or classes)[0]
     if given not in classes:
         raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
-    if generates:
+    if headless:
         return
     if found.problem_type not in (None, row.problem_type):
         raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
@@ -151,6 +166,22 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
     if (wanted is not None and found.num_labels != wanted) or (not regression and found.num_labels < 2):
         needs = "1" if regression else str(wanted or "at least 2") + (" (labels of the data)" if wanted else "")
         raise InputError(f"model.path: {config.path} has {found.num_labels} outputs; {config.task} needs {needs}{remedy}")
+
+
+def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
+    """Writes how a vector is made of the tokens into a Transformers config, in place, and returns it; nothing for tasks of other answers.
+
+    Args:
+        found: The config.
+        config: The recipe's model section.
+        folder: Folder of the model; None for random weights.
+
+    Raises:
+        InputError: See `compress.models.embedding.resolved`.
+    """
+    if TASKS[config.task].answer == "vector":
+        setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
+    return found
 
 
 def check_length(config: Any, max_length: int) -> None:
@@ -242,6 +273,8 @@ def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
     """Sets the labels (for regression one output, named score) and the problem type of a config, in place."""
     row = TASKS[task]
+    if row.answer == "vector":
+        return
     if row.answer == "tokens":
         config.use_cache = False  # our graphs have no cache; `generate` uses the setting in generation_config.json instead
         return

@@ -77,6 +77,31 @@ def copy_files(source: Path, out: Path, names: tuple[str, ...]) -> list[str]:
     return present
 
 
+def fetched(folder: Path, name: str, path: str | None, key: str) -> Path:
+    """Returns a file in a subfolder of a model; `find` downloads none of those, so that one of a Hub id is downloaded here.
+
+    Args:
+        folder: What `find` returned.
+        name: The file, relative to it.
+        path: The local folder or Hub id that was given.
+        key: Key path in the recipe, for the message.
+
+    Raises:
+        InputError: It cannot be downloaded, or leads out of the folder.
+    """
+    if Path(name).is_absolute() or ".." in Path(name).parts:  # not by resolving: files in the Hub's cache are links out of the folder
+        raise InputError(f"{key}: {folder} names the file {shown(name)}, which is outside of it; give a complete model")
+    if path is None or is_local(path) or (folder / name).is_file():
+        return folder / name
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(path, name, revision=folder.name))
+    except OSError as error:
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise InputError(f"{key}: {name} of {path} cannot be downloaded ({first}); give a local folder, or go online once") from error
+
+
 def _download(path: str, key: str, weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import GatedRepoError, HFValidationError, RepositoryNotFoundError

@@ -27,6 +27,7 @@ from compress.models.causal import check_causal, link_model
 from compress.models.checkpoint import load_weights
 from compress.models.config import (
     ModelConfig,
+    add_embedding,
     build_config,
     check_length,
     check_task,
@@ -36,6 +37,7 @@ from compress.models.config import (
     read_config,
     set_labels,
 )
+from compress.models.embedding import pooling_file, write_files
 from compress.models.files import IMAGE_FILES, SMALL_FILES, TEXT_FILES, WEIGHT_FILES, check_tokenizer, copy_files, find, is_local
 from compress.models.forward import forward
 from compress.models.images import image_shape
@@ -79,7 +81,7 @@ def check_model(
         InputError: The model cannot be used; the message says why and what to do.
     """
     if config.path is None:
-        checked, size = build_config(config, tokenizer), 0
+        checked, size = add_embedding(build_config(config, tokenizer), config, None), 0
         parameters = count(checked, config.task, max_length or 8).parameters
         if FLOAT_BYTES * parameters > hardware()["memory_bytes"]:
             needed, present = FLOAT_BYTES * parameters / 1e9, hardware()["memory_bytes"] / 1e9
@@ -92,6 +94,7 @@ def check_model(
         is_there = any(source.glob("*.safetensors*")) or is_local(config.path)
         size = sum(file.stat().st_size for file in weight_files(source, "model.path")) if is_there else 0
         check_task(config, checked, num_labels)
+        add_embedding(checked, config, source)
         if is_there:
             _check_stored(config, checked, source)
     if config.preprocessor is not None:
@@ -148,6 +151,7 @@ def import_model(
             check_causal(built, partial(forward, model.eval()))
         with quiet():
             model.save_pretrained(out)
+        write_files(built, out)
     mark(out)
     _save_preprocessing(config, source, built, out, tokenizer)
     labels = list(label_list(built)) if TASKS[task].answer == "class" else []
@@ -184,6 +188,7 @@ def _checked_config(config: ModelConfig, source: Path, num_labels: int) -> Any:
         raise InputError(f"model.path: {source} is already quantized; give the float model it was made from")
     found = read_config(source, "model.path")
     check_task(config, found, num_labels)
+    add_embedding(found, config, source)
     _check_stored(config, found, source)
     return found
 
@@ -246,6 +251,9 @@ def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None 
         elif path is not None:
             folder = find(path, f"model.{name}" if name == "path" else name, weights=False)
             parts[name] = _folder_digest(folder) if is_local(path) else [path, folder.name]
+            pooling = pooling_file(folder, path) if name == "path" and TASKS[config.task].answer == "vector" and is_local(path) else None
+            if pooling is not None and pooling.is_file():
+                parts["pooling"] = file_digest(pooling)
     if isinstance(config.config, str):
         parts["config"] = read_json(local(config.config, "model.config"), "model.config")
     return digest(parts)
@@ -257,11 +265,11 @@ def _folder_digest(folder: Path) -> dict[str, str]:
 
 
 def _random_model(config: ModelConfig, data_labels: tuple[str, ...], seed: int, tokenizer: str | TrainedTokenizer | None) -> Any:
-    built = build_config(config, tokenizer)
+    built = add_embedding(build_config(config, tokenizer), config, None)
     set_labels(built, config.task, data_labels)
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
-        return auto_class(config.task).from_config(with_class(built, config.task))
+        return auto_class(config.task, built).from_config(with_class(built, config.task))
 
 
 def _save_preprocessing(config: ModelConfig, source: Path | None, built: Any, out: Path, tokenizer: str | TrainedTokenizer | None) -> None:

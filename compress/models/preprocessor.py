@@ -14,9 +14,10 @@ from compress.core.errors import InputError
 from compress.core.files import read_plain
 from compress.core.shown import reason, shown
 from compress.core.target import Target
-from compress.core.tasks import SCORE, TASKS, Task
+from compress.core.tasks import SCORE, TASKS, VECTOR, Task
 from compress.models.config import read_config
-from compress.models.library import REFUSED
+from compress.models.embedding import EMBEDDING_KEY
+from compress.models.library import REFUSED, model_class, task_classes
 from compress.models.own_shape import stock_type
 from compress.models.raw_config import check_labels
 from compress.standalone.preprocess import BadRow, Preprocessor
@@ -67,6 +68,7 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         raise InputError(f"{file}: not a tokenizer ({reason(error)}); save it again with save_pretrained") from error
     generates = TASKS[task].answer == "tokens"  # its rows are ids: nothing is truncated
     reads_blocks = generates and not TASKS[task].encoder_decoder  # which have no padding that is read
+    embedding = config.get(EMBEDDING_KEY) or {} if TASKS[task].answer == "vector" else {}
     where = checkpoint / "tokenizer_config.json"
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
     if sides != ["right", "right"] and not generates:
@@ -84,6 +86,8 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         pad_token_id=0 if reads_blocks else _pad_token_id(checkpoint, tokenizer, settings, config),
         pad_token_type_id=_whole(settings, "pad_token_type_id", 0, where),
         decoder_start_token_id=_decoder_start_token_id(checkpoint, config) if TASKS[task].encoder_decoder else None,
+        prompt=embedding.get("prompt", ""),
+        dimensions=(embedding.get("dimensions") or config["hidden_size"]) if embedding else 0,
         tokenizer=tokenizer,
     )
 
@@ -102,7 +106,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:
     if TASKS[task].answer != "class":
-        return SCORE if TASKS[task].answer == "value" else ()
+        return {"value": SCORE, "tokens": (), "vector": VECTOR}[TASKS[task].answer]
     where = checkpoint / "config.json"
     named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(_whole(config, "num_labels", 2, where))}
     if not isinstance(named, dict) or not all(str(key).isascii() and str(key).isdigit() and len(str(key)) < 10 for key in named):
@@ -154,12 +158,10 @@ def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[
         return ENCODER_DECODER_INPUTS
     if TASKS[task].answer == "tokens":
         return TEXT_INPUTS[:1]
-    from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
-
     settings = read_config(checkpoint, "checkpoint")
-    if type(settings) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
-        raise InputError(f"{checkpoint}: model_type {config.get('model_type')!r} has no sequence classification model in Transformers")
-    forward = inspect.signature(MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[type(settings)].forward).parameters
+    if not task_classes(settings, task):
+        raise InputError(f"{checkpoint}: model_type {config.get('model_type')!r} has no model for {task} in Transformers")
+    forward = inspect.signature(model_class(settings, task).forward).parameters
     types = getattr(settings, "type_vocab_size", 2)
     return tuple(name for name in TEXT_INPUTS if name in forward and (name != "token_type_ids" or types > 1))
 

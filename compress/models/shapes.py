@@ -31,12 +31,13 @@ from torch import nn
 
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
-from compress.core.tasks import Task
+from compress.core.tasks import TASKS, Task
 from compress.models.attention import Attention, Attentions, find_attentions, is_layer, out_axis
 from compress.models.axes import OF_DECODER, Axes, Axis, axes_of, keys_of
 from compress.models.blocks import block_of, blocks_of
 from compress.models.conv1d import is_conv1d, with_linears
-from compress.models.library import REFUSED, depths_of, one_line, quiet, sizes_config, stock_auto, task_of, with_class
+from compress.models.embedding import embedding_class
+from compress.models.library import REFUSED, depths_of, model_class, one_line, quiet, sizes_config, stock_auto, task_of, with_class
 from compress.models.meta import on_meta_device
 from compress.models.own_shape import SHAPE_KEY, OwnShape, read_own
 from compress.models.structure import Sizes, Structure, head_axes
@@ -58,12 +59,15 @@ MARKED = "{}, in a shape of its own: load it with compress.models.checkpoint.loa
 
 
 def auto_class(task: Task, config: Any = None) -> Any:
-    """Returns the Transformers auto class of a task, or a model class with per-layer sizes if the config needs one.
+    """Returns the Transformers auto class of a task, or a model class that builds vectors or per-layer sizes if the config needs one.
 
     Args:
         task: The task.
-        config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned.
+        config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned. Needed for vectors.
     """
+    if TASKS[task].answer == "vector":
+        embedding = embedding_class(model_class(config, task))
+        return own_class(embedding) if getattr(config, SHAPE_KEY, None) else embedding
     auto = stock_auto(task)
     if not getattr(config, SHAPE_KEY, None):
         return auto

@@ -25,6 +25,7 @@ from compress.core.next_token import choices
 from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS
+from compress.core.vectors import neighbours
 from compress.data.splits import Data
 from compress.measure.answers import load_predictions
 from compress.measure.engine_process import read_rows, write_rows
@@ -130,8 +131,7 @@ def write_flips(run: Run, data: Data) -> int:
     lines: list[dict[str, Any]] = []
     baseline: np.ndarray | None = None
     before: tuple[np.ndarray, str] | None = None
-    generates = TASKS[run.recipe["model"]["task"]].answer == "tokens"
-    describe = TokenFlips(next(iter(run.variants.values())).path, data) if generates else RowFlips(data)
+    describe = _described(run, data)
     for evaluation in evaluations(run):
         answers = describe.answers(evaluation.logits)
         if evaluation.backend == REFERENCE:
@@ -142,11 +142,18 @@ def write_flips(run: Run, data: Data) -> int:
             reference, origin = before
         for place in np.argwhere(answers != reference):
             at = tuple(place.tolist())
-            flip = describe.line(at, int(reference[at]), int(answers[at]), int(evaluation.labels[at]))
+            flip = describe.line(at, int(reference[at]), int(answers[at]), evaluation.labels)
             lines.append({"row": at[0], "variant": evaluation.variant, "from": origin, "to": evaluation.backend, **flip})
         before = (answers, evaluation.backend)
     artifact.write_text(run.folder / "flips.jsonl", "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return len(lines)
+
+
+def _described(run: Run, data: Data) -> RowFlips | TokenFlips | NeighbourFlips:
+    answer = TASKS[run.recipe["model"]["task"]].answer
+    if answer == "tokens":
+        return TokenFlips(next(iter(run.variants.values())).path, data)
+    return NeighbourFlips(data) if answer == "vector" else RowFlips(data)
 
 
 def write_golden(run: Run, data: Data) -> None:
@@ -200,11 +207,40 @@ class RowFlips:
         answers: np.ndarray = logits.argmax(axis=1)
         return answers
 
-    def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
         """Returns both predictions, the label and the input row."""
-        names = self.data.labels
+        names, label = self.data.labels, int(labels[place])
         text = _readable(self.data.evaluation.rows[place[0]])
         return {"before": names[before], "after": names[after], "label": names[label], "input": text}
+
+
+class NeighbourFlips:
+    """Describes the flip of one text: another text of the evaluation split is now the nearest to it.
+
+    Texts that occur more than once count once: which of two equal vectors is nearer is chance.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        first: dict[Any, int] = {}
+        for number, row in enumerate(data.evaluation.rows):
+            first.setdefault(row, number)
+        self.rows = np.array(list(first.values()))
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the row of the nearest other text of each text [n]; of a text that occurred before, its own row."""
+        answers = np.arange(len(logits))
+        if len(self.rows) > 1:
+            answers[self.rows] = self.rows[neighbours(logits[self.rows])[:, 0]]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both neighbours and the text; there is no label of them."""
+        rows = self.data.evaluation.rows
+        return {"before": rows[before], "after": rows[after], "label": None, "input": rows[place[0]]}
 
 
 class TokenFlips:
@@ -224,9 +260,9 @@ class TokenFlips:
         """Returns the id of the most likely token [n, T]."""
         return choices(logits)
 
-    def line(self, place: tuple[int, ...], before: int, after: int, label: int) -> dict[str, Any]:
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
         """Returns both predicted tokens, the token that followed, and the text just before it."""
-        row, position = place
+        (row, position), label = place, int(labels[place])
         given: Any = self.data.evaluation.rows[row]
         # what stands before the token: the source and the target up to it, or the block
         pair = isinstance(given, TokenPair)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compress.core.next_token import IGNORED, block_sums, choices, mean_nll, perplexity_of
-from compress.measure.metrics import METRICS, Metric, num_predictions
+from compress.measure.metrics import METRICS, Metric, as_values, num_predictions
 
 Array = NDArray[Any]
 Figure = Callable[[Array, Array], float]
@@ -145,6 +145,7 @@ def single(metric: Metric, predictions: Array, labels: Array, *, seed: int = 0) 
     Returns:
         `value`, `low`, `high` and `n` (rows; tokens where labels are tokens).
     """
+    predictions, labels = as_values(predictions, labels)  # of texts whole pairs are drawn
     rows = _rows(labels, predictions)
     if metric is METRICS["accuracy"] and labels.ndim == 1:
         low, high = wilson(int(np.sum(predictions.argmax(axis=1) == labels)), rows)
@@ -172,6 +173,7 @@ def paired(metric: Metric, before: Array, after: Array, labels: Array, *, seed: 
     Raises:
         ValueError: There are no rows, or the three differ in length.
     """
+    (before, _), (after, labels) = as_values(before, labels), as_values(after, labels)
     rows, counts = _rows(labels, before, after), dict.fromkeys(("right_to_wrong", "wrong_to_right", "changed"))
     if not np.issubdtype(labels.dtype, np.integer):
         low, high = paired_bootstrap(metric, before, after, labels, seed=seed)

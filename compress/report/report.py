@@ -17,6 +17,7 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.chain import chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
+from compress.core import vectors
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.shown import reason
@@ -136,12 +137,32 @@ def _variant(run: Run, name: str, task: Task, evaluated: list[Evaluation], rows:
         "accuracy": _accuracy(run, name, task, mine, build),
         "drops": {one.backend: intervals.paired(metric, reference.logits, one.logits, one.labels) for one in mine if one is not reference},
         "latency": [_with_accuracy(run, task, row) for row in rows if row["variant"] == name],
+        "vectors": _vectors(task, reference, mine),
         "parity": build.get("parity") if build else None,
         "answers": answers(run, name),
         "quantization": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "quantize" else None,
         "pruning": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "prune" else None,
         "sparsity": run.artifacts[name].metrics if run.artifacts[name].manifest["stage"] == "sparsify" else None,
     }
+
+
+def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[str, Any] | None:
+    """Compares the vectors of a variant in every backend with those of the baseline in torch; None for tasks with other answers.
+
+    Vectors of another width have no cosine with them.
+    """
+    if TASKS[task].answer != "vector":
+        return None
+    found = {}
+    for one in mine:
+        cosines = vectors.cosines(reference.logits, one.logits) if reference.logits.shape == one.logits.shape else None
+        found[one.backend] = {
+            "cosine": None if cosines is None else float(cosines.mean()),
+            "lowest_cosine": None if cosines is None else float(cosines.min()),
+            "top10_overlap": vectors.overlap(reference.logits, one.logits),
+            "n": len(one.logits),
+        }
+    return found
 
 
 def _attention(run: Run, name: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from torch import nn
 from compress.core.engines import ENGINES
 from compress.core.tasks import TASKS, Task
 from compress.models.conv1d import with_linears
+from compress.models.embedding import width_of
 from compress.models.forward import linears
 from compress.models.library import quiet, sizes_config, with_class
 from compress.models.meta import on_meta_device
@@ -105,14 +106,16 @@ def weight_bytes(variant: Variant, context: Context) -> int:
 
 def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     parameters, int8_parameters = _parameters(config, context.task, quantizer)
-    labels, classes = context.data.evaluation.labels, max(1, len(context.data.labels))
+    labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
+    if TASKS[context.task].answer == "vector":
+        numbers = width_of(config)
     images = TASKS[context.task].modality == "image"
     return Sizes(
         parameters=parameters,
         int8_parameters=int8_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
         tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
-        prediction_bytes=labels.size * (8 + 4) if TASKS[context.task].answer == "tokens" else len(labels) * (4 * classes + 8),
+        prediction_bytes=labels.size * (8 + 4) if TASKS[context.task].answer == "tokens" else len(labels) * (4 * numbers + 8),
     )
 
 

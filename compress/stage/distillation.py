@@ -16,7 +16,9 @@ if TYPE_CHECKING:  # types only: importing torch takes a second
     from compress.models.origin import Origin
     from compress.standalone.preprocess import Preprocessor
 
-LossName = Literal["soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational"]
+LossName = Literal[
+    "soft_target", "distilbert", "minilm", "minilmv2", "pkd", "tinybert", "mixkd", "logit_standardization", "relational", "similarity"
+]
 """Published combinations of losses; see `distill.presets`."""
 
 

@@ -243,6 +243,10 @@ class Preprocessor:
     """Padding value of token_type_ids."""
     decoder_start_token_id: int | None = None
     """What a decoder reads before its first token; None for models without a decoder beside the encoder."""
+    prompt: str = ""
+    """Text that is put before each text."""
+    dimensions: int = 0
+    """Numbers of the vector that the model answers a text with; 0 for models that answer otherwise."""
     image: Mapping[str, Any] | None = None
     """preprocessor_config.json with defaults filled in, and `num_channels`; None for text."""
     tokenizer: Tokenizer | None = field(default=None, repr=False, compare=False)
@@ -262,6 +266,11 @@ class Preprocessor:
     def generates(self) -> bool:
         """Whether the model predicts the next token: rows are blocks or pairs of token ids, and there are no labels."""
         return not self.labels
+
+    @property
+    def width(self) -> int:
+        """Numbers that the model answers a row with: a logit for each label, or a vector; 0 for generation."""
+        return self.dimensions or len(self.labels)
 
     @classmethod
     def load(cls, folder: Path) -> Preprocessor:
@@ -289,6 +298,8 @@ class Preprocessor:
             "decoder_start_token_id": self.decoder_start_token_id,
             "image": dict(self.image) if self.image is not None else None,
         }
+        if self.dimensions:  # other models have neither
+            values |= {"prompt": self.prompt, "dimensions": self.dimensions}
         (folder / PREPROCESS).write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
         if self.tokenizer is not None:
             self.tokenizer.save(str(folder / TOKENIZER))
@@ -377,8 +388,11 @@ class Preprocessor:
             return [_inputs(_block(index, row, self.max_length)) for index, row in enumerate(rows)]
         for index, row in enumerate(rows):
             _check_text(index, row)
+            if self.dimensions and not isinstance(row, str):
+                raise BadRow(f"row {index}: {type(row).__name__} given; a single text is allowed")
         assert self.tokenizer is not None, "a text preprocessor has a tokenizer"
-        return [_inputs(row.ids, row.type_ids) for row in self.tokenizer.encode_batch_fast(list(rows))]
+        texts = [self.prompt + str(row) for row in rows] if self.prompt else list(rows)
+        return [_inputs(row.ids, row.type_ids) for row in self.tokenizer.encode_batch_fast(texts)]
 
     def _pair(self, index: int, row: Row, start: int) -> NDArray[np.int32]:
         """Returns the inputs of a pair, source and target padded to the longer of the two."""

@@ -5,6 +5,7 @@ By default the student learns the logits of the teacher:
     classification  loss_b = (1 - a) * -log p_b[y_b] + a * T^2 KL(softmax(t_b / T) || softmax(z_b / T))      p = softmax(z)
     regression      loss_b = (1 - a) * (z_b - y_b)^2 + a * (z_b - t_b)^2
     generation      both terms of classification, as means over the tokens of a block (`compress.training.token_losses`)
+    vectors         loss_b = (1 - a) * (loss of the pair) + a * |z_b - t_b|^2 / |t_b|^2 (`compress.training.pair_losses`)
 
 z are the logits of the model, t those of the teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or
 `losses` it is the objective of the stage `distill`, injected by the pipeline; this module only knows the names of the losses.
@@ -20,11 +21,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.models.forward import forward
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
+from compress.training.pair_losses import pair_loss, vector_distance
 from compress.training.rows import Rows
 from compress.training.token_losses import token_divergence, token_losses
 from compress.training.train import Batch
@@ -63,7 +66,10 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         return context.losses.objective(distillation, context)
     rows = context.data.train.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
-    num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0}[TASKS[context.task].answer]
+    num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0, "vector": theirs.width}[TASKS[context.task].answer]
+    if TASKS[context.task].answer == "vector" and prepared.width != theirs.width:
+        given = f"vectors of {theirs.width} numbers, those of the student have {prepared.width}"
+        raise InputError(f"{distillation.keys.teacher_key}: the teacher has {given}; give a teacher with vectors of the same width")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
     return Distilled(distillation.teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, own)
 
@@ -135,6 +141,8 @@ class Distilled(nn.Module):
                 "cross_entropy": hard * token_losses(logits_bC, labels_b),
                 "teacher": soft * token_divergence(logits_bC, target_bC, labels_b, self.temperature),
             }
+        if TASKS[self.task].answer == "vector":
+            return {"cosine": hard * pair_loss(logits_bC, labels_b), "teacher": soft * vector_distance(logits_bC, target_bC)}
         if TASKS[self.task].answer == "value":
             value_b = logits_bC[:, 0]
             return {"squared_error": hard * (value_b - labels_b).square(), "teacher": soft * (value_b - target_bC[:, 0]).square()}

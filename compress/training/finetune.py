@@ -12,17 +12,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
+from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
 from compress.machine.device import computing_device
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.lora import Lora, check_lora
+from compress.training.pair_losses import PairLoss
 from compress.training.selection import selection_metric
 from compress.training.supervised import supervised
 from compress.training.train import TrainConfig, Training, train
@@ -50,6 +51,9 @@ class Finetune(Stage):
     """Decoupled weight decay of matrices; none for biases and norms."""
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target probability that is spread over all classes; 0 for regression."""
+    loss: PairLoss | None = None
+    """For sentence-embedding. cosine (the default): the cosine of a pair has to be its score. ranking: the first text of a pair with a high
+    score has to be nearer to the second than to all other second texts of the batch."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
@@ -61,8 +65,20 @@ class Finetune(Stage):
         """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split."""
         return macs * self.epochs * (3.0 * len(data.train.rows) + len(data.selection.rows))
 
+    @model_serializer(mode="wrap")
+    def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leaves out `loss` where it is not given, so that other tasks keep their cache keys."""
+        return {key: value for key, value in whole(self).items() if key != "loss" or value is not None}
+
     def check(self, config: Any, teacher: Any, context: Context) -> None:
-        """Checks that the adapters fit the model."""
+        """Checks that the loss fits the task, and the adapters the model."""
+        key, vectors = f"stages.{self.id or self.NAME}", TASKS[context.task].answer == "vector"
+        if self.loss is not None and not vectors:
+            raise InputError(f"{key}.loss: {self.loss} given; it is for {tasks_with(lambda row: row.answer == 'vector')}: leave it out")
+        if self.loss == "ranking" and self.micro_batch_size is not None:
+            raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; ranking compares the rows of a batch: leave it out")
+        if self.label_smoothing and vectors:
+            raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_lora(self.lora, config, f"stages.{self.id or self.NAME}")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -89,10 +105,10 @@ class Finetune(Stage):
             config,
             self.id or self.NAME,
             select=selection_metric(context, prepared),
-            depends={"label_smoothing": self.label_smoothing},
+            depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
             team=context.team,
         )
-        history = train(model, supervised(context.task, self.label_smoothing), training)
+        history = train(model, supervised(context.task, self.label_smoothing, self.loss or "cosine"), training)
         if context.team.is_first:
             save(
                 model.cpu(),

@@ -100,6 +100,20 @@ class Rows:
         return features
 
 
+def plan_pairs(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
+    """Like `plan_epoch`, for rows of which the first two, the next two, ... are pairs: both are in the same batch, one after the other.
+
+    Args:
+        lengths: Tokens of each row `[n]`, n even.
+        batch_size: Rows of a batch, even.
+        seed: Seed of the training.
+        epoch: Index of the epoch, from 0.
+    """
+    assert batch_size % 2 == 0, batch_size
+    batches = plan_epoch(lengths.reshape(-1, 2).max(axis=1), batch_size // 2, seed, epoch)
+    return [np.stack([2 * pairs, 2 * pairs + 1], axis=1).reshape(-1) for pairs in batches]
+
+
 def plan_epoch(lengths: NDArray[np.int64], batch_size: int, seed: int, epoch: int, window: int = WINDOW) -> list[NDArray[np.int64]]:
     """Returns the batches of an epoch as arrays of row indices; every row occurs once, and only the last batch may be smaller.
 

@@ -3,6 +3,7 @@
     classification  loss_b = (1 - e) * -log p_b[y_b] + e * mean_c -log p_b[c]      e: label smoothing (https://arxiv.org/abs/1512.00567)
     regression      loss_b = (z_b - y_b)^2
     generation      loss_b = mean over the tokens t of a block of the classification loss, with y the token after t
+    vectors         loss_b of `compress.training.pair_losses`
 
 with p = softmax of the logits z.
 """
@@ -14,12 +15,13 @@ from torch.nn import functional
 
 from compress.core.tasks import TASKS, Task
 from compress.models.forward import forward
+from compress.training.pair_losses import PairLoss, pair_loss
 from compress.training.token_losses import token_losses
 from compress.training.train import Batch, Objective
 
 
-def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
-    """Returns the objective: cross entropy (of every next token for generation), or squared error for regression."""
+def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss = "cosine") -> Objective:
+    """Returns the objective: cross entropy (of every next token for generation), squared error for regression, `pairs` for vectors."""
 
     def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits = forward(model, batch.features)
@@ -31,5 +33,8 @@ def supervised(task: Task, label_smoothing: float = 0.0) -> Objective:
     def continue_text(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         return {"cross_entropy": token_losses(forward(model, batch.features), batch.labels, label_smoothing)}
 
-    objectives: dict[str, Objective] = {"class": classify, "value": regress, "tokens": continue_text}
+    def embed(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+        return {pairs: pair_loss(forward(model, batch.features), batch.labels, pairs)}
+
+    objectives: dict[str, Objective] = {"class": classify, "value": regress, "tokens": continue_text, "vector": embed}
     return objectives[TASKS[task].answer]

@@ -42,7 +42,7 @@ from compress.standalone.preprocess import Preprocessor
 from compress.training.kept_zeros import NOTE, zeros_held
 from compress.training.lora import Lora, adapted
 from compress.training.precision import autocast_dtype, dtype_for
-from compress.training.rows import Rows, plan_epoch
+from compress.training.rows import Rows, plan_epoch, plan_pairs
 from compress.training.state import State, read_state, seeded, weights_digest, write_state
 
 ROUNDING = 1e-9
@@ -94,7 +94,7 @@ class Batch:
     features: dict[str, Tensor]
     """Inputs of the model: int64 `[b, L]` each, or `pixel_values` float32 `[b, channels, H, W]`."""
     labels: Tensor
-    """Class ids int64 `[b]`, values float32 `[b]`, or the ids of the next tokens int32 `[b, T]`."""
+    """Class ids int64 `[b]`, values float32 `[b]`, ids of the next tokens int32 `[b, T]`, or pairs float32 `[b, 2]`."""
     indices: NDArray[np.int64]
     """Index of each row in the training rows `[b]`; the key of cached teacher outputs."""
     step: int
@@ -196,10 +196,22 @@ def train(model: nn.Module, objective: Objective, training: Training) -> History
     empty_caches()
     if not len(training.split):
         raise InputError(f"{training.label}: no rows to train on; give a train split")
+    if training.split.together > 1:
+        _check_pairs(training)
     if training.team.shards and getattr(getattr(model, "config", None), NOTE, False):
         raise InputError(f"{training.label}: a model that keeps its zeros cannot be sharded; give parallel: {{strategy: ddp}}")
     with adapted(model, training.config.lora, training.seed, training.label):
         return _trained(model, objective, training)
+
+
+def _check_pairs(training: Training) -> None:
+    """Raises an `InputError` if a batch would take texts without their partners."""
+    config = training.config
+    for name, size in (("batch_size", config.batch_size), ("micro_batch_size", config.micro_batch_size)):
+        if size is not None and size % 2:
+            raise InputError(f"{training.label}: {name}: {size} given; the two texts of a pair are rows of one batch: give an even number")
+    if training.team.size > 1:
+        raise InputError(f"{training.label}: {training.team.size} processes would share the texts of a pair; run one process")
 
 
 def _trained(model: nn.Module, objective: Objective, training: Training) -> History:
@@ -266,6 +278,7 @@ class _Loop:
         self.seed, self.select, self.label = training.seed, training.select, label
         self.rows = Rows.prepare(training.split.rows, training.preprocessor)
         self.labels = torch.from_numpy(training.split.labels)
+        self.plan = plan_pairs if training.split.together > 1 else plan_epoch
         self.plain = skeleton(model) if team.shards else None
         if team.shards:
             shard(model, blocks_of(model, label).values())
@@ -297,7 +310,7 @@ class _Loop:
             while self.history.steps < self.num_steps:
                 epoch, position = divmod(self.history.steps, self.epoch_steps)
                 if not batches or position == 0:
-                    batches = plan_epoch(self.rows.lengths, self.config.batch_size, self.seed, epoch)
+                    batches = self.plan(self.rows.lengths, self.config.batch_size, self.seed, epoch)
                 self._step(batches[position])
                 self._look(epoch, progress)
                 advance(1)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from compress.core.config import Config
 from compress.core.errors import InputError
 from compress.core.tasks import Task
+from compress.models.embedding import EMBEDDING_KEY, width_of
 from compress.models.library import depths_of
 from compress.models.own_shape import SHAPE_KEY
 from compress.training.train import Batch
@@ -41,6 +42,7 @@ class Shape:
     heads: int
     """Attention heads per layer; 0 if layers differ, for example after pruning."""
     classes: int
+    """Logits of a row, or the numbers of its vector."""
     inner: int = 0
     """Total width of the heads of a layer, or the greatest common divisor if layers differ; 0 if it equals `hidden`."""
     causal: bool = False
@@ -58,7 +60,8 @@ class Shape:
             inner = math.gcd(*(number * own["head_dim"] for number in own["heads"]))
             heads = own["heads"][0] if len(set(own["heads"])) == 1 else 0
         beside = (depths_of(config) or ())[1:]
-        return cls(config.model_type, layers, hidden, heads, config.num_labels, inner, is_causal(config) or bool(beside), sum(beside))
+        classes = width_of(config) if getattr(config, EMBEDDING_KEY, None) else config.num_labels
+        return cls(config.model_type, layers, hidden, heads, classes, inner, is_causal(config) or bool(beside), sum(beside))
 
     @property
     def attention(self) -> int:
@@ -116,6 +119,10 @@ class Loss(Config):
     """Whether the loss needs only logits, so that the teacher may have a different tokenizer."""
     COMPARES_ANSWERS: ClassVar[bool] = False
     """Whether the loss compares logits, of rows or of mixtures; it then needs task data, not a plain-text corpus."""
+    VECTORS_ALONE: ClassVar[bool] = False
+    """Whether the loss is for tasks whose answers are vectors."""
+    TAKES_VECTORS: ClassVar[bool] = False
+    """Whether a loss that compares answers can compare vectors, which are no logits of classes."""
     ONE_ANSWER: ClassVar[bool] = False
     """Whether the loss assumes one prediction or one vector per row; text-generation predicts at every token."""
     OWN_INPUTS: ClassVar[bool] = False

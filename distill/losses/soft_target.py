@@ -5,6 +5,7 @@
 
 The gradient of the KL divergence scales with 1 / T^2; the factor T^2 compensates, so the weight relative to the labels need not change with
 T. Regression: loss_b = (z_s - z_t)^2. Text generation: loss_b is the mean over the tokens of a block (`compress.training.token_losses`).
+Vectors: loss_b = |v_s - v_t|^2 / |v_t|^2, which is 2 - 2 cos(v_s, v_t) for vectors of length 1.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
+from compress.core.errors import InputError
 from compress.core.tasks import TASKS
 from compress.training.distilled import soft_target_loss
+from compress.training.pair_losses import vector_distance
 from compress.training.token_losses import token_divergence
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
@@ -26,18 +29,31 @@ class SoftTarget(Loss):
 
     ANSWERS_ONLY: ClassVar[bool] = True
     COMPARES_ANSWERS: ClassVar[bool] = True
+    TAKES_VECTORS: ClassVar[bool] = True
 
     name: Literal["soft_target"] = "soft_target"
     """KL divergence from the teacher's temperature-softened probabilities."""
 
     def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
-        """The logits of both models."""
+        """The logits of both models.
+
+        Raises:
+            InputError: They answer with vectors of different widths.
+        """
+        ours, theirs = setting.student.classes, setting.teacher.classes
+        if TASKS[setting.task].answer == "vector" and ours != theirs:
+            raise InputError(
+                f"{setting.key}: {self.name} given; the vectors of the student have {ours} numbers, the teacher's {theirs}: "
+                "give loss: similarity"
+            )
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `soft_target`."""
         if TASKS[inputs.setting.task].answer == "tokens":
             return {"soft_target": token_divergence(inputs.student.logits, inputs.teacher.logits, inputs.batch.labels, inputs.temperature)}
+        if TASKS[inputs.setting.task].answer == "vector":
+            return {"soft_target": vector_distance(inputs.student.logits, inputs.teacher.logits)}
         regression = TASKS[inputs.setting.task].answer == "value"
         return {"soft_target": soft_target(inputs.student.logits, inputs.teacher.logits, inputs.temperature, regression)}
 

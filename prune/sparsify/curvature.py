@@ -100,7 +100,7 @@ def drawn_gradient(logits: Tensor, labels: Tensor, task: Task, generator: torch.
         task: Task of the model.
         generator: Draws the answers.
     """
-    if TASKS[task].answer == "value":
+    if TASKS[task].answer in ("value", "vector"):  # the loss is a squared difference
         return torch.randn(logits.shape, generator=generator, device=logits.device)
     p_NC = torch.softmax(logits.flatten(0, -2) / TEMPERATURE, dim=1)
     drawn_N1 = torch.multinomial(p_NC, 1, generator=generator)

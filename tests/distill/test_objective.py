@@ -206,6 +206,7 @@ def test_presets_weigh_their_losses_as_published() -> None:
         "mixkd": ([("soft_target", 1.0), ("mixkd", 1.0)], 1.0),
         "logit_standardization": ([("logit_standardization", 9.0)], 0.1),
         "relational": ([("soft_target", 1.0), ("relational", 1.0)], 0.5),
+        "similarity": ([("similarity", 1.0)], 0.0),
         "hard_target": ([], 1.0),
     }
 

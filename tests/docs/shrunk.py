@@ -11,7 +11,7 @@ from compress.core.tasks import TASKS
 from compress.recipe import Recipe, read
 from tests.compress import tiny_gpt
 from tests.export import sentiment
-from tests.test_recipes import SHRUNK, generation_settings, image_settings, text_settings
+from tests.test_recipes import SHRUNK, embedding_settings, generation_settings, image_settings, text_settings
 
 VIT = {"model_type": "vit", "image_size": 8, "patch_size": 4, "num_attention_heads": 2, "intermediate_size": 64}
 LLAMA = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "max_position_embeddings": 16}
@@ -52,6 +52,9 @@ def _source(recipe: Recipe, folder: Path) -> list[str]:
             sizes = {"n_layer": 1, "n_embd": 32, "n_head": 2, "n_positions": 16}
             return ["data.max_length=16", "tokenizer.vocab_size=300", *(f"model.config.{key}={value}" for key, value in sizes.items())]
         return generation_settings(recipe, place)
+    if facts.answer == "vector":
+        place.mkdir(exist_ok=True)
+        return embedding_settings(recipe, place)
     if recipe.data.path == "sklearn:digits":
         return ["model.config.num_hidden_layers=1", "model.config.hidden_size=48"]
     if facts.modality == "image":

@@ -23,7 +23,7 @@ class Result:
         }
 
     def as_numpy(self, name):
-        return self.arrays[name]
+        return self.arrays.get(name)  # as the real one: None for an output that there is not
 
 
 class Connection:

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS
+from compress.core.vectors import labels_of
 from compress.measure import answers, metrics, predictions
 from compress.models.checkpoint import load
 from compress.models.forward import forward
@@ -66,9 +67,10 @@ def test_equal_logits_take_the_lowest_class() -> None:
 
 def test_the_primary_metric_of_each_task_is_there() -> None:
     for task in TASKS:
-        shapes = {"class": ((2, 2), (2,)), "value": ((2, 1), (2,)), "tokens": ((2, 3, 2), (2, 3))}
-        answers, labels = shapes[TASKS[task].answer]
-        figures = metrics.metrics(task, np.zeros(answers, np.float32), np.zeros(labels, np.int64))
+        integers = {"class": ((2, 2), (2,)), "value": ((2, 1), (2,)), "tokens": ((2, 3, 2), (2, 3))}
+        cases = {answer: (np.zeros(answers, np.float32), np.zeros(labels, np.int64)) for answer, (answers, labels) in integers.items()}
+        cases["vector"] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
+        figures = metrics.metrics(task, *cases[TASKS[task].answer])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics
 

@@ -1,0 +1,58 @@
+"""Losses of vectors of texts that come in pairs with a score, one value for each text.
+
+With the vectors a_p, b_p of the texts of pair p, its score s_p in [0, 1], and P pairs in a batch:
+
+    cosine   loss_p = (cos(a_p, b_p) - s_p)^2                              CosineSimilarityLoss of sentence-transformers
+    ranking  loss_p = -log softmax_q(20 cos(a_p, b_q))[p]                  MultipleNegativesRankingLoss (https://arxiv.org/abs/1705.00652):
+                      of pairs with s_p >= 0.8; 0 of others                a_p has to find b_p among all second texts of the batch
+
+Both texts of a pair get the loss of the pair, so that the mean over texts is the mean over pairs; a text whose partner is not in the batch
+gets 0. Second texts of pairs with a low score are candidates of `ranking` too, but never right.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+PairLoss = Literal["cosine", "ranking"]
+SCALE = 20.0
+"""Inverse temperature of `ranking`."""
+POSITIVE = 0.8
+"""Score from which on the texts of a pair say the same."""
+
+
+def partners(labels_b2: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the rows of the first and of the second text of each complete pair of a batch, int64 `[P]` each."""
+    order = torch.argsort(labels_b2[:, 0], stable=True)
+    numbers = labels_b2[order, 0]
+    first = torch.nonzero(numbers[:-1] == numbers[1:])[:, 0]
+    return order[first], order[first + 1]
+
+
+def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") -> Tensor:
+    """Returns the loss of each text, float32 `[b]`.
+
+    Args:
+        vectors_bD: Vectors, float32.
+        labels_b2: Number of the pair and score of each text, float32 (`compress.core.vectors`).
+        loss: Which.
+    """
+    first, second = partners(labels_b2)
+    unit_bD, score_P = functional.normalize(vectors_bD.float(), dim=1), labels_b2[first, 1]
+    if loss == "cosine":
+        loss_P = ((unit_bD[first] * unit_bD[second]).sum(dim=1) - score_P).square()
+    else:
+        logits_PP = SCALE * unit_bD[first] @ unit_bD[second].T
+        right_P = torch.arange(len(first), device=logits_PP.device)
+        loss_P = functional.cross_entropy(logits_PP, right_P, reduction="none") * (score_P >= POSITIVE)
+    losses_b = torch.zeros_like(unit_bD[:, 0])
+    return losses_b.index_add(0, torch.cat([first, second]), torch.cat([loss_P, loss_P]))
+
+
+def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
+    """Returns |v - t|^2 / |t|^2 of each text, float32 `[b]`; of vectors of length 1 that is 2 - 2 cos(v, t)."""
+    return (vectors_bD - target_bD).square().sum(dim=1) / target_bD.square().sum(dim=1).clamp(min=1e-12)

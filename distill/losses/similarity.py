@@ -1,0 +1,59 @@
+"""Similarity matrices: every two texts of a batch are as similar for the student as for the teacher (https://arxiv.org/abs/1907.09682).
+
+    S_ij   = cos(v_i, v_j)                                v: vectors of the texts
+    loss_i = mean over j != i of (S_s,ij - S_t,ij)^2
+
+It says nothing of where the vectors point, only of the angles between them, so that the vectors of student and teacher may have different
+widths, and an index of the teacher's vectors is of no use to the student. The paper compares activations of layers and divides each row of
+the matrix by its length; cosines are what is searched with. A batch of a single text contributes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from distill.capture import Wanted
+from distill.losses.loss import Loss, LossInputs, Setting
+
+
+class Similarity(Loss):
+    """Cosines between the vectors of a batch."""
+
+    ANSWERS_ONLY: ClassVar[bool] = True
+    COMPARES_ANSWERS: ClassVar[bool] = True
+    TAKES_VECTORS: ClassVar[bool] = True
+    VECTORS_ALONE: ClassVar[bool] = True
+    ONE_ANSWER: ClassVar[bool] = True
+    ACROSS_ROWS: ClassVar[bool] = True
+
+    name: Literal["similarity"] = "similarity"
+    """Cosines between the vectors of a batch, for sentence-embedding; cannot be combined with `micro_batch_size`."""
+
+    def wants(self, setting: Setting) -> tuple[Wanted, Wanted]:
+        """The vectors of both models."""
+        return Wanted(logits=True), Wanted(logits=True)
+
+    def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
+        """Returns `similarity`."""
+        return {"similarity": similarity_loss(inputs.student.logits, inputs.teacher.logits)}
+
+
+def similarity_loss(student_bD: Tensor, teacher_bD: Tensor) -> Tensor:
+    """Returns the mean squared difference of the cosines with all other rows, float32 `[b]`; zeros for a single row.
+
+    Args:
+        student_bD: Vectors, float32 `[b, D_s]`.
+        teacher_bD: Vectors, float32 `[b, D_t]`; detached.
+    """
+    rows = len(student_bD)
+    if rows < 2:
+        return student_bD.sum(dim=1) * 0
+    with torch.autocast(student_bD.device.type, enabled=False):  # bf16 has too few mantissa bits for a cosine
+        unit = [functional.normalize(vectors.float(), dim=1) for vectors in (student_bD, teacher_bD)]
+        ours_bb, theirs_bb = (vectors @ vectors.T for vectors in unit)
+        return (ours_bb - theirs_bb).square().sum(dim=1) / (rows - 1)  # the diagonal contributes 0

@@ -1,0 +1,143 @@
+"""Losses of pairs against written-out loops, and batches that keep pairs together."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from compress.core.errors import InputError
+from compress.core.vectors import labels_of
+from compress.data.splits import Data, Split
+from compress.measure.closeness import spread, spread_rows
+from compress.training.distilled import Distilled
+from compress.training.finetune import Finetune
+from compress.training.pair_losses import pair_loss, vector_distance
+from compress.training.rows import plan_pairs
+from prune.recovery import part_of
+from quantize.budget import loss
+from tests.export import sentiment
+
+SCORES = (0.9, 0.2, 0.8)
+ORDER = [3, 0, 4, 2, 1, 5]
+
+
+def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
+    return sum(a * b for a, b in zip(one.tolist(), other.tolist(), strict=True)) / math.hypot(*one.tolist()) / math.hypot(*other.tolist())
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Returns vectors of pairs in order, and vectors and labels as a batch has them."""
+    vectors, labels = torch.randn(6, 4), torch.from_numpy(labels_of(np.array(SCORES)))
+    return vectors, vectors[ORDER], labels[ORDER]
+
+
+def test_the_cosine_loss_is_the_formula_for_both_texts() -> None:
+    vectors, given, labels = batch()
+    found = pair_loss(given, labels)
+    for place, row in enumerate(ORDER):
+        pair = row // 2
+        expected = (cosine(vectors[2 * pair], vectors[2 * pair + 1]) - SCORES[pair]) ** 2
+        assert float(found[place]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_ranking_loss_is_the_formula_and_pairs_of_low_score_are_only_candidates() -> None:
+    vectors, given, labels = batch()
+    found = pair_loss(given, labels, "ranking")
+    # Which text of a pair comes first in a batch is the anchor.
+    first = {pair: min((row for row in ORDER if row // 2 == pair), key=ORDER.index) for pair in range(3)}
+    second = {pair: 4 * pair + 1 - first[pair] for pair in range(3)}
+    for place, row in enumerate(ORDER):
+        pair = row // 2
+        powers = [math.exp(20 * cosine(vectors[first[pair]], vectors[second[other]])) for other in range(3)]
+        expected = -math.log(powers[pair] / sum(powers)) if SCORES[pair] >= 0.8 else 0.0
+        assert float(found[place]) == pytest.approx(expected, abs=1e-4)
+    assert float(found[ORDER.index(2)]) == 0.0
+
+
+def test_a_text_without_a_partner_has_no_loss() -> None:
+    _, given, labels = batch()
+    found = pair_loss(given[:5], labels[:5])  # the text 5 is missing
+    assert [float(found[place]) == 0 for place in range(5)] == [row == 4 for row in ORDER[:5]]
+
+
+def test_the_distance_of_vectors_is_relative() -> None:
+    vectors, target = torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]])
+    assert vector_distance(vectors, target).tolist() == pytest.approx([16 / 25, 0.0])
+
+
+def test_every_batch_holds_whole_pairs_and_an_epoch_every_row_once() -> None:
+    lengths = np.random.default_rng(0).integers(3, 30, 42)
+    batches = plan_pairs(lengths, 8, 0, 1)
+    assert sorted(np.concatenate(batches).tolist()) == list(range(42))
+    assert [len(part) for part in batches].count(8) == 5
+    for part in batches:
+        assert (part[::2] % 2 == 0).all()
+        assert (part[1::2] == part[::2] + 1).all()
+    assert [part.tolist() for part in batches] != [part.tolist() for part in plan_pairs(lengths, 8, 0, 2)]
+
+
+def test_rows_belong_together_only_as_whole_pairs() -> None:
+    labels = labels_of(np.array(SCORES))
+    split = Split(["a", "b", "c", "d", "e", "f"], labels)
+    assert split.together == 2
+    assert split.take([2, 3, 0, 1]).together == 2
+    assert split.take([1, 2, 3, 4]).together == 1
+    assert Split(["a", "b"], np.array([0.1, 0.2], np.float32)).together == 1
+
+
+def test_other_tasks_keep_their_cache_keys() -> None:
+    assert "loss" not in Finetune().model_dump(mode="json")
+    assert Finetune(loss="ranking").model_dump(mode="json")["loss"] == "ranking"
+
+
+def test_odd_batches_are_refused() -> None:
+    from compress.training.train import _check_pairs
+
+    class Given:
+        label = "finetune"
+        config = type("Config", (), {"batch_size": 7, "micro_batch_size": None})
+
+    with pytest.raises(InputError, match=r"finetune: batch_size: 7 given; the two texts of a pair .* give an even number"):
+        _check_pairs(Given)  # type: ignore[arg-type]
+
+
+def test_a_choice_of_rows_keeps_pairs_where_labels_say_so() -> None:
+    labels = labels_of(np.linspace(0, 1, 30))
+    chosen = spread_rows(range(60), 20, labels)
+    assert len(chosen) == 20
+    assert all(row % 2 == 0 and other == row + 1 for row, other in zip(chosen[::2], chosen[1::2], strict=True))
+    assert spread_rows(range(60), 20, None) == spread(range(60), 20)
+
+
+def test_iterations_of_recovery_get_whole_pairs(tmp_path: Path) -> None:
+    split = Split([f"{number}" for number in range(40)], labels_of(np.linspace(0, 1, 20)))
+    context = replace(sentiment.context(tmp_path, {}), data=Data(split, split, split, ("score",)))
+    rows = []
+    for number in (1, 2):
+        part, epochs = part_of(context, 1.0, number, 2, 8)
+        assert (part.data.train.together, epochs) == (2, 1.0)
+        rows += part.data.train.rows
+    assert len(rows) == 48  # three batches of 8 each
+    assert set(rows) == set(split.rows)
+
+
+def test_a_student_learns_the_vectors_and_the_scores() -> None:
+    objective = Distilled(torch.nn.Linear(1, 1), "sentence-embedding", 6, 4, 2.0, 0.9)
+    vectors, given, labels = batch()
+    target = torch.randn(6, 4)
+    parts = objective.parts(given, target, labels)
+    torch.testing.assert_close(parts["teacher"], 0.9 * (given - target).square().sum(dim=1) / target.square().sum(dim=1))
+    torch.testing.assert_close(parts["cosine"], 0.1 * pair_loss(given, labels))
+    assert len(vectors) == 6
+
+
+def test_what_int8_costs_without_labels_is_told_by_the_cosines() -> None:
+    before = np.random.default_rng(0).normal(size=(12, 4))
+    turned = before @ np.linalg.qr(np.random.default_rng(1).normal(size=(4, 4)))[0]
+    assert loss("sentence-embedding", before, 2 * turned, None) == pytest.approx(0.0, abs=1e-9)
+    assert loss("sentence-embedding", before, before[::-1], None) > 0.1

@@ -1,0 +1,144 @@
+"""Whole runs of the task sentence-embedding, on a tiny model and made-up pairs: every stage, the report, the flips, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import AutoModel
+
+from compress.commands.init import write_template
+from compress.core import vectors
+from compress.core.errors import InputError
+from compress.core.progress import ConsoleProgress
+from compress.measure.answers import load_predictions
+from compress.models.config import read_config
+from compress.pipeline import run
+from compress.recipe import check, read
+from compress.training.finetune import Finetune
+from distill.distill import Distill
+from tests import tiny_embedding, without_clocks
+from tests.export import sentiment
+from tests.report_keys import undocumented
+
+TARGET = {"engines": ["onnxruntime"], "batch_sizes": [1], "sequence_lengths": [8], "threads": 1}
+
+
+def recipe(folder: Path, stages: list[Any], layers: int = 1, **more: Any) -> Any:
+    model, data = tiny_embedding.folder(folder / "source", layers), tiny_embedding.pairs(folder / "data")
+    return check({**tiny_embedding.recipe("tiny", model, data), "target": TARGET, "stages": stages, **more})
+
+
+@pytest.mark.slow
+def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("export.engines.openvino.computes_bf16", lambda: False)
+    monkeypatch.setattr("compress.measure.latency.measure", without_clocks.measure)
+    stages = [
+        {"finetune": {"epochs": 0.5, "loss": "ranking"}},
+        {"distill": {"student": {"layers": 1}, "loss": "similarity", "epochs": 0.5}},
+        {"prune": {"sparsity": 0.3, "rows": 64, "multiple_of": 8, "recover": {"epochs": 0.5}}},
+        {"quantize": {"calibration": {"rows": 64}}},
+        {"export": {}},
+        {"triton_repo": {"serve": False}},
+    ]
+    outcome = run(recipe(tmp_path, stages, layers=2), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    report = outcome.report
+    assert report["metric"] == {"name": "spearman", "higher_is_better": True}
+    assert [variant["id"] for variant in report["variants"]] == ["finetune", "distill", "prune", "quantize"]
+    for variant in report["variants"]:
+        assert variant["accuracy"]["torch"]["n"] == 40  # pairs
+        assert list(variant["metrics"]["torch"]) == ["spearman", "pearson"]
+    last = report["variants"][-1]
+    assert last["accuracy"]["onnxruntime"]["n"] == 40
+    assert last["vectors"]["onnxruntime"].keys() == {"cosine", "lowest_cosine", "top10_overlap", "n"}
+    assert report["variants"][0]["vectors"]["torch"] == {
+        "cosine": pytest.approx(1),
+        "lowest_cosine": pytest.approx(1),
+        "top10_overlap": 1,
+        "n": 80,
+    }
+    assert undocumented(report) == []
+    logits, labels = load_predictions(next((tmp_path / "run").glob("stages/evaluate-quantize-*/torch.safetensors")))
+    assert (logits.shape, labels.shape) == ((80, tiny_embedding.WIDTH), (80, 2))
+    np.testing.assert_allclose(np.linalg.norm(logits, axis=1), 1, atol=1e-5)
+    config = next((tmp_path / "run").glob("stages/triton_repo-*/model_repository/quantize-int8/config.pbtxt")).read_text()
+    assert 'name: "VECTOR"' in config
+    assert f"dims: {tiny_embedding.WIDTH}" in config
+    assert "LABEL" not in config
+    assert load_file(tmp_path / "run" / "golden.safetensors")["logits.quantize.onnxruntime"].shape == (64, tiny_embedding.WIDTH)
+    distilled = next((tmp_path / "run").glob("stages/distill-*"))
+    assert AutoModel.from_pretrained(distilled).config.num_hidden_layers == 1
+    assert (distilled / "1_Pooling" / "config.json").exists()
+
+
+@pytest.mark.whole
+def test_flips_are_texts_with_another_neighbour(tmp_path: Path) -> None:
+    outcome = run(recipe(tmp_path, [{"quantize": {"calibration": {"rows": 64}}}]), tmp_path / "run", progress=ConsoleProgress("quiet"))
+    (before, labels), (after, _) = (
+        load_predictions(next(outcome.folder.glob(f"stages/evaluate-{name}-*/torch.safetensors"))) for name in ("baseline", "quantize")
+    )
+    lines = [json.loads(line) for line in (outcome.folder / "flips.jsonl").read_text().splitlines()]
+    changed = np.flatnonzero(vectors.neighbours(before)[:, 0] != vectors.neighbours(after)[:, 0])
+    assert {line["row"] for line in lines} <= set(changed.tolist())  # a text that occurs again has no flip
+    assert lines
+    for line in lines:
+        assert {type(line[key]) for key in ("before", "after", "input")} == {str}
+        assert line["before"] != line["after"]
+        assert line["label"] is None
+    assert vectors.num_pairs(labels) == 40
+
+
+@pytest.mark.parametrize(
+    ("stage", "line"),
+    [
+        ({"finetune": {"label_smoothing": 0.1}}, "stages.finetune.label_smoothing: 0.1 given; sentence-embedding has no classes"),
+        ({"finetune": {"loss": "ranking", "micro_batch_size": 8}}, "stages.finetune.micro_batch_size: 8 given; ranking compares"),
+        ({"distill": {"student": {"layers": 1}, "loss": "mixkd"}}, "stages.distill.loss: mixkd given; mixkd compares logits of classes"),
+        (
+            {"distill": {"student": {"layers": 1}, "fraction": 0.5}},
+            "stages.distill.fraction: given; the rows of sentence-embedding are texts",
+        ),
+        ({"distill": {"student": {"layers": 1}, "loss": "similarity", "micro_batch_size": 8}}, "similarity compares the rows of a batch"),
+    ],
+)
+def test_what_a_stage_cannot_do_is_refused_in_one_line(stage: dict[str, Any], line: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=line) as caught:
+        run(recipe(tmp_path, [stage]), tmp_path / "run", progress=ConsoleProgress("silent"))
+    assert len(caught.value.problems) == 1
+
+
+def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
+    given = recipe(tmp_path, [{"export": {}}, {"triton_repo": {}}], target={**TARGET, "engines": ["onnxruntime", "tensorrt"]})
+    with pytest.raises(InputError, match=r"target\.engines: tensorrt given; a repository for GPUs answers with labels"):
+        run(given, tmp_path / "run", progress=ConsoleProgress("silent"))
+
+
+def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
+    context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
+    config = read_config(sentiment.checkpoint(), "checkpoint")
+    with pytest.raises(InputError, match=r"finetune\.loss: ranking given; it is for sentence-embedding: leave it out"):
+        Finetune(loss="ranking").check(config, None, context)
+    with pytest.raises(InputError, match="similarity given for text-classification; it is for sentence-embedding: give another loss"):
+        Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]
+
+
+def test_init_writes_a_recipe_that_reads(tmp_path: Path) -> None:
+    read_back = read(write_template("sentence-embedding", tmp_path / "recipe.yaml"))
+    assert read_back.model.task == "sentence-embedding"
+    assert [stage.NAME for stage in read_back.stages] == ["quantize", "export", "triton_repo"]
+
+
+@pytest.mark.whole
+def test_training_brings_the_cosines_closer_to_the_scores(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    stages = [{"finetune": {"epochs": 6, "learning_rate": 1e-3, "keep": "last"}}]
+    outcome = run(recipe(tmp_path, stages), tmp_path / "run", progress=ConsoleProgress("silent"))
+    history = json.loads(next(outcome.folder.glob("stages/finetune-*/manifest.json")).read_text())["metrics"]
+    losses = [epoch["loss"] for epoch in history["losses"]]
+    assert losses[-1] < 0.5 * losses[0]
+    assert history["selection"]["metric"] == "spearman"

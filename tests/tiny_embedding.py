@@ -1,0 +1,74 @@
+"""A tiny model of sentence-transformers with random weights, and pairs of made-up sentences with scores."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BertConfig, BertModel
+
+from tests.export import sentiment
+
+WIDTH = 32
+
+
+def folder(out: Path, layers: int = 1, *, mode: str = "mean_tokens", normalize: bool = True, prompt: str = "", **pooling: Any) -> Path:
+    """Writes a folder as sentence-transformers does: BERT, a pooling, and the module Normalize if asked for."""
+    shutil.copytree(sentiment.checkpoint(), out, ignore=shutil.ignore_patterns("config.json", "model.safetensors"))
+    words = len(sentiment.SPECIALS + sentiment.WORDS)
+    config = BertConfig(
+        vocab_size=words, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
+        max_position_embeddings=sentiment.LENGTH,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = BertModel(config)
+        for parameter in model.parameters():
+            parameter.data += (0.3 if parameter.ndim > 1 else 0.1) * torch.randn(parameter.shape)
+    model.save_pretrained(out)
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", **({"2_Normalize": "Normalize"} if normalize else {})}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for i, path in enumerate(kinds)
+    ]
+    (out / "modules.json").write_text(json.dumps(modules))
+    (out / "1_Pooling").mkdir()
+    (out / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": WIDTH, f"pooling_mode_{mode}": True, **pooling}))
+    (out / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": sentiment.LENGTH, "do_lower_case": False}))
+    prompts = {"prompts": {"query": prompt}, "default_prompt_name": "query"} if prompt else {}
+    (out / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    return out
+
+
+def pairs(out: Path, train: int = 300, test: int = 40, names: tuple[str, str, str] = ("first", "second", "score")) -> Path:
+    """Writes train.csv and test.csv: pairs, and as score the share of words that they have in common, from 0 to 5."""
+    out.mkdir()
+    texts = iter(sentiment.rows(2 * (train + test)))
+    for split, count in {"train": train, "test": test}.items():
+        with (out / f"{split}.csv").open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(names)
+            for _ in range(count):
+                one, other = next(texts), next(texts)
+                ours, theirs = set(one.split()), set(other.split())
+                writer.writerow([one, other, round(5 * len(ours & theirs) / len(ours | theirs), 2)])
+    return out
+
+
+def recipe(name: str, model: Path, data: Path) -> dict[str, Any]:
+    """Returns name, model and data; target and stages are the caller's."""
+    columns = {"text": "first", "text_pair": "second", "label": "score"}
+    return {
+        "name": name,
+        "model": {"path": str(model), "task": "sentence-embedding"},
+        "data": {"path": str(data), "columns": columns, "max_length": sentiment.LENGTH},
+    }
+
+
+def vectors(count: int, width: int = 4, seed: int = 0) -> np.ndarray:
+    """Returns random vectors, float32 [count, width]."""
+    return np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
