@@ -40,6 +40,22 @@ def test_an_engine_that_equals_float_passes_even_where_torch_is_exact() -> None:
     assert further_than_torch(TASK, floating, floating, logits(0.5, 2), labels) is not None
 
 
+def test_chance_is_no_reason_and_a_clear_loss_is() -> None:
+    """Of 2,000 predictions 100 differ in torch; the engine differs in as many others, and a few more."""
+    labels, floating = np.zeros(2000, np.int64), np.tile(np.float32([1, 0]), (2000, 1))
+    own, close, far = (floating.copy() for _ in range(3))
+    own[:100], close[100:210], far[100:260] = (np.float32([0, 1]),) * 3
+    for answers in (own, close, far):
+        answers += 0.05  # so that medians are alike
+    assert further_than_torch(TASK, floating, own, close, labels) is None
+    reason = further_than_torch(TASK, floating, own, far, labels)
+    assert reason is not None
+    assert reason.startswith("160 of 2000 predictions differ from those with float activations, of torch 100")
+    own += 0.05
+    assert further_than_torch(TASK, floating, own, close + np.float32(0.04), labels) is None
+    assert further_than_torch(TASK, floating, own, close + np.float32(0.07), labels) is not None, "medians of 0.12 and 0.10"
+
+
 def test_the_head_reads_rounded_tokens_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_rounding, "load_tables", lambda _: {"transformer.wte": torch.ones(31)})
     torch.manual_seed(0)
