@@ -1,6 +1,7 @@
 """The control socket of `compress serve`: how another command of the same user asks the running server to roll a model over.
 
-    <temporary folder>/compress-serve-<user>-<digest of the served folder>/control        Unix socket, in a folder of its owner alone
+    <temporary folder>/compress-serve-<user>-<digest of the served folder>/control        Unix socket, in a folder of its owner alone;
+                                                                                          below /tmp where that path is too long for one
 
 A request is one line of JSON. The answer is lines of JSON: `say` while it works, then `done` or `problems`. One request is worked on at a
 time. There is no port: nobody but the owner reaches it, and not over the network.
@@ -27,6 +28,8 @@ from compress.core.shown import reason
 SECONDS = 1800.0
 """Longest wait for the next line of an answer: a model is loaded meanwhile."""
 MOST_BYTES = 65536
+MOST_PATH, SHORT = 107, Path("/tmp")
+"""Bytes that the path of a Unix socket may have, and where it lies if the temporary folder leaves too few."""
 Handle = Callable[[dict[str, Any], Callable[[str], None]], dict[str, Any]]
 """Does what a request asks for; says lines meanwhile, and returns what is done."""
 
@@ -137,7 +140,9 @@ def ask(folder: Path, request: dict[str, Any], say: Callable[[str], None]) -> di
 def socket_of(folder: Path) -> Path:
     """Returns the path of the socket of a served folder."""
     digest = hashlib.sha256(os.fsencode(folder.resolve())).hexdigest()[:16]
-    return Path(tempfile.gettempdir(), f"compress-serve-{os.getuid()}-{digest}", "control")
+    inside = Path(f"compress-serve-{os.getuid()}-{digest}", "control")
+    wanted = tempfile.gettempdir() / inside
+    return wanted if len(os.fsencode(wanted)) <= MOST_PATH else SHORT / inside
 
 
 def _check_owner(folder: Path) -> None:

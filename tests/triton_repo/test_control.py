@@ -42,6 +42,18 @@ def test_a_request_is_answered_and_what_is_said_comes_first(tmp_path):
     assert not socket_of(tmp_path).parent.exists()
 
 
+def test_a_long_temporary_folder_leaves_room_for_the_socket(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 60 * "a")
+    short, served = socket_of(tmp_path), tmp_path
+    assert str(short).startswith("/tmp/" + 60 * "a")
+    monkeypatch.setattr(tempfile, "tempdir", "/tmp/" + 90 * "a")
+    path = socket_of(served)
+    assert path.parts[:2] == ("/", "tmp")
+    assert path.parts[-2:] == short.parts[-2:]
+    with Control(served, handle):
+        assert ask(served, {}, print) == {"got": {}}
+
+
 def test_nobody_serves(tmp_path):
     for _ in range(2):
         with pytest.raises(InputError, match="is not being served; start it with `compress serve"):

@@ -12,7 +12,7 @@ ROOT = Path(environment.__file__).parents[1]
 
 def pins(path: Path) -> dict[str, str]:
     lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
-    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==([0-9]+!)?[A-Za-z0-9.]+", line) for line in lines)
     return {name.lower().replace("_", "-"): version for name, version in (line.split("==") for line in lines)}
 
 

@@ -107,7 +107,7 @@ def test_roll_overs_and_failed_ones_lose_no_request(tmp_path):
 
 
 def settings(**changes) -> pb.ModelConfig:
-    given = {"modality": "text", "pairs": False, "num_labels": 3, "engine": "openvino", "max_batch_size": 8, **changes}
+    given = {"modality": "text", "pairs": False, "width": 3, "engine": "openvino", "max_batch_size": 8, **changes}
     return model_config(ModelSettings(name="m", batch_sizes=(1,), mode="static", properties={}, **given))
 
 
@@ -118,7 +118,7 @@ def settings(**changes) -> pb.ModelConfig:
         ({"max_batch_size": 16}, []),
         ({"engine": "onnxruntime"}, []),
         ({"max_batch_size": 4}, ["the new version takes 4 rows in a request, the present one 8"]),
-        ({"num_labels": 2}, ["output LOGITS is not the same in the new version"]),
+        ({"width": 2}, ["output LOGITS is not the same in the new version"]),
         ({"pairs": True}, ["input TEXT_PAIR is not the same in the new version"]),
         ({"modality": "image"}, ["input IMAGE is not the same in the new version", "input TEXT is not the same in the new version"]),
     ],
