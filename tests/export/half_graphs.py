@@ -1,4 +1,4 @@
-"""Small models of every kind whose graphs are made half: heads of 32, two layers, every linear layer but the head on a grid of int8."""
+"""Models of every kind whose graphs are made half: small ones, and a BERT-base; every linear layer but the head on a grid of int8."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _T5: dict[str, Any] = {"d_model": 64, "d_kv": 32, "d_ff": 96, "num_layers": 2, "
 CONFIGS: dict[str, Callable[[], Any]] = {
     "bert": lambda: transformers.BertConfig(**_TEXT),
     "ragged": lambda: transformers.BertConfig(**_TEXT),
+    "bert-base": lambda: transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, num_labels=3),
     "distilbert": lambda: transformers.DistilBertConfig(
         vocab_size=VOCABULARY, dim=64, n_layers=2, n_heads=2, hidden_dim=96, max_position_embeddings=LENGTH, num_labels=3
     ),
@@ -46,7 +47,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
     "t5": lambda: transformers.T5Config(**_T5, pad_token_id=0, eos_token_id=2, decoder_start_token_id=0),
 }
-"""`ragged` is a pruned BERT: 2 heads and 89 neurons in one layer, 1 head and 40 neurons in the other. `t5` has both of its sides."""
+"""`ragged` is a pruned BERT: 2 heads and 89 neurons in one layer, 1 head and 40 neurons in the other. `bert-base` has the sizes of
+BERT-base but for its table of tokens: 12 layers, heads of 64. `t5` has both of its sides."""
 TASKS: dict[str, Task] = {"vit": "image-classification", "gpt2": "text-generation", "t5": "text-to-text"}
 _NAMES = {"vit": ("pixel_values",), "gpt2": ("input_ids",), "t5": ("input_ids", "attention_mask", "decoder_input_ids")}
 _SCRATCH = tempfile.TemporaryDirectory(prefix="half-graphs-")

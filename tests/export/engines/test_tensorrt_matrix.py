@@ -24,7 +24,7 @@ from tests.export.half_graphs import LENGTH
 
 pytestmark = pytest.mark.whole
 
-ATTENTIONS = {"bert": 2, "ragged": 2, "vit": 2, "gpt2": 2, "t5": 6}
+ATTENTIONS = {"bert": 2, "ragged": 2, "vit": 2, "gpt2": 2, "t5": 6, "bert-base": 12}
 SINGLE = {"ragged": ["1 head of 32, mask [-1, 1, 1, -1]"]}
 """Groups that do not pass the gate: a single head has no kernel of its own. The other groups of the same model pass."""
 PRECISIONS = ("fp32", "fp16", "bf16", "int8+fp16")
