@@ -81,7 +81,11 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     layers, floating, mixed = steps.choose_float_layers(layers, rounded, scales, scan)
     kept |= floating
     scales = {layer: scales[layer] for layer in layers}
-    warnings = [*range_warnings(steps.rows, unreached), *steps.compare_ranges(figures, layers, smoothed), *steps.release_experts()]
+    warnings = [
+        *range_warnings(steps.rows, unreached, chosen_by=settings.learns_of_rows),
+        *steps.compare_ranges(figures, layers, smoothed),
+        *steps.release_experts(),
+    ]
     numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
 

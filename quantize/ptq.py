@@ -117,10 +117,16 @@ def mse_weight_scale(weight_OI: Tensor, largest: int) -> Tensor:
     return best_O
 
 
-def range_warnings(rows: Sequence[Row], unreached: Sequence[str]) -> list[str]:
-    """Returns one-line warnings about observed ranges that may not be reliable."""
+def range_warnings(rows: Sequence[Row], unreached: Sequence[str], *, chosen_by: bool = True) -> list[str]:
+    """Returns one-line warnings about observed inputs that may not be reliable.
+
+    Args:
+        rows: The calibration rows.
+        unreached: Layers that never run on them.
+        chosen_by: Whether anything is chosen by these rows; otherwise a few will do.
+    """
     warnings = []
-    if len(rows) < FEW_ROWS:
+    if chosen_by and len(rows) < FEW_ROWS:
         warnings.append(f"only {len(rows)} calibration rows; use at least {FEW_ROWS} for reliable ranges")
     if unreached:
         warnings.append(f"{len(unreached)} layers never run on the calibration rows and stay float: {_some(unreached)}")

@@ -192,6 +192,11 @@ class QuantizeSettings(ModelStage):
         return SmoothQuant() if self.smoothquant is True else self.smoothquant or None
 
     @property
+    def learns_of_rows(self) -> bool:
+        """Whether ranges, smoothing or weights are chosen by the calibration rows."""
+        return bool(calibrators(self.scheme)) or self.smoothing is not None or self.awq or self.rounding != "nearest"
+
+    @property
     def calibrator(self) -> Method | Literal["auto"] | None:
         """The calibration method for input ranges; None for a scheme without calibrated ranges."""
         return (self.calibration.method or self.default_method) if calibrators(self.scheme) else None

@@ -69,6 +69,16 @@ def test_a_quantized_model_answers_like_the_float_one(bert: Artifact, context: C
 
 
 @pytest.mark.parametrize("scheme", FORMS)
+def test_few_rows_are_a_warning_where_something_is_chosen_by_them(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
+    few = {"scheme": scheme, "group_size": 16, "calibration": {"rows": 8}}
+    for settings, chosen in ((few, "a16" not in scheme), ({**few, "rounding": "gptq"}, True)):
+        if settings.get("rounding") and scheme == "fp8":
+            continue
+        warnings = run(bert, context, tmp_path / f"out-{len(settings)}", **settings)["warnings"]
+        assert any("only 8 calibration rows" in line for line in warnings) == chosen, settings
+
+
+@pytest.mark.parametrize("scheme", FORMS)
 def test_the_weights_of_a_checkpoint_are_on_their_grids_in_any_type(bert: Artifact, context: Context, tmp_path: Path, scheme: str) -> None:
     run(bert, context, tmp_path / "out", scheme=scheme, group_size=32)
     full, half = load(tmp_path / "out"), load(tmp_path / "out", dtype=torch.bfloat16)
