@@ -3,8 +3,6 @@
 Exit status: 0 finished; 3 finished with a missed goal (everything is written); 2 wrong input (one line for each problem); 1 internal error.
 """
 
-import errno
-import os
 import signal
 import sys
 import traceback
@@ -18,6 +16,7 @@ import typer
 from compress.core.errors import InputError
 from compress.core.named import one_of
 from compress.core.tasks import TASKS
+from compress.machine.faults import fault_of, line_of
 from compress.machine.parallel import FailedElsewhere, is_launched, joined, leave
 from triton_repo.load.settings import Load
 
@@ -468,48 +467,8 @@ def _failed(error: BaseException, verbose: bool) -> int:
         return _say(2, verbose, *error.problems)
     if isinstance(error, FailedElsewhere):
         return _say(1, verbose)
-    machine = _machine_error(error)
-    return _say(2, verbose, _machine_line(machine)) if machine else _unexpected(error, verbose)
-
-
-_REMEDIES = {
-    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
-    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
-    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY), "remove what is in the way"),
-    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
-    errno.ENOENT: "leave the folders of a run alone while it works",
-    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
-    errno.ENAMETOOLONG: "give a shorter path",
-    errno.EIO: "check the disk",
-    errno.ENOMEM: "free some memory, or use a machine with more",
-}
-_MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
-
-
-_UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""Errors that are the cause, whatever followed from them."""
-
-
-def _machine_error(error: BaseException) -> OSError | None:
-    """Returns the error if the machine caused it (full disk, read-only folder); some libraries tell it only in their message."""
-    if isinstance(error, OSError) and error.errno in _REMEDIES:
-        return error
-    above = error.__cause__ or error.__context__
-    underlying = _machine_error(above) if above is not None else None
-    if underlying is not None and underlying.errno in _UNDERLYING:
-        return underlying
-    if isinstance(error, OSError):
-        return None
-    text = str(error)
-    if isinstance(error, MemoryError) or any(words in text for words in _MEMORY):
-        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "this process")
-    found = next((number for number in _UNDERLYING if os.strerror(number) in text), None)
-    return OSError(found, os.strerror(found)) if found is not None else None
-
-
-def _machine_line(error: OSError) -> str:
-    where = os.fsdecode(error.filename or "the run folder")
-    return f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or give another --out DIR; finished stages are kept"
+    fault = fault_of(error)
+    return _say(2, verbose, line_of(fault)) if fault else _unexpected(error, verbose)
 
 
 def _unexpected(error: BaseException, verbose: bool) -> int:

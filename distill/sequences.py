@@ -26,7 +26,7 @@ from safetensors.numpy import load_file, save_file
 from torch import nn
 
 from compress.artifacts.artifact import digest
-from compress.core.config import Config
+from compress.core.config import Config, as_given
 from compress.core.next_token import IGNORED, labels_of
 from compress.core.progress import Progress
 from compress.data.splits import Split
@@ -52,8 +52,7 @@ class Sequences(Config):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out the usual prompt, so that runs on pairs keep their cache keys and their answers."""
-        usual = type(self).model_fields["prompt"].default
-        return {key: value for key, value in whole(self).items() if key != "prompt" or value != usual}
+        return as_given(self, whole, ("prompt",))
 
 
 def with_answers(

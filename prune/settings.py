@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from compress.core.config import as_given
 from compress.core.errors import InputError
 from compress.models.structure import Structure
 from compress.stage.context import TimedPrecision
@@ -127,7 +128,7 @@ class PruneSettings(ModelStage):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key != "layer_score" or value is not None}
+        return as_given(self, whole, ("layer_score",))
 
     @property
     def key(self) -> str:

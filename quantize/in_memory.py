@@ -16,7 +16,7 @@ from compress.schemes.sites import Sites
 from compress.schemes.table import SCHEMES
 from compress.stage.context import Context
 from quantize.batch_norm import return_biases
-from quantize.ptq import UNREACHED, divide, range_warnings
+from quantize.ptq import UNREACHED, divide
 from quantize.schemes import choose_scales, layer_figures, round_weights, scale_classes
 from quantize.settings import QuantizeSettings
 from quantize.steps import Steps
@@ -81,11 +81,7 @@ def quantize_in_memory(settings: QuantizeSettings, source: Path, context: Contex
     layers, floating, mixed = steps.choose_float_layers(layers, rounded, scales, scan)
     kept |= floating
     scales = {layer: scales[layer] for layer in layers}
-    warnings = [
-        *range_warnings(steps.rows, unreached, chosen_by=settings.learns_of_rows),
-        *steps.compare_ranges(figures, layers, smoothed),
-        *steps.release_experts(),
-    ]
+    warnings = [*steps.range_warnings(unreached), *steps.compare_ranges(figures, layers, smoothed), *steps.release_experts()]
     numbers = f"{len(layers)} layers in {SCHEMES[settings.scheme].numbers}, weights of {steps.bits} bits"
     context.progress.log(f"  {numbers}, {len(kept)} layers in float, {len(steps.rows)} rows")
 

@@ -48,7 +48,7 @@ from quantize.experts import rare, rare_warning, tokens_routed
 from quantize.folding import Fold, find_folds, groups
 from quantize.mixed_precision import choose as choose_floats
 from quantize.products import SiteSettings, add_sites
-from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches
+from quantize.ptq import SELECTION_ROWS, choose_layers, compare_ranges, feature_batches, range_warnings
 from quantize.rounding.rounding import IntegerScales, round_layers
 from quantize.schemes import calibrators, default_calibrator, weight_grids
 from quantize.sensitivity import SCAN_ROWS, Part, passes, quantized_part, summary
@@ -139,6 +139,10 @@ class Steps:
     def observe(self, layers: Layers, smoothed: Mapping[str, Tensor]) -> Observed[Histogram]:
         """Returns histograms of the layers' inputs over the calibration rows."""
         return collect(self.model, layers, self.feed(f"{self.name}: observing"), forward, Histogram, smoothed)
+
+    def range_warnings(self, unreached: Sequence[str]) -> list[str]:
+        """Returns warnings about layers that the calibration rows do not reach, and about few rows if anything is chosen by them."""
+        return range_warnings(self.rows, unreached, chosen_by=self.settings.learns_of_rows)
 
     def compare_ranges(self, figures: Sequence[dict[str, Any]], layers: Layers, smoothed: Mapping[str, Tensor]) -> list[str]:
         """Adds input ranges on selection rows to the figures of each layer; returns a warning if calibration does not cover them."""

@@ -6,7 +6,7 @@
 
 `build_plans.py` writes all of it to `plans.json`. It needs only numpy and is copied next to `build_plans.py`.
 
-Left out: CUDA graphs, copies between host and GPU, the network, and how batches form; `compress gpu-check` and `compress bench --server`
+Left out: CUDA graphs, copies between host and GPU, the network, and how batches form; `make gpu-check` and `compress bench --server`
 measure a whole server.
 """
 

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
+from compress.core.config import as_given
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.target import Target
@@ -65,6 +66,8 @@ STREAMS = 8
 """Answers at once of a language model that the server is held against its engine with, whatever `concurrency` says."""
 SINGLE = ("instances", "max_queue_delay_us", "queue", "tune")
 QUEUED = ("max_waiting", "request_seconds")
+LATER = ("proposals", "gpu", "vllm", "queue", "tune", *QUEUED)
+"""Keys that are not part of the cache key while they have their defaults."""
 
 
 class TritonRepo(Stage):
@@ -110,7 +113,7 @@ class TritonRepo(Stage):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key not in LATER or getattr(self, key) != LATER[key].default}
+        return as_given(self, whole, LATER)
 
     def unread(self, task: Facts, target: Target) -> Iterator[str]:
         """Yields a line for each key with a value that nothing reads for a task and a target.
@@ -206,8 +209,7 @@ class TritonRepo(Stage):
         models = served_models(parent, chosen=chosen)
         name = next((model.name for model in models if chosen is not None and serves(model, chosen)), None)
         one = next((model for model in models if model.name == name), models[-1])
-        largest = self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes)
-        own = Point(self.instances, context.target.num_threads, largest, self.max_queue_delay_us)
+        own = Point(self.instances, context.target.num_threads, self._largest_batch(context), self.max_queue_delay_us)
 
         def write(point: Point, folder: Path, written: list[Served], queue: Queue, threads: int | None) -> None:
             write_repository(
@@ -295,7 +297,7 @@ class TritonRepo(Stage):
 
         sizes = context.target.batch_sizes
         serving = Serving(
-            max_batch_size=self.max_batch_size or max(MIN_BATCH, *sizes),
+            max_batch_size=self._largest_batch(context),
             batch_sizes=sizes,
             instances=self.instances,
             groups=self.gpu.groups,
@@ -325,7 +327,7 @@ class TritonRepo(Stage):
             entry,
             pairs=isinstance(context.data.evaluation.rows[0], tuple),
             batch_sizes=context.target.batch_sizes,
-            max_batch_size=self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes),
+            max_batch_size=self._largest_batch(context),
             scheduling=Scheduling(self.instances, self.max_queue_delay_us, self.queue),
         )
         return told | _unmeasured(NOT_SERVED)
@@ -358,6 +360,10 @@ class TritonRepo(Stage):
         on_gpu = context.target.device == "cuda"
         return self.vllm is None if on_gpu else bool(set(served_on("cuda")) & set(context.target.engines))
 
+    def _largest_batch(self, context: Context) -> int:
+        """Returns the most rows of a request, and of merged requests."""
+        return self.max_batch_size or max(MIN_BATCH, *context.target.batch_sizes)
+
     def _streams(self) -> list[int]:
         """Returns the numbers of answers at once at which a language model is timed."""
         return sorted({*self.concurrency, STREAMS})
@@ -389,7 +395,6 @@ class TritonRepo(Stage):
         return {"metrics": figures, "n": count, "predictions": predictions, **compared, "latency": latency}
 
 
-LATER = {key: TritonRepo.model_fields[key] for key in ("proposals", "gpu", "vllm", "queue", "tune", *QUEUED)}
 """Keys that are not part of the cache key while they have their defaults."""
 
 

@@ -97,6 +97,7 @@ def unmeasured(gpus: int) -> dict[str, Any]:
 def steps(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yields what each step has measured."""
     from compress.artifacts.run_folder import REPOSITORY
+    from compress.commands.load_test import evaluation_split
     from compress.commands.recipes import find
     from compress.pipeline import run
     from compress.recipe import read
@@ -112,7 +113,7 @@ def steps(name: str, out: Path, release: str, gpus: int, say: Callable[[str], No
     [repository] = [path.parent for path in deployed.glob(f"{REPOSITORY}*/{SPEC}")]
     containers.build(deployed, repository, release)
     yield {"plans": containers.plans(repository)["plans"]}
-    model, split = json.loads((repository / SPEC).read_text(encoding="utf-8"))["ensemble"], evaluation(outcome.folder)
+    model, split = json.loads((repository / SPEC).read_text(encoding="utf-8"))["ensemble"], evaluation_split(outcome.folder)
     with containers.serving(repository, "all") as address:
         yield {"accuracy": compared(name, report, recipe.goals.max_drop, address, model, split)}
         every = throughput(address, model, split.rows, gpus)
@@ -161,17 +162,6 @@ def throughput(address: str, model: str, rows: Sequence[Any], gpus: int) -> floa
     place = address_of(address, "grpc")
     [found] = load_test(place, examine(place, model), rows, [Load(concurrency=STREAMS * gpus, rows=ROWS, seconds=SECONDS)])
     return float(found["rows_per_s"])
-
-
-def evaluation(folder: Path) -> Split:
-    """Returns the evaluation split of a finished run, read from its data again."""
-    from compress.data.load import load_data
-    from compress.models.config import label_names
-    from compress.pipeline import opened
-    from compress.recipe import check as checked
-
-    recipe = checked(opened(folder).recipe)
-    return load_data(recipe.data, recipe.model.task, label_names(recipe.model), lambda line: None).evaluation
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 from compress.artifacts.artifact import write_json
 from compress.core.errors import InputError
 from compress.core.files import local
+from compress.data.splits import Split
 from compress.data.tables import Table, text_lines
 from compress.data.unlabelled import read_unlabelled
 from compress.machine import environment
@@ -138,6 +139,15 @@ def _read(given: Rows, model: Model) -> tuple[list[Row], str]:
 
 def evaluation_rows(folder: Path) -> list[Row]:
     """Returns the evaluation rows of a finished run, read from its data again."""
+    return evaluation_split(folder).rows
+
+
+def evaluation_split(folder: Path) -> Split:
+    """Returns the evaluation split of a finished run, read from its data again.
+
+    Raises:
+        InputError: The rows of the run are token ids.
+    """
     from compress.core.tasks import TASKS
     from compress.data.load import load_data
     from compress.models.config import label_names
@@ -148,4 +158,4 @@ def evaluation_rows(folder: Path) -> list[Row]:
     task = recipe.model.task
     if TASKS[task].answer == "tokens":
         raise InputError(f"{folder}: the rows of a run of {task} are tokens; give --data FILE with what the model reads")
-    return list(load_data(recipe.data, task, label_names(recipe.model), lambda line: None).evaluation.rows)
+    return load_data(recipe.data, task, label_names(recipe.model), lambda line: None).evaluation

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
-from compress.core.config import Config
+from compress.core.config import Config, as_given
 from compress.core.engines import DEFAULT_ENGINES, EngineName
 from compress.machine.environment import physical_cores
 from compress.machine.parallel import Strategy
@@ -40,7 +40,7 @@ class Target(Config):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out what was not asked for, so that runs without it keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key not in LATER or getattr(self, key) != LATER[key].default}
+        return as_given(self, whole, ("buckets", "bucket_memory_mb"))
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -51,10 +51,6 @@ class Target(Config):
     def num_threads(self) -> int:
         """CPU threads per engine, with the default filled in for this machine."""
         return self.threads or physical_cores()
-
-
-LATER = {key: Target.model_fields[key] for key in ("buckets", "bucket_memory_mb")}
-"""Keys that are not part of the cache key while they have their defaults."""
 
 
 class Parallel(Config):

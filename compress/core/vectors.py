@@ -63,17 +63,14 @@ def similarities(vectors: Array, labels: Array) -> tuple[Array, Array]:
         labels: Their labels, float32 `[n, 2]`.
     """
     first, second = partners(labels)
-    unit = of_length_one(vectors)
-    cosines = np.einsum("pd,pd->p", unit[first], unit[second])
-    return cosines[:, None], labels[first, 1]
+    return cosines(vectors[first], vectors[second])[:, None], labels[first, 1]
 
 
 def with_scores(labels: Array, vectors: Array) -> Array:
     """Returns labels whose scores are the cosines of these vectors `[n, D]`; float32 `[n, 2]`."""
-    cosines, _ = similarities(vectors, labels)
-    changed = labels.copy()
+    changed, found = labels.copy(), similarities(vectors, labels)[0][:, 0]
     for rows in partners(labels):
-        changed[rows, 1] = cosines[:, 0]
+        changed[rows, 1] = found
     return changed
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from compress.artifacts.safetensors import read_json
-from compress.core.config import Config
+from compress.core.config import Config, as_given
 from compress.core.errors import InputError, nearest
 from compress.core.files import local
 from compress.core.shown import shown
@@ -56,7 +56,7 @@ class ModelConfig(Config):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out `embedding` where it is not given, so that other tasks keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key != "embedding" or value is not None}
+        return as_given(self, whole, ("embedding",))
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:

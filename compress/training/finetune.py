@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from compress.artifacts.artifact import Artifact
+from compress.core.config import as_given
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
@@ -68,7 +69,7 @@ class Finetune(Stage):
     @model_serializer(mode="wrap")
     def _as_given(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leaves out `loss` where it is not given, so that other tasks keep their cache keys."""
-        return {key: value for key, value in whole(self).items() if key != "loss" or value is not None}
+        return as_given(self, whole, ("loss",))
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""

@@ -30,16 +30,6 @@ class Level:
         """Whether all was answered, and the p99 is within a limit; None: any p99 is."""
         return not self.errors and self.p99_ms is not None and (limit_ms is None or self.p99_ms <= limit_ms)
 
-    def as_row(self) -> dict[str, Any]:
-        """Returns the figures as JSON types."""
-        return {
-            "concurrency": self.concurrency,
-            "rows_per_s": self.rows_per_s,
-            "p50_ms": self.p50_ms,
-            "p99_ms": self.p99_ms,
-            "errors": self.errors,
-        }
-
 
 @dataclass(frozen=True)
 class Loaded:

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 from triton_repo.tuning.settings import Tune
 
@@ -28,15 +27,6 @@ class Point:
     """Most rows of a batch."""
     max_queue_delay_us: int
     """Microseconds that a request waits for others."""
-
-    def as_row(self) -> dict[str, Any]:
-        """Returns the settings as JSON types."""
-        return {
-            "instances": self.instances,
-            "threads": self.threads,
-            "max_batch_size": self.max_batch_size,
-            "max_queue_delay_us": self.max_queue_delay_us,
-        }
 
 
 def points(tune: Tune, own: Point, cores: int) -> list[Point]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,17 @@ class Tuned:
     def as_document(self) -> dict[str, Any]:
         """Returns it as JSON types, for triton.json."""
         return {
-            "best": self.best.as_row(),
+            "best": asdict(self.best),
             "limit_p99_ms": self.limit_ms,
             "trials": [
                 {
-                    **trial.point.as_row(),
+                    **asdict(trial.point),
                     "own": trial.point == self.own,
                     "rows_per_s": trial.measured.rate,
                     "p99_ms": None if trial.measured.best is None else trial.measured.best.p99_ms,
                     "concurrency": None if trial.measured.best is None else trial.measured.best.concurrency,
                     "rounds": trial.round + 1,
-                    "loads": [level.as_row() for level in trial.measured.levels],
+                    "loads": [asdict(level) for level in trial.measured.levels],
                 }
                 for trial in self.trials
             ],

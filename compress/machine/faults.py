@@ -1,0 +1,44 @@
+"""Faults of the machine, such as a full disk or a read-only folder: found in the exceptions that they come as, and told in one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+_REMEDIES = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space"),
+    **dict.fromkeys((errno.EROFS, errno.EACCES, errno.EPERM), "make it writable"),
+    **dict.fromkeys((errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY), "remove what is in the way"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "raise the limit of open files (ulimit -n)"),
+    errno.ENOENT: "leave the folders of a run alone while it works",
+    errno.EFBIG: "raise the limit of the file size (ulimit -f)",
+    errno.ENAMETOOLONG: "give a shorter path",
+    errno.EIO: "check the disk",
+    errno.ENOMEM: "free some memory, or use a machine with more",
+}
+_MEMORY = ("can't allocate memory", "CUDA out of memory", "bad_alloc")
+_UNDERLYING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""Errors that are the cause, whatever followed from them."""
+
+
+def fault_of(error: BaseException) -> OSError | None:
+    """Returns the error if the machine caused it (full disk, read-only folder); some libraries tell it only in their message."""
+    if isinstance(error, OSError) and error.errno in _REMEDIES:
+        return error
+    above = error.__cause__ or error.__context__
+    underlying = fault_of(above) if above is not None else None
+    if underlying is not None and underlying.errno in _UNDERLYING:
+        return underlying
+    if isinstance(error, OSError):
+        return None
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in _MEMORY):
+        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), "this process")
+    found = next((number for number in _UNDERLYING if os.strerror(number) in text), None)
+    return OSError(found, os.strerror(found)) if found is not None else None
+
+
+def line_of(error: OSError) -> str:
+    """Returns what happened and what to do about it."""
+    where = os.fsdecode(error.filename or "the run folder")
+    return f"{where}: {error.strerror}; {_REMEDIES[error.errno or 0]} or give another --out DIR; finished stages are kept"
