@@ -24,7 +24,7 @@ LIBRARIES = {  # files that list installed distributions, some of which are call
     "compress.machine.environment",
     "compress.commands.doctor",
     "triton_repo.environment",
-    "triton_repo.build_plans",
+    "triton_repo.gpu.build_plans",
 }
 MOST_FILES = 3
 MOST_ARGUMENTS = 8  # without self, cls and the ctx of autograd

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from transformers import BertConfig, BertModel
 
 from tests.export import sentiment
@@ -25,12 +24,7 @@ def folder(out: Path, layers: int = 1, *, mode: str = "mean_tokens", normalize: 
         vocab_size=words, hidden_size=WIDTH, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=64,
         max_position_embeddings=sentiment.LENGTH,
     )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = BertModel(config)
-        for parameter in model.parameters():
-            parameter.data += (0.3 if parameter.ndim > 1 else 0.1) * torch.randn(parameter.shape)
-    model.save_pretrained(out)
+    sentiment.drawn(BertModel, config).save_pretrained(out)
     kinds = {"": "Transformer", "1_Pooling": "Pooling", **({"2_Normalize": "Normalize"} if normalize else {})}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kinds[path]}"} for i, path in enumerate(kinds)

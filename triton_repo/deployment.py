@@ -26,8 +26,8 @@ from compress.artifacts.chain import changes, damage, read_chain
 from compress.artifacts.run_folder import REPOSITORY, Run, open_run
 from compress.core.errors import InputError
 from compress.core.shown import reason
-from triton_repo import wheels
-from triton_repo.plan_files import SPEC, built_files, unhashed_files
+from triton_repo.gpu import wheels
+from triton_repo.gpu.plan_files import SPEC, built_files, unhashed_files
 
 MANIFEST, SCHEMA, README, LOG, DOCKER = "deployment.json", 1, "README.md", "triton.log", "docker"
 

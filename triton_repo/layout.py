@@ -10,7 +10,7 @@
 
 The mode and the properties of an engine come from export.json, so the server runs exactly what was evaluated.
 
-Not here: the repository for GPUs, see `triton_repo.plans`.
+Not here: the repository for GPUs, see `triton_repo.gpu.plans`.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ Language models stream: their answers to all prompts of the export are compared 
 Each build is a model of the repository. `triton.json` says which of them was chosen to be served (`compress.measure.fastest`); it runs in
 the engine and mode that were chosen, the others in the first engine that runs them.
 
-Only one model runs at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated
-engine within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the
-logits are bit-identical.) All figures are in triton.json, with the logits next to it.
+Only one model runs at a time, so that models do not compete for memory and cores. The predictions must match those of the evaluated engine
+within the limits of `compress.standalone.tolerance`; otherwise the stage fails. (In static mode the logits are bit-identical.) All figures
+are in triton.json, with the logits next to it.
 
-For a GPU target `triton_repo.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here. The
-repository of a language model for vLLM, which the key `vllm` asks for, is written by `triton_repo.vllm` and not run either.
+For a GPU target `triton_repo.gpu.plans` writes the repository. Its plans are built on a machine with TensorRT; no server is started here.
+The repository of a language model for vLLM, which the key `vllm` asks for, is written by `triton_repo.vllm` and not run either.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from compress.stage.stage import Stage
 from triton_repo.client import ServedWrong
 from triton_repo.config import MIN_BATCH, Scheduling, model_names
 from triton_repo.generation.limits import MAX_WAITING, REQUEST_SECONDS
-from triton_repo.gpu_settings import Gpu
-from triton_repo.plan_files import SCHEMA as PLANS_SCHEMA
-from triton_repo.plan_files import SPEC as GPU_SPEC
+from triton_repo.gpu.plan_files import SCHEMA as PLANS_SCHEMA
+from triton_repo.gpu.plan_files import SPEC as GPU_SPEC
+from triton_repo.gpu.settings import Gpu
 from triton_repo.queueing import Queue
 from triton_repo.tuning.settings import Tune
 from triton_repo.tuning.space import Point
@@ -292,8 +292,8 @@ class TritonRepo(Stage):
         Raises:
             InputError: The last variant was not evaluated in torch, so that there are no golden logits.
         """
-        from triton_repo.gpu_configs import Serving
-        from triton_repo.gpu_stage import write_gpu
+        from triton_repo.gpu.configs import Serving
+        from triton_repo.gpu.stage import write_gpu
 
         sizes = context.target.batch_sizes
         serving = Serving(
@@ -309,8 +309,8 @@ class TritonRepo(Stage):
 
     def _write_kernels(self, parent: Artifact, context: Context, folder: Path) -> dict[str, Any] | None:
         """Writes the repository of the last build that an engine on our own kernels runs; returns its entry, None without one."""
-        from triton_repo.kernels import NOT_RUN as NOT_SERVED
-        from triton_repo.kernels import write_kernel_repository
+        from triton_repo.gpu.kernels import NOT_RUN as NOT_SERVED
+        from triton_repo.gpu.kernels import write_kernel_repository
         from triton_repo.layout import EXPORTED
 
         builds = json.loads((parent.path / EXPORTED).read_text(encoding="utf-8"))["builds"]

@@ -2,7 +2,7 @@
 
     recipe -> run (torch and TensorRT on this machine) -> deploy -> images, plans -> server on all GPUs, and on one -> verdicts
 
-The limits are in `triton_repo.gpu_check.verdicts`. It has its own folder, `gpu-check`; a second run takes finished stages from the first.
+The limits are in `triton_repo.gpu.check.verdicts`. It has its own folder, `gpu-check`; a second run takes finished stages from the first.
 
 Not supported: several machines. Nothing of it has run on a GPU yet: its logic is tested with recorded measurements.
 """
@@ -43,9 +43,9 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
     """
     from compress.core.engines import served_on
     from export.engines.registry import engine_module
-    from triton_repo.gpu_check import containers
-    from triton_repo.gpu_check.report import MARKDOWN, write_report
-    from triton_repo.gpu_check.verdicts import passes
+    from triton_repo.gpu.check import containers
+    from triton_repo.gpu.check.report import MARKDOWN, write_report
+    from triton_repo.gpu.check.verdicts import passes
 
     machine = containers.machine()
     missing = engine_module(served_on("cuda")[0]).absence("cuda")
@@ -65,7 +65,7 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
 
 
 def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> dict[str, Any]:
-    """Returns what was measured of a recipe (`triton_repo.gpu_check.verdicts`); a step that fails ends it, and `error` says how.
+    """Returns what was measured of a recipe (`triton_repo.gpu.check.verdicts`); a step that fails ends it, and `error` says how.
 
     Args:
         name: A shipped recipe for device cuda.
@@ -102,8 +102,8 @@ def steps(name: str, out: Path, release: str, gpus: int, say: Callable[[str], No
     from compress.pipeline import run
     from compress.recipe import read
     from triton_repo import deployment
-    from triton_repo.gpu_check import containers
-    from triton_repo.plan_files import SPEC
+    from triton_repo.gpu.check import containers
+    from triton_repo.gpu.plan_files import SPEC
 
     recipe = read(find(name))
     outcome = run(recipe, out / "runs" / name)

@@ -76,6 +76,16 @@ class Silent:
         yield lambda steps: None
 
 
+def drawn(kind: Any, config: Any) -> Any:
+    """Returns a model of this class with weights that are large enough to tell texts apart, always the same."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = kind(config)
+        for parameter in model.parameters():
+            parameter.data += (0.3 if parameter.ndim > 1 else 0.1) * torch.randn(parameter.shape)
+    return model
+
+
 @functools.cache
 def checkpoint(layers: int = 2) -> Path:
     """Writes the float checkpoint once for all tests, which leave it alone."""
@@ -85,12 +95,7 @@ def checkpoint(layers: int = 2) -> Path:
         max_position_embeddings=LENGTH, id2label={0: "negative", 1: "positive"}, label2id={"negative": 0, "positive": 1},
         architectures=["BertForSequenceClassification"],
     )  # fmt: skip
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = BertForSequenceClassification(config)
-        for parameter in model.parameters():
-            parameter.data += (0.3 if parameter.ndim > 1 else 0.1) * torch.randn(parameter.shape)
-    model.save_pretrained(folder)
+    drawn(BertForSequenceClassification, config).save_pretrained(folder)
     _write_tokenizer(folder)
     return folder
 

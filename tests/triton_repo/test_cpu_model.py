@@ -5,7 +5,6 @@ import json
 import sys
 import threading
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -15,37 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.triton_repo import tiny_exports as tiny
+from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
 from triton_repo import layout
 from triton_repo.config import from_text
 from triton_repo.cpu_engines.openvino import Engine
-
-
-class Tensor:
-    def __init__(self, name, array):
-        self.name, self.array = name, array
-
-    def as_numpy(self):
-        return self.array
-
-
-class Response:
-    def __init__(self, output_tensors=(), error=None):
-        self.tensors, self.error = {tensor.name: tensor.array for tensor in output_tensors}, error
-
-
-class TritonError(Exception):
-    INTERNAL, INVALID_ARG = 1, 2
-
-    def __init__(self, message, code=None):
-        super().__init__(message)
-        self.code = code
-
-
-def stand_in() -> types.ModuleType:
-    module = types.ModuleType("triton_python_backend_utils")
-    module.Tensor, module.InferenceResponse, module.TritonError = Tensor, Response, TritonError
-    module.get_input_tensor_by_name = lambda request, name: request[name]
-    return module
 
 
 @pytest.fixture

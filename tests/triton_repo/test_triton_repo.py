@@ -14,8 +14,8 @@ from compress.stage.context import Context
 from tests.triton_repo import tiny_exports as tiny
 from triton_repo import environment, layout
 from triton_repo.client import Answers
-from triton_repo.gpu_settings import Gpu
-from triton_repo.plan_files import SCHEMA
+from triton_repo.gpu.plan_files import SCHEMA
+from triton_repo.gpu.settings import Gpu
 from triton_repo.triton_repo import ServedWrong, TritonRepo, compare, server_of
 
 

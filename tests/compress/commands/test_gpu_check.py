@@ -11,9 +11,10 @@ import pytest
 from compress.commands import gpu_check
 from compress.core.errors import InputError
 from tests.export import sentiment
-from tests.triton_repo.gpu_repositories import build
-from triton_repo import environment, wheels
-from triton_repo.gpu_check import containers
+from tests.triton_repo.gpu.repositories import build
+from triton_repo import environment
+from triton_repo.gpu import wheels
+from triton_repo.gpu.check import containers
 
 RECIPE = """# A tiny classifier.
 # compress run tiny.yaml
@@ -73,7 +74,7 @@ def test_a_step_that_fails_ends_its_recipe_and_the_report_is_written(tmp_path, m
 def test_its_recipes_time_every_shape_that_is_judged(name):
     from compress.commands.recipes import find
     from compress.recipe import read
-    from triton_repo.gpu_check.verdicts import EAGER_FP16, OUR_FP16, SPEED
+    from triton_repo.gpu.check.verdicts import EAGER_FP16, OUR_FP16, SPEED
 
     recipe = read(find(name))
     assert recipe.target.device == "cuda"
@@ -92,7 +93,7 @@ class Played:
         self.folder, self.servers, self.asked = folder, {}, []
 
     def __call__(self, words):
-        from tests.triton_repo.serve_deployed import stand_in
+        from tests.triton_repo.gpu.serve_deployed import stand_in
         from triton_repo.server import TritonServer
 
         self.asked.append(words[1:3])
@@ -147,7 +148,7 @@ def test_the_whole_check_with_played_gpus(tmp_path, monkeypatch):
     assert found["scaling"]["one"] > 0
     assert found["scaling"]["all"] > 0
     assert found["scaling"]["gpus"] == 2
-    from triton_repo.gpu_check.report import write_report
+    from triton_repo.gpu.check.report import write_report
 
     lines = write_report(tmp_path, {"gpus": ["played"] * 2, "driver": "none", "release": "25.09"}, {"tiny": found})
     assert {line.line for line in lines} >= {"parity, sm89", "int8 share, sm89", "drop of the metric in the server", "scaling to 2 GPUs"}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from compress.core.errors import InputError
-from triton_repo import deployment, wheels
+from triton_repo import deployment
+from triton_repo.gpu import wheels
 
 NAME = "tiny_package-1.0-py3-none-any.whl"
 
@@ -64,9 +65,9 @@ def test_other_repositories_need_no_wheels(index, tmp_path):
 
 def test_pins_are_those_of_the_server_environment_and_have_hashes():
     root = Path(wheels.__file__).parent
-    pins = dict(re.findall(r"^(\w+)==(\S+)", (root / "gpu-requirements.txt").read_text(), re.M))
-    server = dict(re.findall(r"^(\w+)==(\S+)", (root / "server-requirements.txt").read_text(), re.M))
+    pins = dict(re.findall(r"^(\w+)==(\S+)", (root / "requirements.txt").read_text(), re.M))
+    server = dict(re.findall(r"^(\w+)==(\S+)", (root.parent / "server-requirements.txt").read_text(), re.M))
     assert pins == {name: server[name] for name in ("numpy", "pillow", "tokenizers")}
     assert int(pins["numpy"].split(".")[0]) < 2
-    hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})\b", (root / "gpu-requirements.txt").read_text())
+    hashes = re.findall(r"--hash=sha256:([0-9a-f]{64})\b", (root / "requirements.txt").read_text())
     assert len(hashes) == len(set(hashes)) == 5

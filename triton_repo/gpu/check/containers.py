@@ -20,7 +20,7 @@ from typing import Any
 
 from compress.core.errors import InputError
 from triton_repo.deployment import DOCKER
-from triton_repo.plan_files import RECORD
+from triton_repo.gpu.plan_files import RECORD
 
 Run = Callable[[Sequence[str]], str]
 """Runs a command and returns its output; raises `InputError` with its last line where it fails."""

@@ -3,7 +3,6 @@ import json
 import re
 import shutil
 import sys
-import types
 from io import BytesIO
 from pathlib import Path
 
@@ -21,7 +20,8 @@ from export.graph.onnx import export_float
 from tests.export import half_graphs
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
-from tests.triton_repo.gpu_repositories import (
+from tests.triton_repo.backend_stand_in import Tensor, TritonError, stand_in
+from tests.triton_repo.gpu.repositories import (
     BUCKETS,
     LARGEST,
     NAME,
@@ -323,34 +323,10 @@ def test_readme_names_the_models_and_what_was_not_run(written):
 # --- the python models, with a stand-in for the server's module
 
 
-class _Tensor:
-    def __init__(self, name, array):
-        self.name, self.array = name, array
-
-    def as_numpy(self):
-        return self.array
-
-
-class _Response:
-    def __init__(self, output_tensors=(), error=None):
-        self.tensors, self.error = {tensor.name: tensor.array for tensor in output_tensors}, error
-
-
-class _Error(Exception):
-    INVALID_ARG = 3
-
-    def __init__(self, message, code):
-        super().__init__(message)
-        self.code = code
-
-
 @pytest.fixture
 def python_models(written, monkeypatch):
     """Loads the copied models: preprocess and postprocess."""
-    module = types.ModuleType("triton_python_backend_utils")
-    module.Tensor, module.InferenceResponse, module.TritonError = _Tensor, _Response, _Error
-    module.get_input_tensor_by_name = lambda request, name: request[name]
-    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", module)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", stand_in())
     monkeypatch.setattr(sys, "path", list(sys.path))
     return lambda out: [_model(out, part) for part in ("preprocess", "postprocess")]
 
@@ -367,7 +343,7 @@ def _model(out: Path, part: str):
 
 
 def request(**columns):
-    return {name: _Tensor(name, np.array([[value] for value in values], dtype=object)) for name, values in columns.items()}
+    return {name: Tensor(name, np.array([[value] for value in values], dtype=object)) for name, values in columns.items()}
 
 
 def test_python_models_answer_like_the_preprocessor(written, python_models, graph):
@@ -383,7 +359,7 @@ def test_python_models_answer_like_the_preprocessor(written, python_models, grap
             np.testing.assert_array_equal(response.tensors[name], array)
             assert response.tensors[name].dtype == np.int64
         logits = session.run(["logits"], response.tensors)[0]
-        (answer,) = after.execute([{"logits": _Tensor("logits", logits)}])
+        (answer,) = after.execute([{"logits": Tensor("logits", logits)}])
         labels = [label.decode() for label in answer.tensors["LABEL"][:, 0]]
         assert list(zip(labels, answer.tensors["SCORE"][:, 0].tolist(), strict=True)) == preprocessor.answer(logits)
         assert answer.tensors["SCORE"].dtype == np.float32
@@ -393,7 +369,7 @@ def test_a_bad_row_fails_alone(written, python_models):
     before, _ = python_models(written[0])
     good, bad = before.execute([request(TEXT=[b"a film"]), request(TEXT=[b"\xff\xfe"])])
     assert good.error is None
-    assert bad.error.code == _Error.INVALID_ARG
+    assert bad.error.code == TritonError.INVALID_ARG
 
 
 def test_pairs_reach_the_preprocessor(graph, tmp_path, python_models):

@@ -41,15 +41,15 @@ from tritonclient.grpc import model_config_pb2 as pb
 from compress.core.errors import InputError
 from compress.standalone import cuda_driver, preprocess, tensorrt_layers, tensorrt_plan, tolerance
 from compress.standalone.preprocess import Preprocessor, Row
-from triton_repo import measure_plans, plan_files
 from triton_repo.config import to_text
-from triton_repo.gpu_configs import Names, Serving, configurations, warm_up_file
-from triton_repo.gpu_settings import Gpu
-from triton_repo.measure_plans import features_of
-from triton_repo.plan_files import GOLDEN, MODELS, ROWS, SCHEMA, SPEC, graph_digest, rows_text
+from triton_repo.gpu import measure_plans, plan_files
+from triton_repo.gpu.configs import Names, Serving, configurations, warm_up_file
+from triton_repo.gpu.measure_plans import features_of
+from triton_repo.gpu.plan_files import GOLDEN, MODELS, ROWS, SCHEMA, SPEC, graph_digest, rows_text
+from triton_repo.gpu.settings import Gpu
 
 ONNX, FUSED, RIVAL = "model.onnx", "model_fused.onnx", "rival.onnx"
-README = "gpu_readme.md"
+README = "readme.md"
 PADDED = 4
 """Golden rows of a bucket that no row falls into."""
 _TYPES = {TensorProto.INT64: pb.TYPE_INT64, TensorProto.FLOAT: pb.TYPE_FP32}
@@ -121,7 +121,7 @@ def write_gpu_repository(
     for part, config in configs.items():
         (out / f"{part}.pbtxt").write_text(to_text(config), encoding="utf-8")
     for part in ("preprocess", "postprocess"):
-        _write_python(models / names.parts[part] / "1", f"gpu_{part}.py", preprocessor)
+        _write_python(models / names.parts[part] / "1", f"{part}_model.py", preprocessor)
     graphs = {ONNX: plans.onnx, FUSED: plans.onnx.with_name(f"{plans.onnx.stem}_fused.onnx"), RIVAL: plans.rival.onnx}
     for file, source in graphs.items():
         if source is not None and source.exists():
@@ -220,7 +220,7 @@ def attentions(onnx_file: Path) -> list[str]:
 
 def readme(name: str) -> str:
     """Returns the README of the repository."""
-    return files("triton_repo").joinpath(README).read_text(encoding="utf-8").replace("@NAME@", name)
+    return files("triton_repo.gpu").joinpath(README).read_text(encoding="utf-8").replace("@NAME@", name)
 
 
 def _write_model(folder: Path, config: Any) -> None:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from compress.core.errors import InputError
-from triton_repo.gpu_check import containers
+from triton_repo.gpu.check import containers
 
 
 class Docker:

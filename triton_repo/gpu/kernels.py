@@ -29,7 +29,7 @@ from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import SETTINGS, TEXT_PAIR, ModelSettings, Scheduling, model_config, serialized, to_text, version_settings
 from triton_repo.layout import VERSION, WARM_UP, warm_up_rows
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SERVED = "export/fused/served.py"
 PLAN = "plan.safetensors"
 OURS = ("compress", "export")
@@ -102,7 +102,7 @@ def files(root: Path) -> Iterator[tuple[Path, str]]:
     Args:
         root: Folder that the packages lie in.
     """
-    yield root / "triton_repo" / "kernels_model.py", "model.py"
+    yield Path(__file__).with_name("kernels_model.py"), "model.py"
     yield root / "triton_repo" / "cpu_model.py", "cpu_model.py"
     yield Path(preprocess.__file__), "preprocess.py"
     yield root / SERVED, "engine.py"

@@ -7,7 +7,7 @@ import onnx
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
-from tests.triton_repo.gpu_repositories import (
+from tests.triton_repo.gpu.repositories import (
     LARGEST,
     NAME,
     ROWS,
@@ -20,8 +20,8 @@ from tests.triton_repo.gpu_repositories import (
     text_preprocessor,
     write,
 )
-from triton_repo.gpu_settings import Gpu, GpuGroup
-from triton_repo.plans import Rival
+from triton_repo.gpu.plans import Rival
+from triton_repo.gpu.settings import Gpu, GpuGroup
 
 pytestmark = pytest.mark.whole
 MACHINES = {"one": ["90"], "four of a kind": ["89"] * 4, "two and two": ["80", "80", "90", "90"]}

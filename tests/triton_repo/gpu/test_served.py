@@ -18,7 +18,7 @@ import pytest
 
 from compress.artifacts.artifact import digest, file_digest, files_below
 from tests.docker.test_docker import expressions, metrics
-from tests.triton_repo.gpu_repositories import (
+from tests.triton_repo.gpu.repositories import (
     BUCKETS,
     LARGEST,
     ROWS,
@@ -29,10 +29,11 @@ from tests.triton_repo.gpu_repositories import (
     text_preprocessor,
     write,
 )
-from triton_repo import deployment, environment, wheels
+from triton_repo import deployment, environment
+from triton_repo.gpu import wheels
 
 pytestmark = [pytest.mark.slow, pytest.mark.whole]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 MACHINES = {"one": ["90"], "four of a kind": ["89"] * 4, "two and two": ["80", "80", "90", "90"]}
 ONLY_WITH_A_GPU = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_power_usage"}
 ONLY_WITH_A_CACHE = {"nv_cache_num_hits_per_model", "nv_cache_num_misses_per_model"}
@@ -71,7 +72,7 @@ def test_a_deployment_serves_from_its_own_folder(machine, graph, tmp_path, monke
     alone = packages(tmp_path / "packages", repository / "wheels")
     moved = shutil.move(repository, tmp_path / "elsewhere")  # nothing of the run or of the project is near
     variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONHOME", "VIRTUAL_ENV")} | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.triton_repo.serve_deployed", str(moved), str(alone), str(tmp_path / "log")]
+    command = [sys.executable, "-m", "tests.triton_repo.gpu.serve_deployed", str(moved), str(alone), str(tmp_path / "log")]
     inside = ["unshare", "--net", "--map-root-user", *command]
     done = subprocess.run(inside, env=variables, cwd=ROOT, capture_output=True, text=True, check=False)
     log = (tmp_path / "log").read_text() if (tmp_path / "log").exists() else ""

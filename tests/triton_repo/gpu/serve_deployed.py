@@ -1,5 +1,5 @@
 """Serves the models of a deployed GPU repository without a network: run in a namespace of its own as
-`python -m tests.triton_repo.serve_deployed REPOSITORY PACKAGES LOG`.
+`python -m tests.triton_repo.gpu.serve_deployed REPOSITORY PACKAGES LOG`.
 
 In the place of the plan stands a Python model that knows the golden rows. Prints one line of JSON.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from triton_repo import client, environment
 from triton_repo.environment import ServerEnvironment
-from triton_repo.plan_files import read_rows
+from triton_repo.gpu.plan_files import read_rows
 from triton_repo.server import TritonServer
 
 PLAN = """

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from tests.triton_repo.gpu_check.recorded import model, passing, plan
-from triton_repo.gpu_check.report import write_report
-from triton_repo.gpu_check.verdicts import SPEED, passes, verdicts
+from tests.triton_repo.gpu.check.recorded import model, passing, plan
+from triton_repo.gpu.check.report import write_report
+from triton_repo.gpu.check.verdicts import SPEED, passes, verdicts
 
 
 def word(models, line):

@@ -5,7 +5,6 @@ python serve_kernels.py VERSION_FOLDER CONFIG_JSON TEXT ...      prints {"logits
 
 import json
 import sys
-import types
 from importlib.abc import MetaPathFinder
 from pathlib import Path
 
@@ -32,27 +31,14 @@ class Absent(MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-class Tensor:
-    def __init__(self, name, array):
-        self.name, self.array = name, array
-
-    def as_numpy(self):
-        return self.array
-
-
-class Response:
-    def __init__(self, output_tensors=(), error=None):
-        self.tensors, self.error = {tensor.name: tensor.array for tensor in output_tensors}, error
-
-
 def main() -> None:
     folder, config, *texts = sys.argv[1:]
     sys.meta_path.insert(0, Absent())
-    backend = types.ModuleType("triton_python_backend_utils")
-    backend.Tensor, backend.InferenceResponse = Tensor, Response
-    backend.get_input_tensor_by_name = lambda request, name: request[name]
-    sys.modules["triton_python_backend_utils"] = backend
-    sys.path.insert(0, folder)
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from backend_stand_in import Tensor, stand_in
+
+    sys.modules["triton_python_backend_utils"] = stand_in()
+    sys.path[0] = folder
     import numpy as np
     from model import TritonPythonModel
 

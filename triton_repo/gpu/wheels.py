@@ -1,6 +1,6 @@
 """The packages of the Python models of a GPU repository, as wheels that lie in the deployed folder: its containers need no network.
 
-    gpu-requirements.txt (exact versions, sha256) -> pip download -> cache -> DIR/model_repository*/wheels/
+    requirements.txt (exact versions, sha256) -> pip download -> cache -> DIR/model_repository*/wheels/
 
 They are fetched once, into `$XDG_CACHE_HOME/compress/wheels-<first 12 digits of the sha256 of the requirements>-<Python>`. Where there is
 no package index, `$COMPRESS_WHEELS` names a folder with the files; the hashes are checked all the same.
@@ -21,7 +21,7 @@ from pathlib import Path
 from compress.core.errors import InputError
 from compress.machine.environment import cache_folder
 
-REQUIREMENTS = Path(__file__).with_name("gpu-requirements.txt")
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 VARIABLE = "COMPRESS_WHEELS"
 FOLDER = "wheels"
 PYTHON = "3.12"

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from triton_repo import measure_plans as measure
-from triton_repo.plan_files import built_files, cpu_instances, file_names, graph_digest, read_rows, rows_text
+from triton_repo.gpu import measure_plans as measure
+from triton_repo.gpu.plan_files import built_files, cpu_instances, file_names, graph_digest, read_rows, rows_text
 
 
 class Clock:

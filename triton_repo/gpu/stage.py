@@ -20,10 +20,10 @@ from compress.measure.agreement import unit
 from compress.measure.answers import load_predictions
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
-from triton_repo.gpu_configs import Serving
-from triton_repo.gpu_settings import Gpu
+from triton_repo.gpu.configs import Serving
+from triton_repo.gpu.plans import Golden, Plans, Rival, write_gpu_repository
+from triton_repo.gpu.settings import Gpu
 from triton_repo.layout import EXPORTED
-from triton_repo.plans import Golden, Plans, Rival, write_gpu_repository
 
 HALVES = ("fp16", "bf16")
 GOLDEN_ROWS = 64

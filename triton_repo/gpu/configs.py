@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2 as pb
 
 from compress.standalone.preprocess import Preprocessor
 from triton_repo.config import IMAGE, LABEL, LOGITS, SCORE, TEXT, TEXT_PAIR
-from triton_repo.gpu_settings import GpuGroup
+from triton_repo.gpu.settings import GpuGroup
 
 OUTPUT = "logits"
 """Output name of the graph; clients see LOGITS, as in the CPU repository."""

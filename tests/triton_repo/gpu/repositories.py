@@ -16,10 +16,10 @@ from export.graph.onnx import export_float
 from export.graph.qdq import insert_qdq
 from tests.export import tiny_checkpoints as tiny
 from tests.export.tensorrt_stand_in import Driver, StandIn
-from triton_repo import plans
-from triton_repo.gpu_configs import Serving
-from triton_repo.gpu_settings import Gpu
-from triton_repo.plans import Golden, Plans
+from triton_repo.gpu import plans
+from triton_repo.gpu.configs import Serving
+from triton_repo.gpu.plans import Golden, Plans
+from triton_repo.gpu.settings import Gpu
 
 BUCKETS, LARGEST, NAME = (8, 16), 4, "tiny"
 SCRIPTS = (

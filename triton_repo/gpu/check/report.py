@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import write_json, write_text
-from triton_repo.gpu_check.verdicts import Verdict, passes, verdicts
+from triton_repo.gpu.check.verdicts import Verdict, passes, verdicts
 
 JSON, MARKDOWN, SCHEMA = "report.json", "report.md", 1
 
@@ -23,7 +23,7 @@ def write_report(folder: Path, machine: Mapping[str, Any], models: Mapping[str, 
     Args:
         folder: Folder to write into.
         machine: `gpus` (names), `driver`, `release`, `versions`.
-        models: What was measured, by name of the recipe (`triton_repo.gpu_check.verdicts`).
+        models: What was measured, by name of the recipe (`triton_repo.gpu.check.verdicts`).
     """
     lines = verdicts(models)
     listed = [{**asdict(line), "verdict": line.word} for line in lines]
