@@ -49,6 +49,8 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 }
 """`ragged` is a pruned BERT: 2 heads and 89 neurons in one layer, 1 head and 40 neurons in the other. `bert-base` has the sizes of
 BERT-base but for its table of tokens: 12 layers, heads of 64. `t5` has both of its sides."""
+AS_DRAWN = ("t5", "bert-base")
+"""Kinds whose weights stay as they were drawn: four times as large, those of a wide model would amplify every rounding."""
 TASKS: dict[str, Task] = {"vit": "image-classification", "gpt2": "text-generation", "t5": "text-to-text"}
 _NAMES = {"vit": ("pixel_values",), "gpt2": ("input_ids",), "t5": ("input_ids", "attention_mask", "decoder_input_ids")}
 _SCRATCH = tempfile.TemporaryDirectory(prefix="half-graphs-")
@@ -117,7 +119,7 @@ def _checkpoint(kind: str) -> Path:
     scales = {}
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_((1 if kind == "t5" else 4) * parameter if parameter.ndim > 1 else parameter + 0.1 * torch.randn_like(parameter))
+            parameter.copy_((1 if kind in AS_DRAWN else 4) * parameter if parameter.ndim > 1 else parameter + 0.1 * torch.randn_like(parameter))
         for name, layer in layers.items():
             weight_scale = layer.weight.abs().amax(1) / 63
             layer.weight.copy_(torch.round(layer.weight / weight_scale[:, None]) * weight_scale[:, None])
