@@ -30,6 +30,7 @@ from distill.settings import DistillSettings
 
 if TYPE_CHECKING:
     from compress.data.splits import Data
+    from compress.machine.parallel import Team
     from compress.training.train import History
     from distill.objective import Objective
     from distill.steps import Steps
@@ -39,7 +40,10 @@ class Distill(DistillSettings):
     """Trains a smaller model to reproduce the predictions of a teacher."""
 
     VERSION: ClassVar[int] = 2
-    TOGETHER: ClassVar[bool] = True
+
+    def team(self, processes: Team) -> Team:
+        """All processes train."""
+        return processes
 
     def depends(self, context: Context) -> Any:
         """Digests of the student's checkpoint (`student.path`), `extra_text` and `corpus`, where given."""
@@ -235,7 +239,6 @@ class Distill(DistillSettings):
             split=split,
             select=selection_metric(judged, prepared) if self.corpus is None else None,
             depends={"stage": self.model_dump(mode="json"), "teachers": [teacher.digest for teacher in context.teachers]},
-            team=team,
         )
         history = train(student, objective.to(device), training)
         if team.is_first:

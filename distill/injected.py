@@ -9,7 +9,6 @@ training rows (`extra_text`, `augment`, `corpus`) and several teachers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -17,7 +16,6 @@ from torch import nn
 
 from compress.core.errors import InputError
 from compress.core.problems import explain
-from compress.machine.parallel import ALONE
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from distill.distill import Distill
@@ -64,7 +62,7 @@ class Injected:
         Raises:
             InputError: They do not fit, or a setting of a loss is invalid.
         """
-        self._stage(settings, keys, part).check(student, teacher, replace(context, team=ALONE))
+        self._stage(settings, keys, part).check(student, teacher, context)
 
     def objective(self, distillation: Distillation, context: Context) -> nn.Module:
         """Returns the training objective, which holds the teacher.
@@ -79,7 +77,7 @@ class Injected:
         assert context.teacher is not None, "the pipeline provides the teacher"
         stage = self._stage(distillation.settings, distillation.keys, distillation.origin is not None)
         stage = stage.model_copy(update={"teacher": context.teacher.id})  # for error messages
-        steps, split = Steps(stage, distillation.source, replace(context, team=ALONE), distillation.origin), context.data.train
+        steps, split = Steps(stage, distillation.source, context, distillation.origin), context.data.train
         teachers, prepared = [freeze(distillation.teacher)], distillation.prepared
         return steps.objective(distillation.model, teachers, prepared, [distillation.theirs], split, len(split))
 

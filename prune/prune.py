@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compress.artifacts.artifact import Artifact, writing
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
+from compress.machine.parallel import ALONE, Team
 from compress.models.blocks import with_layers
 from compress.models.origin import Origin
 from compress.models.structure import Sizes, Structure
@@ -38,7 +39,7 @@ from prune.recovery import check_recovery
 from prune.selection import COMPONENTS, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES
 from prune.settings import PruneSettings
-from prune.steps import Steps
+from prune.steps import Steps, take_part
 from prune.surgery import KeptUnits, check_shapes, shrink
 
 if TYPE_CHECKING:
@@ -51,6 +52,10 @@ class Prune(PruneSettings):
     """Removes heads, FFN neurons, channels, layers, experts and tokens from the model, then fine-tunes the rest."""
 
     VERSION: ClassVar[int] = 5
+
+    def team(self, processes: Team) -> Team:
+        """The first process prunes; all of them fine-tune, each with the whole model."""
+        return processes if self.recover is not None and not processes.shards else ALONE
 
     def depends(self, context: Context) -> Any:
         """Measured latency depends on the engine and the machine."""
@@ -130,6 +135,10 @@ class Prune(PruneSettings):
         """
         from compress.models.checkpoint import load, save
 
+        if not context.team.is_first:
+            assert self.recover is not None, "without training the first process is alone"
+            take_part(self, self.recover, context)
+            return {}
         source, cut = self._cut_vocabulary(parent, context)
         model = load(source)
         structure = Structure.of(model, self.key)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from torch import nn
 from compress.artifacts.artifact import write_json, writing
 from compress.core.tasks import TASKS
 from compress.machine.device import computing_device
+from compress.machine.parallel import ALONE
 from compress.measure.closeness import Trial
 from compress.models.checkpoint import load, save
 from compress.models.origin import Origin
@@ -41,6 +42,7 @@ from prune.selection import Allocate, Incoming, Scores, lowest_share, select
 from prune.sensitivity import SCAN_ROWS, SHARES, Sensitivity, scan
 from prune.settings import PruneSettings
 from prune.surgery import KeptUnits, shrink
+from prune.together import Cut, hand_out, handed_out, tuples
 
 STEP, FIGURES = "step-{}", "step.json"
 
@@ -77,22 +79,12 @@ class Steps:
         if (folder / FIGURES).is_file():
             found = json.loads((folder / FIGURES).read_text(encoding="utf-8"))
             context.progress.log(f"  {self.name}: iteration {number} is already finished")
-            return load(folder), Origin(*map(_tuples, found["origin"])), found["figures"]
+            hand_out(context.team, None, context.scratch)
+            return load(folder), Origin(*map(tuples, found["origin"])), found["figures"]
         small, origin, figures = self.cut(model, origin, share, last)
         if stage.recover is not None:
-            assert context.teacher is not None, "the pipeline provides the teacher"
-            part, epochs = part_of(context, stage.recover.epochs, number, len(stage.shares), stage.recover.batch_size)
-            job = RecoveryJob(
-                settings=stage.recover.model_copy(update={"epochs": epochs}),
-                source=self.source,
-                origin=origin,
-                keys=stage.training_keys,
-                context=part,
-                scratch=context.scratch / f"training-{number}",
-                label=self.name,
-                depends={"stage": stage.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
-            )
-            history = recover(small, job)
+            hand_out(context.team, Cut(small, self.source, origin), context.scratch)
+            history = recover(small, recovery_job(stage, stage.recover, number, self.source, origin, context))
             figures |= {"losses": history.losses, "selection": history.selection, "best_step": history.best_step, "steps": history.steps}
         if not last:
             with writing(folder) as temporary:
@@ -178,7 +170,7 @@ class Steps:
             source=self.source,
             origin=Origin.whole(structure.depth, structure.sizes.hidden),
             keys=stage.training_keys,
-            context=self.context,
+            context=replace(self.context, team=ALONE),  # gates and their price are drawn and kept in one process
             scratch=self.context.scratch / "masks",
             label=f"{self.name}: learning masks",
             depends={"stage": stage.model_dump(mode="json"), "teacher": teacher.digest, "share": share},
@@ -205,6 +197,34 @@ class Steps:
         return {(entry.part.block, entry.part.component): entry for entry in found}
 
 
-def _tuples(value: Any) -> Any:
-    """Converts nested lists, as read from JSON, to nested tuples."""
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+def recovery_job(
+    stage: PruneSettings, settings: Recover, number: int, source: Path, origin: Origin | None, context: Context
+) -> RecoveryJob:
+    """Returns the fine-tuning after an iteration.
+
+    Args:
+        stage: The stage.
+        settings: Its fine-tuning, of all iterations together.
+        number: Number of the iteration, from 1.
+        source: Checkpoint with the tokenizer or image processor.
+        origin: Parts of the incoming model that the pruned one consists of.
+        context: Context of the stage.
+    """
+    assert context.teacher is not None, "the pipeline provides the teacher"
+    part, epochs = part_of(context, settings.epochs, number, len(stage.shares), settings.batch_size)
+    return RecoveryJob(
+        settings=settings.model_copy(update={"epochs": epochs}),
+        source=source,
+        origin=origin,
+        keys=stage.training_keys,
+        context=part,
+        scratch=context.scratch / f"training-{number}",
+        label=stage.id or stage.NAME,
+        depends={"stage": stage.model_dump(mode="json"), "teacher": context.teacher.digest, "iteration": number},
+    )
+
+
+def take_part(stage: PruneSettings, settings: Recover, context: Context) -> None:
+    """Fine-tunes with the first process, which prunes."""
+    for number, cut in handed_out(context.team, len(stage.shares)):
+        recover(cut.model, recovery_job(stage, settings, number, cut.source, cut.origin, context))

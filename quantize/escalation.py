@@ -63,7 +63,7 @@ def escalate(stage: QuantizeSettings, source: Path, context: Context) -> Quantiz
         context.progress.log(f"  trying {name}")
         started = time.monotonic()
         made = quantize_in_memory(step, source, replace(context, scratch=_own_folder(context.scratch, name)))
-        lost = _loss(made, budget)
+        lost = context.team.broadcast(_loss(made, budget))
         attempts.append({"name": name, "value": lost, "seconds": time.monotonic() - started, "kept": False})
         context.progress.log(f"  {name}: loss {lost:.4f}, allowed {limit:g} ({budget.measure})")
         tried.append((lost, made))

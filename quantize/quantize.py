@@ -17,6 +17,7 @@ from compress.artifacts.artifact import Artifact
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
+from compress.machine.parallel import ALONE, Team
 from compress.measure.closeness import TRIAL_ROWS
 from compress.models.origin import same_shape
 from compress.schemes.sites import save_sites
@@ -43,6 +44,10 @@ class Quantize(QuantizeSettings):
     """Quantizes the linear layers and convolutions of the blocks to true int8, or the linear layers to int4 or FP8."""
 
     VERSION: ClassVar[int] = 6
+
+    def team(self, processes: Team) -> Team:
+        """All processes train in int8, each with the whole model; calibration alone is the work of the first."""
+        return processes if self.mode != "ptq" and not processes.shards else ALONE
 
     def depends(self, context: Context) -> Any:
         """The resolved weight bits, which depend on the processor, and for mode `auto` the accuracy goal."""
@@ -93,6 +98,8 @@ class Quantize(QuantizeSettings):
             figures, kept, warnings = quantize_streamed(self, parent.path, out, context)
         else:
             made = escalate(self, parent.path, context) if self.mode == "auto" else quantize_in_memory(self, parent.path, context)
+            if not context.team.is_first:
+                return {}
             figures, kept, warnings = made.figures, made.kept, made.warnings
             tables, noise = quantize_tables(made.model) if self.embeddings else ({}, {})
             if tables:  # a tied head is one of them

@@ -170,6 +170,10 @@ class Steps:
         # If the teacher is the incoming model, use it as it is now: smoothing rescaled its hidden states, which losses may compare.
         named = self.context.teacher
         teacher = named.path if named and named.path != self.source else uncorrected
+        team = self.context.team  # every process calibrated; they start from what the first one found
+        scales, group = team.hand_out((dict(scales), dict(group)))
+        for model in (self.model, *([] if uncorrected is None else [uncorrected])):
+            team.align(model)
         start = cast("Mapping[str, LayerScales]", scales)
         learned, history = learn(self.model, start, group, self.settings.qat, self.context, self.source, self.name, teacher)
         looks = {"selection": history.selection, "best_step": history.best_step}

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeVar, cast
 
 if TYPE_CHECKING:
     import numpy as np
@@ -84,6 +84,17 @@ class Team:
         dist.broadcast(data, 0)
         received: T = json.loads(data.numpy().tobytes())
         return received
+
+    def hand_out(self, value: T) -> T:
+        """Returns process 0's value in every process; all must call it. Unlike `broadcast` it takes all that can be pickled."""
+        if self.size == 1:
+            return value
+        import torch
+        import torch.distributed as dist
+
+        box = [value if self.is_first else None]
+        dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
+        return cast("T", box[0])
 
     def share(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
         """Returns this process's rows of a batch: every `size`-th, so that each process gets long and short rows."""

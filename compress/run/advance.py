@@ -13,7 +13,7 @@ from compress.artifacts import artifact, chain
 from compress.artifacts.artifact import Artifact
 from compress.artifacts.run_folder import list_artifact
 from compress.artifacts.store import holding
-from compress.machine.parallel import ALONE, Team
+from compress.machine.parallel import Team
 from compress.machine.process import peak_memory_bytes
 from compress.run import durations
 from compress.run.cache import cache_key, find
@@ -67,7 +67,7 @@ def _found_or_made(
     context.progress.log(f"{step.id}: running")
     started = time.monotonic()
     scratch = f".{step.id}-{key[:8]}.scratch" + (f".{team.rank}" if team.rank else "")
-    context = replace(context, scratch=folder / "stages" / scratch, team=team if step.TOGETHER else ALONE)
+    context = replace(context, scratch=folder / "stages" / scratch, team=step.team(team))
     if not team.is_first:
         return _join_in(step, parent, context, destination, team), False, time.monotonic() - started
     if force:  # a checkpoint within the stage belongs to an earlier attempt
@@ -96,7 +96,7 @@ def _found_or_made(
 
 def _join_in(step: Stage, parent: Artifact | None, context: Context, destination: Path, team: Team) -> Artifact:
     """Takes part in a step of the first process, or waits until it is finished; returns its artifact."""
-    if step.TOGETHER:
+    if context.team.size > 1:
         with tempfile.TemporaryDirectory() as unused:
             step.run(parent, context, Path(unused))  # type: ignore[arg-type]
         shutil.rmtree(context.scratch, ignore_errors=True)

@@ -100,7 +100,7 @@ def _check_stages(recipe: Recipe, config: Any, context: Context) -> None:
         config = {BASELINE: baseline, **configs}[named] if (named := input_named(stage)) else config
         known = {BASELINE: baseline, INPUT: config, **configs}
         teachers = [_config_outside(stage, name, context) if is_model(name) else known[name] for name in teachers_named(stage)]
-        stage.check(config, teachers[0] if teachers else None, context)
+        stage.check(config, teachers[0] if teachers else None, replace(context, team=stage.team(context.team)))
         config = configs[str(stage.id)] = stage.config_after(config)
 
 

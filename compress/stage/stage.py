@@ -16,6 +16,7 @@ from compress.artifacts.artifact import Artifact, Kind
 from compress.core.config import Config
 from compress.core.step_names import BASELINE
 from compress.data.splits import Data
+from compress.machine.parallel import ALONE, Team
 from compress.stage.context import Context
 
 
@@ -38,11 +39,16 @@ class Stage(Config):
     NAME: ClassVar[str]
     """The key in the recipe."""
     PRODUCES: ClassVar[Kind] = "checkpoint"
-    TOGETHER: ClassVar[bool] = False
-    """Whether every process of the run executes the stage; all reach the same result, and only the first one writes it."""
 
     id: Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,31}$")] | None = None
     """Unique name of this stage in the run; default: its key. Required if a key occurs more than once."""
+
+    def team(self, processes: Team) -> Team:
+        """Returns the processes that execute the stage: all of the run, which reach the same result, or the first one alone, as here.
+
+        Only the first one writes.
+        """
+        return ALONE
 
     def depends(self, context: Context) -> Any:
         """Returns what the output depends on besides config, parent, data, seed, task and target: JSON types, part of the cache key."""

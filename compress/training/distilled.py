@@ -71,7 +71,9 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         given = f"vectors of {theirs.width} numbers, those of the student have {prepared.width}"
         raise InputError(f"{distillation.keys.teacher_key}: the teacher has {given}; give a teacher with vectors of the same width")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
-    return Distilled(distillation.teacher, context.task, len(rows), num_logits, temperature, settings.soft_weight, own)
+    # a process would cache its own rows alone, and a resumed training read those of the first one
+    cached = num_logits if context.team.size == 1 else 0
+    return Distilled(distillation.teacher, context.task, len(rows), cached, temperature, settings.soft_weight, own)
 
 
 def tokens_of(preprocessor: Preprocessor) -> tuple[Any, ...]:

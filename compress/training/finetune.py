@@ -20,6 +20,7 @@ from compress.core.errors import InputError
 from compress.core.tasks import TASKS, tasks_with
 from compress.data.splits import Data
 from compress.machine.device import computing_device
+from compress.machine.parallel import Team
 from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
@@ -34,7 +35,6 @@ class Finetune(Stage):
     """Trains the model on the labels. Must be the first stage; its output is the baseline."""
 
     NAME: ClassVar[str] = "finetune"
-    TOGETHER: ClassVar[bool] = True
 
     epochs: Annotated[float, Field(gt=0, le=1000)] = 3
     """Passes over the train split; 0.5 is half a pass."""
@@ -61,6 +61,10 @@ class Finetune(Stage):
     """Final weights: the best on the selection split, or the last."""
     lora: Lora | None = None
     """Trains low-rank adapters instead of all weights, and adds them to the weights at the end; give {} for the defaults."""
+
+    def team(self, processes: Team) -> Team:
+        """All processes train."""
+        return processes
 
     def work(self, macs: int, data: Data) -> float:
         """Returns the work: forward and backward (twice the forward) for each row and epoch, and a forward pass of the selection split."""
@@ -107,7 +111,6 @@ class Finetune(Stage):
             self.id or self.NAME,
             select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
-            team=context.team,
         )
         history = train(model, supervised(context.task, self.label_smoothing, self.loss or "cosine"), training)
         if context.team.is_first:

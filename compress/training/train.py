@@ -174,6 +174,7 @@ class Training:
             "seed": context.seed,
             "scratch": context.scratch,
             "progress": context.progress,
+            "team": context.team,
             "higher_is_better": primary(context.task).higher_is_better,
         }
         return cls(preprocessor=preprocessor, config=config, label=label, **{**usual, **changes})

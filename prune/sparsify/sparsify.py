@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from compress.artifacts.artifact import Artifact, write_json, writing
+from compress.machine.parallel import ALONE, Team
 from compress.models.origin import Origin
 from compress.stage.context import Context
 from compress.training.kept_zeros import keep_zeros
@@ -39,6 +41,7 @@ from prune.sparsify.one_shot import zero_gone, zero_weights
 from prune.sparsify.patterns import NM, Blocks
 from prune.sparsify.settings import LEARNING, RECOVERY, SparsifySettings
 from prune.sparsify.target_layers import check_reachable, target_layers, warn_of_dense_weights
+from prune.together import Cut, hand_out, handed_out
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,6 +78,10 @@ class Sparsify(SparsifySettings):
             if settings is not None:
                 check_recovery(settings, self.training_keys(name), config, config, teacher, context)
 
+    def team(self, processes: Team) -> Team:
+        """The first process chooses the zeros; all of them fine-tune, each with the whole model."""
+        return processes if self.recover is not None and not processes.shards else ALONE
+
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
         """Writes the sparse checkpoint.
 
@@ -92,10 +99,16 @@ class Sparsify(SparsifySettings):
         """
         from compress.models.checkpoint import save
 
-        model, figures = self._zeroed(parent.path, context)
+        if not context.team.is_first:
+            assert self.recover is not None, "without training the first process is alone"
+            for _, cut in handed_out(context.team, 1):
+                self._train(cut.model, self.recover, cut.source, context, RECOVERY)
+            return {}
+        model, figures = self._zeroed(parent.path, replace(context, team=ALONE))
         layers = target_layers(self, model)
         warn_of_dense_weights(self, model, layers, context.progress)
         if self.recover is not None:
+            hand_out(context.team, Cut(model, parent.path, None), context.scratch)
             history = self._train(model, self.recover, parent.path, context, RECOVERY)
             figures |= {"recovery": _history_figures(history)}
         rows = [layer_figures(name, layer.weight.detach(), self.zeros) for name, layer in layers.items()]

@@ -22,6 +22,9 @@ from compress.training import train
 from compress.training.finetune import Finetune
 from distill import teacher
 from distill.distill import Distill
+from prune.prune import Prune
+from prune.sparsify.sparsify import Sparsify
+from quantize.quantize import Quantize
 from tests.distill.conftest import LABELS, sentences
 from tests.told import Told
 
@@ -40,8 +43,21 @@ CASES: Mapping[str, tuple[str, Stage]] = {
             losses=[{"name": "hidden"}, {"name": "minilmv2"}, {"name": "soft_target", "steps": [0.5, 1.0]}],  # type: ignore[arg-type]
         ),
     ),
+    "int8": ("still", Quantize(mode="qat", qat={**STEADY, "learning_rate": 1e-5, "soft_weight": 0.5, "keep": "last"})),  # type: ignore[arg-type]
+    "pruned": ("still", Prune(sparsity=0.4, recover=STEADY)),  # type: ignore[arg-type]
+    "pruned in steps": (
+        "still",
+        Prune(sparsity=0.4, schedule="cubic", iterations=2, least_squares=False, recover={**STEADY, "hidden_weight": 0.5}),  # type: ignore[arg-type]
+    ),
+    "zeros": ("still", Sparsify(method="magnitude", sparsity=0.5, recover=STEADY)),  # type: ignore[arg-type]
 }
-KILLED = ("dropping", Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH))  # type: ignore[arg-type]
+WHOLE = ("int8", "pruned", "pruned in steps", "zeros")
+"""Those that hold the whole model in every process: with fsdp2 the first one trains alone."""
+KILLED: Mapping[str, Stage] = {
+    "distilled": Distill(student={"layers": 2}, loss="soft_target", epochs=1, learning_rate=2e-3, batch_size=BATCH),  # type: ignore[arg-type]
+    "int8": Quantize(mode="qat", qat={**STEADY, "epochs": 1, "dropout": True, "keep": "last"}),  # type: ignore[arg-type]
+}
+"""Stages on a model with dropout, of ten steps each."""
 
 
 class Killed(Exception):
@@ -59,21 +75,41 @@ def context_of(folder: Path, kind: str, scratch: Path, team: Team) -> Context:
 
 
 def run(folder: Path, kind: str, stage: Stage, out: Path, scratch: Path, team: Team) -> dict[str, Any]:
-    """Runs one stage in float32; returns its figures, and the norm of the gradient of every step as `norms`."""
+    """Runs one stage in float32; returns its figures, the norm of the gradient of every step as `norms`, and `rows`: how many it took."""
     context = context_of(folder, kind, scratch, team)
     out.mkdir(parents=True, exist_ok=True)
     train.autocast_dtype = teacher.autocast_dtype = lambda device: torch.float32
-    norms, clip = [], train._Loop._clip
+    norms, clip, backward, rows = [], train._Loop._clip, train._Loop._backward, [0]
 
     def noted(self: Any) -> float:
         norms.append(clip(self))
         return norms[-1]
 
-    train._Loop._clip = noted  # type: ignore[method-assign]
+    def counted(self: Any, indices: Any, counts: bool, total: int) -> Any:
+        rows[0] += counts * len(indices)
+        return backward(self, indices, counts, total)
+
+    train._Loop._clip, train._Loop._backward = noted, counted  # type: ignore[method-assign]
     try:
-        return {**stage.run(context.baseline, context, out), "norms": norms}
+        return {**trained(stage.run(context.baseline, context, out)), "norms": norms, "rows": rows[0]}
     finally:
-        train._Loop._clip = clip  # type: ignore[method-assign]
+        train._Loop._clip, train._Loop._backward = clip, backward  # type: ignore[method-assign]
+
+
+def trained(figures: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a training, wherever a stage puts them: those of several iterations one after another."""
+    if isinstance(figures.get("steps"), list):
+        parts = figures["steps"]
+        return {
+            "losses": [entry for part in parts for entry in part["losses"]],
+            "selection": [entry for part in parts for entry in part["selection"]],
+            "steps": sum(part["steps"] for part in parts),
+        }
+    found = figures.get("qat") or figures.get("recovery") or figures
+    if not found:  # the first process alone has figures
+        return {}
+    values = found["selection"]
+    return {**found, "selection": values["values"] if isinstance(values, dict) else values}
 
 
 @contextlib.contextmanager
@@ -109,12 +145,18 @@ def together(folder: Path) -> None:
                 return folder / strategy / (name if first.is_first else f"{name}.{first.rank}")
 
             for name, (kind, stage) in CASES.items():
+                if stage.team(team) is ALONE:
+                    continue
                 results[f"{strategy} {name}"] = run(folder, kind, stage, out(name), folder / strategy / f"{name}-scratch", team)
-            run(folder, *KILLED, out("whole"), folder / strategy / "whole-scratch", team)
-            with dying(4), contextlib.suppress(Killed):
-                run(folder, *KILLED, out("killed"), folder / strategy / "killed-scratch", team)
-            torch.manual_seed(99 + first.rank)  # new processes have other generators
-            results[f"{strategy} resumed"] = run(folder, *KILLED, out("resumed"), folder / strategy / "killed-scratch", team)
+            for name, stage in KILLED.items():
+                if stage.team(team) is ALONE:
+                    continue
+                scratch = folder / strategy / f"killed-{name}-scratch"
+                run(folder, "dropping", stage, out(f"whole-{name}"), folder / strategy / f"whole-{name}-scratch", team)
+                with dying(4), contextlib.suppress(Killed):
+                    run(folder, "dropping", stage, out(f"killed-{name}"), scratch, team)
+                torch.manual_seed(99 + first.rank)  # new processes have other generators
+                results[f"{strategy} resumed {name}"] = run(folder, "dropping", stage, out(f"resumed-{name}"), scratch, team)
         drawn = first.gather(torch.tensor([float(first.rank)]))
         results["ranks"] = [float(value) for value in drawn]
         if first.is_first:

@@ -13,9 +13,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
+from compress.machine.parallel import ALONE, Strategy, Team
 from compress.models.checkpoint import load
+from compress.stage.stage import Stage
+from compress.training.finetune import Finetune
+from distill.distill import Distill
+from prune.prune import Prune
+from prune.sparsify.sparsify import Sparsify
+from quantize.quantize import Quantize
 from tests.distill import processes
 
 pytestmark = pytest.mark.whole
@@ -46,32 +54,73 @@ def results(checkpoint: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     return folder, ours, json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize("case", list(processes.CASES))
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(
+    ("strategy", "case"),
+    [*(("ddp", case) for case in processes.CASES), *(("fsdp2", case) for case in processes.CASES if case not in processes.WHOLE)],
+)
 def test_two_processes_come_to_what_one_comes_to(strategy: str, case: str, results: Any) -> None:
     folder, ours, both = results
     one, two = ours[case], both[f"{strategy} {case}"]
     assert one["steps"] == two["steps"] == (10 if case == "answers" else 50)
+    assert 0.5 <= two["rows"] / one["rows"] < 0.7  # the first of both takes the larger half of a batch of five
     assert [entry.keys() for entry in one["losses"]] == [entry.keys() for entry in two["losses"]]
     for mine, theirs in zip(one["losses"], two["losses"], strict=True):
         for name, value in mine.items():
             assert theirs[name] == pytest.approx(value, abs=1e-4), name
     assert one["norms"] == pytest.approx(two["norms"], rel=0.05)  # AdamW would hide a mean in the place of a sum
-    assert one["selection"] == two["selection"]
+    assert [entry["step"] for entry in one["selection"]] == [entry["step"] for entry in two["selection"]]
+    values = [[entry["value"] for entry in side["selection"]] for side in (one, two)]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
     assert case == "answers" or one["losses"][-1]["loss"] < one["losses"][0]["loss"]
     a, b = (load(folder / place / case).state_dict() for place in ("alone", strategy))
     assert a.keys() == b.keys()
-    apart = {name: float((a[name] - b[name]).abs().mean()) for name in a}
+    apart = {name: float((a[name].double() - b[name].double()).abs().mean()) for name in a}
     # A bias of the keys shifts all scores of a query alike: its gradient is 0 but for rounding, which AdamW brings to full size.
-    assert max(value for name, value in apart.items() if not name.endswith("key.bias")) < 1e-5, apart
+    assert max(value for name, value in apart.items() if not name.endswith("key.bias")) < (5e-5 if case in processes.WHOLE else 1e-5), apart
     assert not list((folder / strategy / f"{case}.1").iterdir())  # the second process writes nothing
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_killed_processes_continue_to_equal_bits(strategy: str, results: Any) -> None:
-    folder, _, _ = results
-    whole, resumed = (load(folder / strategy / name).state_dict() for name in ("whole", "resumed"))
+@pytest.mark.parametrize(("strategy", "stage"), [("ddp", "distilled"), ("ddp", "int8"), ("fsdp2", "distilled")])
+def test_killed_processes_continue_to_equal_bits(strategy: str, stage: str, results: Any) -> None:
+    folder, _, both = results
+    whole, resumed = (load_file(folder / strategy / f"{name}-{stage}" / "model.safetensors") for name in ("whole", "resumed"))
+    assert both[f"{strategy} resumed {stage}"]["steps"] == 10
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+
+
+def test_int8_training_in_two_processes_ends_in_the_integers_of_one(results: Any) -> None:
+    folder, _, _ = results
+    codes = []
+    for place in ("alone", "ddp"):
+        weights, scales = (load_file(folder / place / "int8" / name) for name in ("model.safetensors", "quantization.safetensors"))
+        layers = [name.removesuffix(".weight_scale") for name in scales if name.endswith(".weight_scale")]
+        assert len(layers) == 24
+        codes.append({layer: (weights[f"{layer}.weight"] / scales[f"{layer}.weight_scale"][:, None]).round() for layer in layers})
+    assert all(torch.equal(codes[0][layer], codes[1][layer]) for layer in codes[0])
+
+
+@pytest.mark.parametrize(
+    "stage",
+    [
+        Quantize(),
+        Quantize(mode="qat"),
+        Quantize(mode="auto"),
+        Prune(recover=None),
+        Prune(),
+        Sparsify(method="magnitude", recover=None),
+        Sparsify(method="magnitude"),
+        Finetune(),
+        Distill(student={"layers": 2}),  # type: ignore[arg-type]
+    ],
+    ids=lambda stage: f"{stage.NAME}-{getattr(stage, 'mode', '')}{'' if getattr(stage, 'recover', 1) else '-not-trained'}",
+)
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_stages_that_train_take_all_processes_and_others_the_first(stage: Stage, strategy: Strategy) -> None:
+    processes = Team(1, 2, strategy)
+    trains = getattr(stage, "recover", True) is not None and getattr(stage, "mode", "qat") != "ptq"
+    divided = isinstance(stage, Finetune | Distill)
+    assert stage.team(processes) == (processes if trains and (divided or strategy == "ddp") else ALONE)
+    assert stage.team(ALONE) is ALONE
 
 
 def test_a_checkpoint_of_a_divided_model_is_the_stock_one(results: Any) -> None:
@@ -98,6 +147,8 @@ parallel: {strategy: STRATEGY}
 stages:
   - finetune: {epochs: 0.1, learning_rate: 1.0e-3}
   - distill: {student: {layers: 2}, epochs: 0.1}
+  - prune: {sparsity: 0.3, schedule: cubic, iterations: 2, recover: {epochs: 0.2, loss: pkd}}
+  - quantize: {mode: qat, qat: {epochs: 0.1}}
 """
 
 

@@ -119,7 +119,9 @@ def _checkpoint(kind: str) -> Path:
     scales = {}
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_((1 if kind in AS_DRAWN else 4) * parameter if parameter.ndim > 1 else parameter + 0.1 * torch.randn_like(parameter))
+            parameter.copy_(
+                (1 if kind in AS_DRAWN else 4) * parameter if parameter.ndim > 1 else parameter + 0.1 * torch.randn_like(parameter)
+            )
         for name, layer in layers.items():
             weight_scale = layer.weight.abs().amax(1) / 63
             layer.weight.copy_(torch.round(layer.weight / weight_scale[:, None]) * weight_scale[:, None])
