@@ -10,7 +10,8 @@ triton = pytest.importorskip("triton")
 MODULE = Path(__file__).resolve().parents[3] / "compress" / "standalone" / "cuda_driver.py"
 HEADER = (Path(triton.__file__).parent / "backends" / "nvidia" / "include" / "cuda.h").read_text(encoding="utf-8")
 
-RENAMED = re.findall(r"^ *#define (cu\w+) +(?:__CUDA_API_PT(?:DS|SZ)\()?(cu\w+)", HEADER, re.MULTILINE)
+DEFINED = re.findall(r"^ *#define (cu\w+) +(?:__CUDA_API_PT(?:DS|SZ)\()?(cu\w+)", HEADER, re.MULTILINE)
+RENAMED = [(plain, exported) for plain, exported in DEFINED if plain != exported]
 
 
 def calls() -> list[tuple[str, int]]:
