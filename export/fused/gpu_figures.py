@@ -25,7 +25,7 @@ from export.fused.graphs import record_on_gpu
 from export.fused.measured import BROKEN, checked, int8_peak, line, pairs_of_layers, shares, sparse
 from export.fused.squad import LENGTHS, QUERIES, Bert, Machine, packed_rate, random_plan, squad_lengths
 from export.fused.tuning import tuner
-from export.kernels.cases import CASES, LARGE
+from export.kernels.cases import EVERY
 from export.kernels.peaks import Gpu as Peaks
 from export.kernels.peaks import named
 from export.kernels.timed import OnGpu
@@ -38,10 +38,10 @@ def figures() -> dict[str, Any]:
     measured_peak = int8_peak("cuda", gpu)
     return {
         "device": name,
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "cuda": str(torch.version.cuda)},
+        "versions": {"triton": triton.__version__, "cuda": str(torch.version.cuda)},
         "checked": checked("cuda"),
         "peak": peak(peaks, measured_peak),
-        "kernels": shares({**LARGE, **CASES}, "cuda", gpu, peaks, measured_peak),
+        "kernels": shares(EVERY, "cuda", gpu, peaks, measured_peak),
         "sparse": sparse("cuda", gpu, peaks, pairs_of_layers()),
         **whole(gpu),
     }

@@ -270,6 +270,7 @@ LARGE: dict[str, Make] = {
     "int8 GEMM, 4096 x 4096 x 4096": lambda make: gemm_case(make, 4096, 4096, 4096, Output()),
 }
 """BERT-large; and a square product beside its block-sparse one."""
+EVERY = {**CASES, **LARGE}
 SMALL: dict[str, Make] = {
     "quantize per tensor": lambda make: tensor_case(make, 3, 70),
     "quantize per token": lambda make: token_case(make, 3, 70),

@@ -200,13 +200,7 @@ def check(
         raise Refused(f"the logits of the plan for sm{device.capability} differ from the golden logits: {parity}")
     if made["rival"] is not None:
         plans["rival"] = Plan(trt, device, made["rival"].plan)
-    refused = {name: why for name, one in plans.items() if (why := graph_refusal(one, golden, spec, name == "plan")) is not None}
-    for name, why in refused.items():
-        log(f"  no CUDA graphs of the {name}: {why}")
-    times = latencies(plans, golden, spec, [name for name in plans if name not in refused])
-    for row in times:
-        beside = f", {row['speedup']:.2f} times as fast as {spec['rival_precision']}" if row["speedup"] is not None else ""
-        log(f"  {row['batch']} x {row['sequence'] or 'image'}: {row['plan']['p50_ms']:.3f} ms{beside}")
+    times, refused = timed(plans, golden, spec, log)
     return {
         "file": made["file"],
         "sha256": hashlib.sha256(built.plan).hexdigest(),
@@ -232,6 +226,20 @@ def check(
             "reason": made["rival_reason"],
         },
     }
+
+
+def timed(
+    plans: Mapping[str, Plan], golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], log: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns the latencies of a plan and its rival, and why they do not run as CUDA graphs, by the names of those that do not."""
+    refused = {name: why for name, one in plans.items() if (why := graph_refusal(one, golden, spec, name == "plan")) is not None}
+    for name, why in refused.items():
+        log(f"  no CUDA graphs of the {name}: {why}")
+    times = latencies(plans, golden, spec, [name for name in plans if name not in refused])
+    for row in times:
+        beside = f", {row['speedup']:.2f} times as fast as {spec['rival_precision']}" if row["speedup"] is not None else ""
+        log(f"  {row['batch']} x {row['sequence'] or 'image'}: {row['plan']['p50_ms']:.3f} ms{beside}")
+    return times, refused
 
 
 def graph_refusal(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], judged: bool) -> str | None:

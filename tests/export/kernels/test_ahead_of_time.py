@@ -16,7 +16,7 @@ from export.kernels import qkv, quantize
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
 from export.kernels.cases import (
     CASES,
-    LARGE,
+    EVERY,
     META,
     Case,
     attention_case,
@@ -36,7 +36,6 @@ GEMM = "int8 GEMM, 4096 x 768 x 3072"
 INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"
 INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128x32.S8.S8", 100: INT8_ON_100}
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
-EVERY = {**CASES, **LARGE}
 ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(EVERY)}
 """The capability at which a row of the table is compiled in every test run; the others are slow."""
 APPROXIMATE = ("SiLU",)

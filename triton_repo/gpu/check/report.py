@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from compress.artifacts.artifact import write_json, write_text
+from compress.core.engines import served_on
 from triton_repo.gpu.check.verdict import Verdict, passes
 from triton_repo.gpu.check.verdicts import verdicts
 
@@ -63,8 +64,9 @@ Milliseconds for a batch that lies on the GPU, p50, int8 and fp16 in turns, meas
 
 def _conditions(machine: Mapping[str, Any], models: Mapping[str, Any], kernels: Mapping[str, Any]) -> str:
     """Returns the command, versions, clocks and peak behind the figures, as a list."""
-    built = sorted({plan["tensorrt"] for found in models.values() for plan in found["plans"].values()})
-    versions = {**machine["versions"], **kernels.get("versions", {}), **({"tensorrt in the image": ", ".join(built)} if built else {})}
+    library = served_on("cuda")[0]  # a plan records its version under its name
+    built = sorted({plan[library] for found in models.values() for plan in found["plans"].values()})
+    versions = {**machine["versions"], **kernels.get("versions", {}), **({f"{library} in the image": ", ".join(built)} if built else {})}
     lines = [f"- Command: `{machine['command']}`", f"- Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}"]
     for clock in machine["clocks"]:
         lines.append(f"- Clocks of GPU {clock['gpu']} in {clock['seconds']} s of work: {_clocks(clock)}")

@@ -122,7 +122,7 @@ def test_the_report_has_every_line_and_figure(good, tmp_path):
     assert all(f"| {line.model} | {line.line} |" in text for line in lines)
     assert f"| {SPEED} | sm90 | 32 x 384 | 30.000 | 60.000 (fp16) | 2.000 |" in text
     assert ("**missed**" in text) is not good
-    assert "- Command: `make gpu-check RELEASE=25.09`\n- Versions: python 3.12.3, torch 2.13.0, triton 3.9.0, cuda 13.0, tensorrt" in text
+    assert "- Command: `make gpu-check RELEASE=25.09`\n- Versions: python 3.12.3, triton 3.9.0, cuda 13.0, tensorrt" in text
     assert "- Clocks of GPU 0 in 90 s of work: 1200 to 1980 MHz, median 1700, of at most 1980 MHz, memory 2619 MHz, up to 690.5 W" in text
     assert "1979 by the data sheet of H100 SXM; 1500 by torch._int_mm" in text
     assert document["kernels"] == kernels()
