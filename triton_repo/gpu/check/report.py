@@ -54,10 +54,11 @@ def markdown(machine: Mapping[str, Any], models: Mapping[str, Any], kernels: Map
 
 ## Latency of the plans
 
-Milliseconds for a batch that lies on the GPU, p50, int8 and fp16 in turns, measured by `build_plans.py` in the container.
+Milliseconds for a batch that lies on the GPU, p50, int8 and fp16 in turns, measured by `build_plans.py` in the container. Where the last
+column has a time, the others are those of CUDA graphs.
 
-| model | GPU | batch x sequence | int8 | float | ratio |
-| --- | --- | --- | --- | --- | --- |
+| model | GPU | batch x sequence | int8 | float | ratio | int8, kernel by kernel |
+| --- | --- | --- | --- | --- | --- | --- |
 {timed}
 """
 
@@ -93,9 +94,11 @@ def _latency(name: str, found: Mapping[str, Any]) -> str:
     for capability, plan in sorted(found["plans"].items()):
         for row in plan["latency"]:
             rival = "" if row["rival"] is None else f"{row['rival']['p50_ms']:.3f} ({plan['rival']['precision']})"
+            launched = "" if row["launched"] is None else f"{row['launched']['p50_ms']:.3f}"
             shape = f"{row['batch']} x {row['sequence'] or 'image'}"
-            lines.append(f"| {name} | sm{capability} | {shape} | {row['plan']['p50_ms']:.3f} | {rival} | {_number(row['speedup'])} |")
-    return "\n".join(lines) or f"| {name} | | no plan was built | | | |"
+            times = f"{row['plan']['p50_ms']:.3f} | {rival} | {_number(row['speedup'])} | {launched}"
+            lines.append(f"| {name} | sm{capability} | {shape} | {times} |")
+    return "\n".join(lines) or f"| {name} | | no plan was built | | | | |"
 
 
 def _number(value: float | None) -> str:

@@ -120,7 +120,8 @@ def test_the_report_has_every_line_and_figure(good, tmp_path):
     assert text.startswith("# GPU check: passed" if good else "# GPU check: not passed")
     assert "2 x NVIDIA L4; driver 580.1; NVIDIA's images 25.09." in text
     assert all(f"| {line.model} | {line.line} |" in text for line in lines)
-    assert f"| {SPEED} | sm90 | 32 x 384 | 30.000 | 60.000 (fp16) | 2.000 |" in text
+    assert f"| {SPEED} | sm90 | 32 x 384 | 30.000 | 60.000 (fp16) | 2.000 |  |" in text
+    assert f"| {SPEED} | sm90 | 1 x 128 | 1.000 | 2.000 (fp16) | 2.000 | 1.250 |" in text
     assert ("**missed**" in text) is not good
     assert "- Command: `make gpu-check RELEASE=25.09`\n- Versions: python 3.12.3, triton 3.9.0, cuda 13.0, tensorrt" in text
     assert "- Clocks of GPU 0 in 90 s of work: 1200 to 1980 MHz, median 1700, of at most 1980 MHz, memory 2619 MHz, up to 690.5 W" in text
