@@ -251,6 +251,19 @@ def test_batches_of_one_shape_in_a_row_are_recorded_at_the_second(graphs):
     assert (len(driver.launched), driver.executables) == (4, {})
 
 
+def test_a_batch_that_is_rejected_leaves_no_recording_of_the_one_before(graphs):
+    stand_in, driver = StandIn(), Driver("90")
+    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan, graphs=True)
+    features = tiny.features("bert", 2, 16)
+    first = plan.predict(features)
+    plan.predict(features)
+    assert len(driver.launched) == 1
+    with pytest.raises(PlanError, match="is rejected"):
+        plan.ready(tiny.features("bert", LARGEST + 1, 16))
+    np.testing.assert_array_equal(plan.predict(features), first)
+    assert (len(driver.launched), driver.executables) == (1, {})  # the context was given its shapes again
+
+
 @pytest.mark.parametrize("call", ["cuStreamEndCapture", "cuGraphInstantiateWithFlags"])
 def test_a_plan_that_cannot_be_recorded_runs_kernel_by_kernel_and_warns_once(graphs, call):
     stand_in, driver = StandIn(), Driver("90", fail=call)
