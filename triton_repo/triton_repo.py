@@ -302,6 +302,7 @@ class TritonRepo(Stage):
             instances=self.instances,
             groups=self.gpu.groups,
             max_queue_delay_us=self.max_queue_delay_us,
+            cuda_graphs=self.gpu.cuda_graphs,
             response_cache=self.gpu.response_cache,
         )
         entry, figures = write_gpu(parent, context, folder, self.gpu, serving)

@@ -1,8 +1,11 @@
 """`make gpu-check`: on a machine with NVIDIA GPUs and Docker, builds, serves and measures, and gives a verdict for each line.
 
-    recipe -> run (torch and TensorRT on this machine) -> deploy -> images, plans -> server on all GPUs, and on one -> verdicts
+    recipe -> run (torch and TensorRT on this machine) -> deploy -> images, plans -> server on all GPUs, and on one
+    our kernels and the fused encoder, in a process of their own
+    -> verdicts, with the clocks of the GPUs meanwhile
 
-The limits are in `triton_repo.gpu.check.verdicts`. It has its own folder, `gpu-check`; a second run takes finished stages from the first.
+The limits are in `triton_repo.gpu.check.verdicts` and `kernel_verdicts`. It has its own folder, `gpu-check`; a second run takes finished
+stages from the first.
 
 Not supported: several machines. Nothing of it has run on a GPU yet: its logic is tested with recorded measurements.
 """
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
 RELEASE = "25.09"
 """Release of NVIDIA's images; others are given with --release."""
 RECIPES = ("sst2-minilm-cuda", "bert-large-random-cuda")
+FIGURES = "export.fused.gpu_figures"
+KERNELS, CLOCKS = "kernels.json", "clocks.csv"
 RANDOM = ("bert-large-random-cuda",)
 """Recipes of random weights, whose accuracy means nothing."""
 STREAMS, ROWS, SECONDS = 32, 8, 10.0
@@ -42,26 +47,56 @@ def check(out: Path, release: str, say: Callable[[str], None] = print) -> int:
         InputError: This machine has no GPU, no Docker or no TensorRT; one line.
     """
     from compress.core.engines import served_on
+    from compress.machine.environment import versions
     from export.engines.registry import engine_module
     from triton_repo.gpu.check import containers
+    from triton_repo.gpu.check.clocks import summary, watching
     from triton_repo.gpu.check.report import MARKDOWN, write_report
-    from triton_repo.gpu.check.verdicts import passes
+    from triton_repo.gpu.check.verdict import passes
 
     machine = containers.machine()
     missing = engine_module(served_on("cuda")[0]).absence("cuda")
     if missing is not None:
         raise InputError(f"gpu-check: {missing}; in a checkout: make install CUDA=1")
     say(f"{len(machine['gpus'])} GPUs: {', '.join(machine['gpus'])}; images {release}")
-    models = {}
-    for name in RECIPES:
-        say(f"{name}: runs, deploys and serves")
-        models[name] = measured(name, out, release, len(machine["gpus"]), say)
-    lines = write_report(out, {**machine, "release": release}, models)
+    models, clocks = {}, out / CLOCKS
+    with watching(clocks):
+        say("kernels: checks and times")
+        kernels = kernel_figures(out / KERNELS, say)
+        for name in RECIPES:
+            say(f"{name}: runs, deploys and serves")
+            models[name] = measured(name, out, release, len(machine["gpus"]), say)
+    seen = summary(clocks.read_text(encoding="utf-8", errors="replace"))
+    told = {"release": release, "command": f"make gpu-check RELEASE={release}", "versions": versions(), "clocks": seen}
+    lines = write_report(out, {**machine, **told}, models, kernels)
     for line in lines:
-        told = "" if line.value is None else f" {line.value:.3f}"
-        say(f"{line.word:<12} {line.model}: {line.line}{told}{'' if line.reason is None else f' ({line.reason})'}")
+        number = "" if line.value is None else f" {line.value:.3f}"
+        say(f"{line.word:<12} {line.model}: {line.line}{number}{'' if line.reason is None else f' ({line.reason})'}")
     say(f"report: {out / MARKDOWN}")
     return 0 if passes(lines) else 3
+
+
+def kernel_figures(file: Path, say: Callable[[str], None]) -> dict[str, Any]:
+    """Returns what was measured of our own kernels (`export.fused.gpu_figures`), in a process that leaves no memory on the GPU.
+
+    Args:
+        file: Where that process writes it; an earlier one is removed.
+        say: Prints one line.
+
+    Returns:
+        The contents of the file, and `error`, what has ended the process, or None.
+    """
+    from triton_repo.gpu.check import containers
+
+    file.unlink(missing_ok=True)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        containers.command([sys.executable, "-m", FIGURES, str(file)])
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except InputError as error:
+        say(f"kernels: {error}")
+        return {"error": str(error)}
+    return {**found, "error": None}
 
 
 def measured(name: str, out: Path, release: str, gpus: int, say: Callable[[str], None]) -> dict[str, Any]:

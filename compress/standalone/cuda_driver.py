@@ -4,12 +4,16 @@
 TensorRT uses the CUDA runtime, which shares the device's primary context with the driver: memory and streams created here are valid
 there. This file needs only numpy; it is copied next to `build_plans.py` in a GPU model repository.
 
+What a stream is given can be recorded as a graph (`Device.record`), which one call launches as a whole: small batches otherwise wait for
+the host, which launches a hundred kernels one by one.
+
 Not supported: asynchronous copies and pinned memory. Speed is measured of what lies on the GPU already (`Plan.ready`).
 """
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +21,8 @@ from numpy.typing import NDArray
 
 COMPUTE_CAPABILITY_MAJOR, COMPUTE_CAPABILITY_MINOR = 75, 76
 LIBRARY = "libcuda.so.1"
+THREAD_LOCAL = 1
+"""CU_STREAM_CAPTURE_MODE_THREAD_LOCAL: other threads may do what would disturb a recording."""
 
 
 class CudaError(RuntimeError):
@@ -81,6 +87,31 @@ class Device:
         """Waits for the stream."""
         _check(self._driver, "cuStreamSynchronize", self._stream)
 
+    def record(self, work: Callable[[], None]) -> Graph:
+        """Returns what a work puts on the stream as a graph; nothing of it runs meanwhile.
+
+        Args:
+            work: Launches kernels; does not wait, copy or allocate.
+
+        Raises:
+            CudaError: Something in it cannot be recorded.
+        """
+        graph, executable = ctypes.c_void_p(), ctypes.c_void_p()
+        _check(self._driver, "cuStreamBeginCapture_v2", self._stream, THREAD_LOCAL)
+        try:
+            work()
+        except BaseException:  # the stream has to leave the recording, which may be spoilt
+            self._driver.cuStreamEndCapture(self._stream, ctypes.byref(graph))
+            if graph:
+                self._driver.cuGraphDestroy(graph)
+            raise
+        _check(self._driver, "cuStreamEndCapture", self._stream, ctypes.byref(graph))
+        try:
+            _check(self._driver, "cuGraphInstantiateWithFlags", ctypes.byref(executable), graph, ctypes.c_ulonglong(0))
+        finally:
+            _check(self._driver, "cuGraphDestroy", graph)
+        return Graph(self._driver, executable, self._stream)
+
     def upload(self, array: NDArray[Any], address: int) -> None:
         """Copies a contiguous array to the GPU."""
         size = ctypes.c_size_t(array.nbytes)
@@ -93,6 +124,21 @@ class Device:
         size = ctypes.c_size_t(array.nbytes)
         _check(self._driver, "cuMemcpyDtoH_v2", ctypes.c_void_p(array.ctypes.data), ctypes.c_uint64(address), size)
         return array
+
+
+class Graph:
+    """What was recorded of a stream; made by `Device.record`."""
+
+    def __init__(self, driver: Any, executable: ctypes.c_void_p, stream: ctypes.c_void_p) -> None:
+        self._driver, self._executable, self._stream = driver, executable, stream
+
+    def launch(self) -> None:
+        """Puts all of it on the stream, with the addresses that it was recorded with."""
+        _check(self._driver, "cuGraphLaunch", self._executable, self._stream)
+
+    def close(self) -> None:
+        """Frees it; it cannot be launched any more."""
+        _check(self._driver, "cuGraphExecDestroy", self._executable)
 
 
 def _capability(driver: Any, ordinal: int) -> str:

@@ -16,6 +16,9 @@ repository.
   `gate` says which of them fail it.
 - The inspector is asked with the shapes of a profile bound: without them that of TensorRT 10 answers "N/A due to dynamic shapes".
 
+- `Plan` runs a batch kernel by kernel, or as a CUDA graph, which is recorded for one profile and shape: at batch 1 the host needs longer to
+  launch the kernels than the GPU to run them. What is recorded is valid until the execution context is given another shape.
+
 float16 needs no code here: it is expressed by casts in the graph, which leave some parts in float32. Not supported: plugins; one engine
 across several GPUs.
 """
@@ -23,6 +26,7 @@ across several GPUs.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +36,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from compress.standalone.cuda_driver import Device
+    from compress.standalone.cuda_driver import Device, Graph
 
 Shape = tuple[int, ...]
 Range = tuple[Shape, Shape, Shape]
@@ -248,13 +252,14 @@ class Plan:
         trt: The module that built the engine.
         device: The GPU; its context must be current.
         plan: The serialized engine.
+        graphs: Whether `predict` records a shape that comes twice in a row, and from then on runs it as a graph.
 
     Raises:
         PlanError: The plan does not load; it was built by another version of the library or for another GPU.
     """
 
-    def __init__(self, trt: Any, device: Device, plan: bytes) -> None:
-        self._trt, self._device, self._log = trt, device, Log(trt)
+    def __init__(self, trt: Any, device: Device, plan: bytes, *, graphs: bool = False) -> None:
+        self._trt, self._device, self._log, self._records = trt, device, Log(trt), graphs
         self._runtime = trt.Runtime(self._log.logger)
         self.engine = self._runtime.deserialize_cuda_engine(plan)
         if self.engine is None:
@@ -263,11 +268,15 @@ class Plan:
         self.inputs = tuple(name for name in names if self.engine.get_tensor_mode(name) == trt.TensorIOMode.INPUT)
         (self.output,) = (name for name in names if name not in self.inputs)
         self._contexts: dict[int, Any] = {}
+        self._bound: dict[int, tuple[Any, ...]] = {}
+        """Shape and address of every input and of the output, by profile."""
+        self._recorded: dict[int, Graph] = {}
 
     def information(self) -> str:
         """Returns the JSON of the engine inspector, for `tensorrt_layers`, with the largest shapes of the last profile bound."""
         index = self.engine.num_optimization_profiles - 1
         context = self._context(index)
+        self._unbind(index)
         for name in self.inputs:
             shape = tuple(self.engine.get_tensor_profile_shape(name, index)[2])
             if not context.set_input_shape(name, shape):
@@ -276,36 +285,42 @@ class Plan:
         inspector.execution_context = context
         return str(inspector.get_engine_information(self._trt.LayerInformationFormat.JSON))
 
-    def predict(self, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    def predict(self, features: Mapping[str, NDArray[Any]], *, graph: bool = False) -> NDArray[np.float32]:
         """Returns logits float32 [n, C]; batches larger than the profile allows are split.
 
         Args:
             features: Arrays [n, ...] by input name, padded to a bucket.
+            graph: Run every part as a graph, recorded anew; the logits are spoilt before, so that they are the graph's.
 
         Raises:
             PlanError: No profile accepts these shapes.
+            CudaError: The plan cannot be recorded.
         """
         count = len(features[self.inputs[0]])
         index, largest = self._profile({name: features[name].shape for name in self.inputs})
         starts = range(0, count, largest)
-        parts = [self._run(index, {name: features[name][start : start + largest] for name in self.inputs}) for start in starts]
+        parts = [self._run(index, {name: features[name][start : start + largest] for name in self.inputs}, graph) for start in starts]
         return np.concatenate(parts)
 
-    def ready(self, features: Mapping[str, NDArray[Any]]) -> Callable[[], None]:
+    def ready(self, features: Mapping[str, NDArray[Any]], *, graph: bool = False) -> Callable[[], None]:
         """Returns what runs a batch once and waits for it, for measuring: the rows lie on the GPU already, and the logits stay there.
 
-        It is valid until the next call of `predict` or `ready` with larger arrays.
+        It is valid until the next call of `predict` or `ready` with other shapes.
+
+        Args:
+            features: As for `predict`.
+            graph: Run it as a graph.
 
         Raises:
             PlanError: No profile accepts these shapes.
+            CudaError: The plan cannot be recorded.
         """
         index, _ = self._profile({name: features[name].shape for name in self.inputs})
         self._run(index, features)
-        context = self._context(index)
+        run = self._record(index).launch if graph else lambda: self._enqueue(index)
 
         def once() -> None:
-            if not context.execute_async_v3(self._device.stream):
-                raise PlanError(f"the plan does not run: {self._log.errors()}")
+            run()
             self._device.wait()
 
         return once
@@ -326,20 +341,72 @@ class Plan:
             self._contexts[index] = context
         return self._contexts[index]
 
-    def _run(self, index: int, features: Mapping[str, NDArray[Any]]) -> NDArray[np.float32]:
+    def _run(self, index: int, features: Mapping[str, NDArray[Any]], graph: bool = False) -> NDArray[np.float32]:
+        """Runs a batch, as a graph where that is asked for, or where it is the second one of its shape and graphs are recorded."""
+        known = self._bound.get(index)
+        address, shape, dtype = self._bind(index, features)
+        again = known == self._bound[index]
+        if graph:
+            self._enqueue(index)  # what the context puts off until its first run must not be recorded
+            self._device.wait()
+            self._device.upload(np.full(shape, np.nan, dtype), address)
+            self._record(index).launch()
+        elif again and self._records and (recorded := self._recorded.get(index) or self._record_or_warn(index)) is not None:
+            recorded.launch()
+        else:
+            self._enqueue(index)
+        return self._device.download(address, shape, dtype).astype(np.float32)
+
+    def _bind(self, index: int, features: Mapping[str, NDArray[Any]]) -> tuple[int, Shape, np.dtype[Any]]:
+        """Copies a batch to the GPU, and gives the context its shapes and addresses where they are new; returns address, shape and type of
+        the output."""
         context = self._context(index)
-        for name, values in features.items():
-            array = np.ascontiguousarray(values, self._trt.nptype(self.engine.get_tensor_dtype(name)))
-            address = self._device.block(name, array.nbytes)
-            self._device.upload(array, address)
-            if not (context.set_input_shape(name, array.shape) and context.set_tensor_address(name, address)):
-                raise PlanError(f"input {name} of shape {array.shape} is rejected: {self._log.errors()}")
+        arrays = {
+            name: np.ascontiguousarray(values, self._trt.nptype(self.engine.get_tensor_dtype(name))) for name, values in features.items()
+        }
+        places = {name: self._device.block(name, array.nbytes) for name, array in arrays.items()}
+        for name, array in arrays.items():
+            self._device.upload(array, places[name])
+        inputs = tuple((name, array.shape, places[name]) for name, array in arrays.items())
+        known = self._bound.get(index)
+        if known is None or known[:-1] != inputs:
+            self._unbind(index)
+            for name, shape, place in inputs:
+                if not (context.set_input_shape(name, shape) and context.set_tensor_address(name, place)):
+                    raise PlanError(f"input {name} of shape {shape} is rejected: {self._log.errors()}")
         shape, dtype = tuple(context.get_tensor_shape(self.output)), np.dtype(self._trt.nptype(self.engine.get_tensor_dtype(self.output)))
         address = self._device.block(self.output, int(np.prod(shape)) * dtype.itemsize)
-        context.set_tensor_address(self.output, address)
-        if not context.execute_async_v3(self._device.stream):
+        if self._bound.get(index) != (*inputs, address):
+            self._unbind(index)
+            context.set_tensor_address(self.output, address)
+            self._bound[index] = (*inputs, address)
+        return address, shape, dtype
+
+    def _unbind(self, index: int) -> None:
+        """Forgets what was recorded of a context, which is about to change."""
+        self._bound.pop(index, None)
+        if index in self._recorded:
+            self._recorded.pop(index).close()
+
+    def _enqueue(self, index: int) -> None:
+        if not self._context(index).execute_async_v3(self._device.stream):
             raise PlanError(f"the plan does not run: {self._log.errors()}")
-        return self._device.download(address, shape, dtype).astype(np.float32)
+
+    def _record(self, index: int) -> Graph:
+        """Records a batch whose shapes the context has, and which it has run once."""
+        if index in self._recorded:
+            self._recorded.pop(index).close()
+        self._recorded[index] = self._device.record(lambda: self._enqueue(index))
+        return self._recorded[index]
+
+    def _record_or_warn(self, index: int) -> Graph | None:
+        """Records a batch; where that fails, warns and records no other one."""
+        try:
+            return self._record(index)
+        except RuntimeError as error:  # of the library, or of the driver, whose module need not be here
+            self._records = False
+            warnings.warn(f"the plan cannot be recorded as a CUDA graph, and runs kernel by kernel: {error}", stacklevel=2)
+            return None
 
 
 def _add_profiles(builder: Any, network: Any, config: Any, buckets: Sequence[int], max_batch_size: int) -> None:

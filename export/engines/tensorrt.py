@@ -209,14 +209,14 @@ class TensorRt:
         driver = load_driver()
         if not capabilities(driver):
             raise PlanError("no NVIDIA GPU")
-        self._plan = Plan(importlib.import_module(TENSORRT), Device(driver), path.read_bytes())
+        self._plan = Plan(importlib.import_module(TENSORRT), Device(driver), path.read_bytes(), graphs=True)
 
     @cached_property
     def _layers(self) -> tuple[Layer, ...]:
         return inspected_layers(self._plan.information())
 
     def predict(self, features: Features) -> NDArray[np.float32]:
-        """Returns logits float32 [n, C]; the sequence has to be a bucket."""
+        """Returns logits float32 [n, C]; the sequence has to be a bucket. Batches of one shape in a row run as a CUDA graph."""
         return self._plan.predict(features)
 
     def precisions(self, gemms: Sequence[str], batch: int, sequence: int | None) -> dict[str, str]:

@@ -5,6 +5,7 @@ configuration are the library's own; only what needs a GPU (engines, contexts, m
 """
 
 import ctypes
+import itertools
 import json
 import warnings
 
@@ -15,11 +16,16 @@ import tensorrt_rtx_bindings as rtx
 
 
 class Driver:
-    """A CUDA driver with GPUs of the given capabilities; allocations are counted."""
+    """A CUDA driver with GPUs of the given capabilities; allocations are counted. While a stream is recorded, what an engine does is kept
+    instead of done, and waiting or copying is an error."""
+
+    recording = None
+    """What was kept since the recording began; of the class, since an engine does not know its driver."""
 
     def __init__(self, *capabilities, fail=None):
         self.capabilities, self.fail, self.blocks = capabilities, fail, {}
-        self.freed = []
+        self.freed, self.graphs, self.executables, self.launched = [], {}, {}, []
+        self.handles = itertools.count(1000)
 
     def __getattr__(self, name):
         def call(*arguments):
@@ -51,6 +57,48 @@ class Driver:
         stream._obj.value = 77
         return 0
 
+    def _handle(self, place, kept, value):
+        place._obj.value = next(self.handles)
+        kept[place._obj.value] = value
+
+    def cuStreamBeginCapture_v2(self, stream, mode):
+        assert stream.value == 77
+        if Driver.recording is not None or mode != 1:
+            return 1
+        Driver.recording = []
+        return 0
+
+    def cuStreamEndCapture(self, stream, graph):
+        kept, Driver.recording = Driver.recording, None
+        if self.fail == "cuStreamEndCapture" or kept is None:
+            return 901
+        self._handle(graph, self.graphs, kept)
+        return 0
+
+    def cuGraphInstantiateWithFlags(self, executable, graph, flags):
+        if self.fail == "cuGraphInstantiateWithFlags":
+            return 2
+        self._handle(executable, self.executables, self.graphs[graph.value])
+        return 0
+
+    def cuGraphDestroy(self, graph):
+        del self.graphs[graph.value]
+        return 0
+
+    def cuGraphExecDestroy(self, executable):
+        del self.executables[executable.value]
+        return 0
+
+    def cuGraphLaunch(self, executable, stream):
+        assert stream.value == 77
+        self.launched.append(executable.value)
+        for work in self.executables[executable.value]:
+            work()
+        return 0
+
+    def cuStreamSynchronize(self, stream):
+        return 0 if Driver.recording is None else 900
+
     def cuMemAlloc_v2(self, pointer, size):
         if self.fail == "cuMemAlloc_v2":
             return 2
@@ -64,11 +112,13 @@ class Driver:
         return 0
 
     def cuMemcpyHtoD_v2(self, target, source, size):
+        assert Driver.recording is None
         assert size.value <= len(self.blocks[target.value])
         ctypes.memmove(target.value, source.value, size.value)
         return 0
 
     def cuMemcpyDtoH_v2(self, target, source, size):
+        assert Driver.recording is None
         assert size.value <= len(self.blocks[source.value])
         ctypes.memmove(target.value, source.value, size.value)
         return 0
@@ -292,12 +342,19 @@ class _Context:
         return (next(iter(self.shapes.values()))[0], self.engine.session.get_outputs()[0].shape[-1])
 
     def execute_async_v3(self, stream):
+        shapes, addresses = dict(self.shapes), dict(self.addresses)
+        if Driver.recording is None:
+            self._run(shapes, addresses)
+        else:
+            Driver.recording.append(lambda: self._run(shapes, addresses))
+        return True
+
+    def _run(self, shapes, addresses):
         features = {}
-        for name, shape in self.shapes.items():
+        for name, shape in shapes.items():
             dtype = rtx.nptype(self.engine.get_tensor_dtype(name))
             size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-            features[name] = np.frombuffer(ctypes.string_at(self.addresses[name], size), dtype).reshape(shape)
+            features[name] = np.frombuffer(ctypes.string_at(addresses[name], size), dtype).reshape(shape)
         batch = len(next(iter(features.values())))
         logits = self.engine.outer.spoil(self.engine.session.run(["logits"], features)[0], batch)
-        ctypes.memmove(self.addresses["logits"], np.ascontiguousarray(logits, np.float32).tobytes(), logits.nbytes)
-        return True
+        ctypes.memmove(addresses["logits"], np.ascontiguousarray(logits, np.float32).tobytes(), logits.nbytes)

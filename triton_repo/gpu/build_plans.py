@@ -40,6 +40,7 @@ from plan_files import (  # type: ignore[import-not-found]
     SPEC,
     TIMING_CACHE,
     cpu_instances,
+    cuda_graphs,
     file_names,
     graph_digest,
     read_rows,
@@ -177,7 +178,8 @@ def check(
     Returns:
         Its record: file, hashes of plan and graph, TensorRT version, settings, seconds, size, what its float part runs in, parity,
         precisions of the GEMMs and the share of int8, `attention` (how many are `fused`, `of` how many, and the `reason` why they need not
-        be, None where all of them have to), `latency` by shape, `rows_per_s`, and `rival`, what it was timed beside.
+        be, None where all of them have to), `graphs` (whether CUDA graphs are `used`, and the `reason` why not), `latency` by shape,
+        `rows_per_s`, and `rival`, what it was timed beside.
 
     Raises:
         PlanError: The plan does not load.
@@ -198,10 +200,7 @@ def check(
         raise Refused(f"the logits of the plan for sm{device.capability} differ from the golden logits: {parity}")
     if made["rival"] is not None:
         plans["rival"] = Plan(trt, device, made["rival"].plan)
-    times = latencies(plans, golden, spec)
-    for row in times:
-        beside = f", {row['speedup']:.2f} times as fast as {spec['rival_precision']}" if row["speedup"] is not None else ""
-        log(f"  {row['batch']} x {row['sequence'] or 'image'}: {row['plan']['p50_ms']:.3f} ms{beside}")
+    times, refused = timed(plans, golden, spec, log)
     return {
         "file": made["file"],
         "sha256": hashlib.sha256(built.plan).hexdigest(),
@@ -216,15 +215,49 @@ def check(
         "int8_gemms": count,
         "precisions": precisions,
         "int8_share": int8_share(spec["gemms"], precisions),
+        "graphs": {"used": "plan" not in refused, "reason": refused.get("plan")},
         "latency": times,
         "rows_per_s": plan_rate(times, golden),
         "rival": {
             "precision": spec["rival_precision"],
             "sha256": None if made["rival"] is None else hashlib.sha256(made["rival"].plan).hexdigest(),
             "onnx_sha256": spec["rival_sha256"],
+            "graphs": "rival" in plans and "rival" not in refused,
             "reason": made["rival_reason"],
         },
     }
+
+
+def timed(
+    plans: Mapping[str, Plan], golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], log: Callable[[str], None]
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Returns the latencies of a plan and its rival, and why they do not run as CUDA graphs, by the names of those that do not."""
+    refused = {name: why for name, one in plans.items() if (why := graph_refusal(one, golden, spec, name == "plan")) is not None}
+    for name, why in refused.items():
+        log(f"  no CUDA graphs of the {name}: {why}")
+    times = latencies(plans, golden, spec, [name for name in plans if name not in refused])
+    for row in times:
+        beside = f", {row['speedup']:.2f} times as fast as {spec['rival_precision']}" if row["speedup"] is not None else ""
+        log(f"  {row['batch']} x {row['sequence'] or 'image'}: {row['plan']['p50_ms']:.3f} ms{beside}")
+    return times, refused
+
+
+def graph_refusal(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], judged: bool) -> str | None:
+    """Returns why a plan does not run as CUDA graphs; None where it does.
+
+    Args:
+        plan: On the GPU that serves.
+        golden: The golden arrays.
+        spec: That of the repository.
+        judged: Whether the answers of the graphs have to be the golden ones.
+    """
+    if not spec["graph_sizes"]:
+        return "gpu.cuda_graphs: false"
+    try:
+        parity = compare(plan, golden, spec, graph=True)
+    except (PlanError, CudaError) as error:
+        return str(error)
+    return f"recorded, its logits differ from the golden logits: {parity}" if judged and not parity["passed"] else None
 
 
 def int8_share(gemms: Mapping[str, int], precisions: Mapping[str, str]) -> float | None:
@@ -267,8 +300,8 @@ def build_either(root: Path, spec: Mapping[str, Any], trt: Any, cache: bytes | N
     return build(trt, root / spec["onnx"], *shapes, timing_cache=cache, settings=settings(spec)), reason
 
 
-def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the golden rows in batches, and some of each bucket one by one, and judges both separately.
+def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], graph: bool = False) -> dict[str, Any]:
+    """Runs the golden rows in batches, and some of each bucket one by one, and judges both separately; as CUDA graphs where asked for.
 
     Returns:
         `batches` and `single`: results of `compared`; `passed`: whether both passed.
@@ -278,10 +311,10 @@ def compare(plan: Plan, golden: Mapping[str, np.ndarray], spec: Mapping[str, Any
         expected = golden[f"{bucket}.logits"]
         features = {name: golden[f"{bucket}.{name}"] for name in spec["inputs"]}
         if len(expected):
-            pairs["batches"].append((expected, plan.predict(features)))
+            pairs["batches"].append((expected, plan.predict(features, graph=graph)))
         for row in range(min(SINGLE_ROWS, len(expected))):
             one = {name: array[row : row + 1] for name, array in features.items()}
-            pairs["single"].append((expected[row : row + 1], plan.predict(one)))
+            pairs["single"].append((expected[row : row + 1], plan.predict(one, graph=graph)))
     judged = {}
     for kind, found in pairs.items():
         judged[kind] = compared(
@@ -356,7 +389,8 @@ def publish(root: Path, spec: Mapping[str, Any], plans: Mapping[str, Any], serve
     for plan in sorted((root / STAGING).glob("*.plan")):
         plan.replace(version / plan.name)
     added = {part: cpu_instances(serve[part]["processes"]) for part in ("preprocess", "postprocess")}
-    added["plan"] = file_names({key: value["file"] for key, value in plans.items()})
+    recorded = all(entry.get("graphs", {"used": False})["used"] for entry in plans.values())  # one configuration for all machines
+    added["plan"] = file_names({key: value["file"] for key, value in plans.items()}) + cuda_graphs(spec["graph_sizes"] if recorded else [])
     texts = {part: (root / f"{part}.pbtxt").read_text(encoding="utf-8") + text for part, text in added.items()}
     files = {f"{MODELS}/{names['plan']}/1/{entry['file']}": entry["sha256"] for entry in plans.values()}
     files |= {f"{MODELS}/{names[part]}/{CONFIG}": hashlib.sha256(text.encode()).hexdigest() for part, text in texts.items()}

@@ -50,8 +50,21 @@ class Serving:
     """Which GPUs serve; None: all that there are."""
     max_queue_delay_us: int = 0
     """Maximum time in microseconds that a request waits for others to form a batch."""
+    cuda_graphs: bool = True
+    """Whether the plan runs as CUDA graphs where it can."""
     response_cache: bool = False
     """Whether requests that were answered before are answered from the cache."""
+
+    @property
+    def measured_sizes(self) -> list[int]:
+        """Batch sizes that are timed: those of the target within the maximum, 1, and the maximum."""
+        return sorted({size for size in self.batch_sizes if size <= self.max_batch_size} | {1, self.max_batch_size})
+
+    @property
+    def graph_sizes(self) -> list[int]:
+        """Batch sizes that are recorded: powers of two below the maximum, and what is timed."""
+        powers = {1 << power for power in range(self.max_batch_size.bit_length())}
+        return sorted({*powers, *self.measured_sizes}) if self.cuda_graphs else []
 
 
 def configurations(names: Names, preprocessor: Preprocessor, inputs: Tensors, serving: Serving, pairs: bool) -> dict[str, Any]:

@@ -1,12 +1,13 @@
 """Measures what a GPU model repository serves, on the machine that serves: plans, and the processes before and behind them.
 
-    latency     of the plan and of its float rival in halves, in turns A B A B, rows on the GPU already: the whole batch, host time
+    latency     of the plan and of its float rival in halves, in turns A B A B, rows on the GPU already: the whole batch, host time; as
+                CUDA graphs where Triton runs them so, and then of the plan kernel by kernel too
     rates       rows per second of one process that tokenizes (or decodes images), and of one that turns logits into labels
     processes   ceil(rows per second of all GPUs / rows per second of one process), at most one for each core
 
 `build_plans.py` writes all of it to `plans.json`. It needs only numpy and is copied next to `build_plans.py`.
 
-Left out: CUDA graphs, copies between host and GPU, the network, and how batches form; `make gpu-check` and `compress bench --server`
+Left out: copies between host and GPU, the network, and how batches form; `make gpu-check` and `compress bench --server`
 measure a whole server.
 """
 
@@ -15,7 +16,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,7 +83,11 @@ def quantiles(seconds: Sequence[float]) -> dict[str, Any]:
 
 
 def latencies(
-    plans: Mapping[str, Any], golden: Mapping[str, np.ndarray], spec: Mapping[str, Any], clock: Callable[[], float] = time.perf_counter
+    plans: Mapping[str, Any],
+    golden: Mapping[str, np.ndarray],
+    spec: Mapping[str, Any],
+    graphs: Collection[str] = (),
+    clock: Callable[[], float] = time.perf_counter,
 ) -> list[dict[str, Any]]:
     """Times plans on every shape of the repository, largest first, so that no buffer grows between the turns of one shape.
 
@@ -90,27 +95,28 @@ def latencies(
         plans: `plan` and, where there is one, `rival`: `Plan` each, on the same GPU.
         golden: The golden arrays.
         spec: `inputs`, `dims`, `buckets`, `batch_sizes`.
+        graphs: Names of the plans that run as CUDA graphs.
         clock: Seconds.
 
     Returns:
-        For each shape `batch`, `sequence` (None for images), the `quantiles` of each plan by its name, and `speedup`: p50 of the rival /
-        p50 of the plan, None without a rival.
+        For each shape `batch`, `sequence` (None for images), the `quantiles` of each plan by its name; `launched`, those of the plan kernel
+        by kernel, None where it runs so anyway; and `speedup`: p50 of the rival / p50 of the plan, None without a rival.
     """
     rows = []
     for bucket in sorted(spec["buckets"] or [0], reverse=True):
         for batch in sorted(spec["batch_sizes"], reverse=True):
             features = features_of(golden, spec["inputs"], bucket, batch, spec["dims"])
-            found = {name: quantiles(seconds) for name, seconds in in_turns(_ready(plans, features), clock).items()}
+            found = {name: quantiles(seconds) for name, seconds in in_turns(_ready(plans, features, graphs), clock).items()}
             speedup = round(found["rival"]["p50_ms"] / found["plan"]["p50_ms"], 4) if "rival" in found else None
-            rows.append({"batch": batch, "sequence": bucket or None, "rival": None, **found, "speedup": speedup})
+            rows.append({"batch": batch, "sequence": bucket or None, "rival": None, "launched": None, **found, "speedup": speedup})
     return rows[::-1]
 
 
-def _ready(plans: Mapping[str, Any], features: Mapping[str, np.ndarray]) -> dict[str, Callable[[], None]]:
+def _ready(plans: Mapping[str, Any], features: Mapping[str, np.ndarray], graphs: Collection[str]) -> dict[str, Callable[[], None]]:
     """Puts the rows of all plans on the GPU before the first turn: their buffers have grown then."""
-    for plan in plans.values():
-        plan.ready(features)
-    return {name: plan.ready(features) for name, plan in plans.items()}
+    launched = [plan.ready(features) for plan in plans.values()]
+    found = {name: plan.ready(features, graph=name in graphs) for name, plan in plans.items()}
+    return {**found, **({"launched": launched[list(plans).index("plan")]} if "plan" in graphs else {})}
 
 
 def plan_rate(rows: Sequence[Mapping[str, Any]], golden: Mapping[str, np.ndarray]) -> float:

@@ -63,6 +63,16 @@ def file_names(files: Mapping[str, str]) -> str:
     return "".join(lines)
 
 
+def cuda_graphs(batch_sizes: Sequence[int]) -> str:
+    """Returns `optimization` with a CUDA graph for each batch size, ready to append to a configuration; "" without batch sizes.
+
+    A graph of Triton's TensorRT backend without shapes of its own has those that a profile is tuned for, in every profile: the bucket. It
+    runs requests of exactly its batch size and bucket; all others run kernel by kernel, so that no row of a batch is left uninitialized.
+    """
+    specs = " ".join(f"graph_spec {{ batch_size: {size} }}" for size in batch_sizes)
+    return f"optimization {{ cuda {{ graphs: true {specs} }} }}\n" if batch_sizes else ""
+
+
 def cpu_instances(count: int) -> str:
     """Returns the `instance_group` of a Python model, ready to append to a configuration."""
     return f"instance_group {{ count: {count} kind: KIND_CPU }}\n"

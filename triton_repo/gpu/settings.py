@@ -36,6 +36,9 @@ class Gpu(Config):
     """Keep the measured times of kernels, so that the next build on the same GPU takes seconds."""
     refit: bool = False
     """Build plans whose weights can be replaced, which may cost speed."""
+    cuda_graphs: bool = True
+    """Launch a batch as one CUDA graph, recorded for each bucket and for the batch sizes 1, 2, 4 and so on and those of the target; others
+    run kernel by kernel. Used where every plan can be recorded and then gives the golden answers, which is checked there."""
     response_cache: bool = False
     """Answer a request that was answered before from Triton's cache; the server needs --cache-config."""
     preprocess_processes: Annotated[int, Field(ge=1, le=256)] | None = None

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,8 @@ from tests.export import sentiment
 from tests.triton_repo.gpu.repositories import build
 from triton_repo import environment
 from triton_repo.gpu import wheels
-from triton_repo.gpu.check import containers
+from triton_repo.gpu.check import clocks, containers
+from triton_repo.gpu.check.clocks import watching
 
 RECIPE = """# A tiny classifier.
 # compress run tiny.yaml
@@ -62,12 +64,29 @@ def test_a_step_that_fails_ends_its_recipe_and_the_report_is_written(tmp_path, m
     monkeypatch.setattr(containers, "machine", lambda: {"gpus": ["NVIDIA L4"], "driver": "580.1"})
     monkeypatch.setattr("export.engines.tensorrt.absence", lambda device: None)
     monkeypatch.setattr(gpu_check, "steps", steps)
+    monkeypatch.setattr(clocks, "watching", lambda file: watching(file, ["echo", "0, 90, 1980, 1980, 2619, 70.10, 33"]))
     assert gpu_check.check(tmp_path, "25.09") == 3
     document = json.loads((tmp_path / "report.json").read_text())
     assert not document["passed"]
+    assert document["machine"]["command"] == "make gpu-check RELEASE=25.09"
+    assert "torch" in document["machine"]["versions"]
+    assert "torch finds no NVIDIA GPU that it can use" in document["kernels"]["error"]  # the process of the kernels is the real one
     assert len(document["models"]["sst2-minilm-cuda"]["latency"]) == 1
     assert "not ready: why" in (tmp_path / "report.md").read_text()
     assert capsys.readouterr().out.splitlines()[-1] == f"report: {tmp_path / 'report.md'}"
+
+
+def test_the_figures_of_the_kernels_are_those_that_their_process_wrote(tmp_path, monkeypatch):
+    written = {"checked": [{"kernel": "k", "passed": True, "reason": None}]}
+    asked = []
+
+    def command(words):
+        asked.append(words)
+        Path(words[-1]).write_text(json.dumps(written))
+
+    monkeypatch.setattr(containers, "command", command)
+    assert gpu_check.kernel_figures(tmp_path / "new" / "kernels.json", print) == {**written, "error": None}
+    assert asked == [[sys.executable, "-m", "export.fused.gpu_figures", str(tmp_path / "new" / "kernels.json")]]
 
 
 @pytest.mark.parametrize("name", gpu_check.RECIPES)
@@ -150,7 +169,8 @@ def test_the_whole_check_with_played_gpus(tmp_path, monkeypatch):
     assert found["scaling"]["gpus"] == 2
     from triton_repo.gpu.check.report import write_report
 
-    lines = write_report(tmp_path, {"gpus": ["played"] * 2, "driver": "none", "release": "25.09"}, {"tiny": found})
+    machine = {"gpus": ["played"] * 2, "driver": "none", "release": "25.09", "command": "none", "versions": {}, "clocks": []}
+    lines = write_report(tmp_path, machine, {"tiny": found}, {"error": None})
     assert {line.line for line in lines} >= {"parity, sm89", "int8 share, sm89", "drop of the metric in the server", "scaling to 2 GPUs"}
     json.loads((tmp_path / "report.json").read_text())
     assert [server.is_alive for server in docker.servers.values()] == [False, False]

@@ -209,6 +209,95 @@ def test_inspector_layers_give_precisions(graphs):
     assert float_precision(inspected_layers(plan.information())) == "fp32"
 
 
+def test_a_graph_answers_what_the_plan_does_with_the_rows_that_lie_there_then(graphs):
+    stand_in, driver = StandIn(), Driver("90")
+    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
+    features = tiny.features("bert", 11, 16)
+    np.testing.assert_array_equal(plan.predict(features, graph=True), plan.predict(features))
+    assert len(driver.launched) == 3  # 4, 4 and 3 rows
+    features = tiny.features("bert", 3, 16)
+    ran = plan.ready(features, graph=True)
+    before = len(driver.launched)
+    ran()
+    ran()
+    assert driver.launched[before:] == driver.launched[-1:] * 2
+    plan.ready(features)()
+    assert len(driver.launched) == before + 2
+    assert driver.graphs == {}
+
+
+def test_a_recording_that_writes_nothing_is_seen(graphs, monkeypatch):
+    stand_in, driver = StandIn(), Driver("90")
+    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan)
+    monkeypatch.setattr(Driver, "cuGraphLaunch", lambda self, executable, stream: 0)
+    assert np.isnan(plan.predict(tiny.features("bert", 2, 16), graph=True)).all()
+
+
+def test_batches_of_one_shape_in_a_row_are_recorded_at_the_second(graphs):
+    stand_in, driver = StandIn(), Driver("90")
+    made = build(stand_in, graphs[1], BUCKETS, LARGEST).plan
+    plan, naive = Plan(stand_in, Device(driver), made, graphs=True), Plan(stand_in, Device(Driver("90")), made)
+    wanted = [0, 1, 2, 2, 2, 3, 4, 4]  # launches of graphs after each of these batches
+    shapes = [(2, 16), (2, 16), (2, 16), (3, 16), (1, 40), (1, 40), (1, 40), (2, 16)]
+    for (rows, length), launches in zip(shapes, wanted, strict=True):
+        features = tiny.features("bert", rows, length)
+        features["input_ids"] = (features["input_ids"] + len(driver.launched) + rows) % 9
+        np.testing.assert_array_equal(plan.predict(features), naive.predict(features))
+        assert len(driver.launched) == launches
+    assert len(set(driver.launched)) == 2
+    assert len(driver.executables) == 1  # that of 40; the one of 2 x 16 ended with its shape
+    plan.information()
+    assert len(plan.predict(tiny.features("bert", 1, 40))) == 1
+    assert (len(driver.launched), driver.executables) == (4, {})
+
+
+def test_a_batch_that_is_rejected_leaves_no_recording_of_the_one_before(graphs):
+    stand_in, driver = StandIn(), Driver("90")
+    plan = Plan(stand_in, Device(driver), build(stand_in, graphs[1], BUCKETS, LARGEST).plan, graphs=True)
+    features = tiny.features("bert", 2, 16)
+    plan.predict(tiny.features("bert", LARGEST, 40))  # no buffer grows from now on, which would be another address
+    first = plan.predict(features)
+    plan.predict(features)
+    assert len(driver.launched) == 1
+    with pytest.raises(PlanError, match="is rejected"):
+        plan.ready(tiny.features("bert", LARGEST + 1, 16))
+    np.testing.assert_array_equal(plan.predict(features), first)
+    assert (len(driver.launched), driver.executables) == (1, {})  # the context was given its shapes again
+
+
+@pytest.mark.parametrize("call", ["cuStreamEndCapture", "cuGraphInstantiateWithFlags"])
+def test_a_plan_that_cannot_be_recorded_runs_kernel_by_kernel_and_warns_once(graphs, call):
+    stand_in, driver = StandIn(), Driver("90", fail=call)
+    made = build(stand_in, graphs[1], BUCKETS, LARGEST).plan
+    plan, features = Plan(stand_in, Device(driver), made, graphs=True), tiny.features("bert", 2, 16)
+    first = plan.predict(features)
+    with pytest.warns(UserWarning, match=f"runs kernel by kernel: {call}") as warned:
+        assert all((plan.predict(features) == first).all() for _ in range(3))
+    assert len(warned) == 1
+    assert (driver.launched, driver.graphs, Driver.recording) == ([], {}, None)
+    with pytest.raises(CudaError, match=call):
+        plan.predict(features, graph=True)
+
+
+def test_work_that_fails_leaves_the_stream_as_it_was():
+    driver = Driver("90")
+    device = Device(driver)
+
+    def work():
+        raise PlanError("why")
+
+    with pytest.raises(PlanError, match="why"):
+        device.record(work)
+    assert (Driver.recording, driver.graphs, driver.executables) == (None, {}, {})
+    with pytest.raises(CudaError, match="cuStreamSynchronize"):
+        device.record(device.wait)
+    assert Driver.recording is None
+    graph = device.record(lambda: None)
+    graph.launch()
+    graph.close()
+    assert driver.executables == {}
+
+
 def test_memory_grows_and_is_given_back():
     driver = Driver("90")
     device = Device(driver)

@@ -69,13 +69,14 @@ def test_the_list_of_calls_is_whole():
     asked = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     listed = set().union(*CALLS.values(), *LATER.values(), CALLS, LATER, ONLY_RTX)
     python = {"__class__", "__init__", "append", "clear", "items", "join", "perf_counter", "setdefault", "split", "values", "decomposable"}
-    numpy = {"ascontiguousarray", "astype", "concatenate", "dtype", "float32", "itemsize", "nbytes", "nptype", "prod"}
+    python |= {"get", "pop", "warn"}
+    numpy = {"ascontiguousarray", "astype", "concatenate", "dtype", "float32", "full", "itemsize", "nan", "nbytes", "nptype", "prod"}
     levels = {"ERROR", "INTERNAL_ERROR"}
     own = {name for name in asked if name.startswith("_")}
     own |= {node.target.id for node in ast.walk(tree) if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
     own |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
     own |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    device = {"stream", "block", "upload", "download", "wait"}
+    device = {"stream", "block", "upload", "download", "wait", "record", "launch", "close"}
     assert asked - listed - python - numpy - levels - own - device == set()
     assert {"ERROR", "INTERNAL_ERROR"} <= set(dir(rtx.ILogger.Severity))
 

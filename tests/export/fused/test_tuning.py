@@ -8,11 +8,11 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.kernels import codes, meta
 from export.fused import tuning
 from export.fused.tuning import CANDIDATES, Tuner, cache_file, remembered, size_of
 from export.kernels import gemm
 from export.kernels.ahead_of_time import CAPABILITIES, compiled
+from export.kernels.cases import META
 from export.kernels.epilogue import Int8Weight, Output
 from export.kernels.gemm import Tile
 from export.kernels.launch import Launch
@@ -22,7 +22,7 @@ GELU = Output("gelu", scale=0.1)
 
 
 def weight(outputs: int = 96, inputs: int = 64) -> Int8Weight:
-    return Int8Weight(codes(outputs, inputs), meta(outputs))
+    return Int8Weight(META.codes(outputs, inputs), META.empty(outputs))
 
 
 class Clock:
@@ -44,9 +44,13 @@ def test_the_fastest_tile_is_taken_and_measured_once(tmp_path: Path) -> None:
     clock = Clock()
     tuner = Tuner(tmp_path / "tiles.json", clock)
     for rows in (33, 64, 40):  # one power of two
-        assert tuner(codes(rows, 64), weight(), GELU) == BEST
+        assert tuner(META.codes(rows, 64), weight(), GELU) == BEST
     assert clock.asked == len(CANDIDATES)
-    for other in ((codes(65, 64), weight(), GELU), (codes(64, 64), weight(95), GELU), (codes(64, 64), weight(), Output("gelu"))):
+    for other in (
+        (META.codes(65, 64), weight(), GELU),
+        (META.codes(64, 64), weight(95), GELU),
+        (META.codes(64, 64), weight(), Output("gelu")),
+    ):
         asked = clock.asked
         tuner(*other)
         assert clock.asked == asked + len(CANDIDATES)
@@ -54,28 +58,28 @@ def test_the_fastest_tile_is_taken_and_measured_once(tmp_path: Path) -> None:
 
 def test_another_process_reads_what_was_measured(tmp_path: Path) -> None:
     path, clock = tmp_path / "deep" / "tiles.json", Clock()
-    Tuner(path, Clock())(codes(64, 64), weight(), GELU)
+    Tuner(path, Clock())(META.codes(64, 64), weight(), GELU)
     before = Tuner(path, clock)
-    assert before(codes(64, 64), weight(), GELU) == BEST
+    assert before(META.codes(64, 64), weight(), GELU) == BEST
     assert clock.asked == 0
-    Tuner(path, Clock())(codes(16, 64), weight(), GELU)
-    before(codes(256, 64), weight(), GELU)  # writes beside what the other has written since
+    Tuner(path, Clock())(META.codes(16, 64), weight(), GELU)
+    before(META.codes(256, 64), weight(), GELU)  # writes beside what the other has written since
     assert sorted(remembered(path)) == ["16x96x64 gelu int8", "256x96x64 gelu int8", "64x96x64 gelu int8"]
     assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_tile_without_memory_is_left_out(tmp_path: Path) -> None:
     slower = min((tile for tile in CANDIDATES if tile != BEST), key=CANDIDATES.index)
-    assert Tuner(tmp_path / "one.json", Clock((BEST,)))(codes(64, 64), weight(), GELU) == slower
+    assert Tuner(tmp_path / "one.json", Clock((BEST,)))(META.codes(64, 64), weight(), GELU) == slower
     with pytest.raises(RuntimeError, match="no tile of an int8 GEMM of 64x96x64 gelu int8 runs on this GPU"):
-        Tuner(tmp_path / "none.json", Clock(CANDIDATES))(codes(64, 64), weight(), GELU)
+        Tuner(tmp_path / "none.json", Clock(CANDIDATES))(META.codes(64, 64), weight(), GELU)
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"64x96x64 gelu int8": [1]}', '{"64x96x64 gelu int8": 3}'])
 def test_a_damaged_file_counts_as_none(text: str, tmp_path: Path) -> None:
     path, clock = tmp_path / "tiles.json", Clock()
     path.write_text(text, encoding="utf-8")
-    Tuner(path, clock)(codes(64, 64), weight(), GELU)
+    Tuner(path, clock)(META.codes(64, 64), weight(), GELU)
     assert clock.asked == len(CANDIDATES)
     assert json.loads(path.read_text(encoding="utf-8")) == {
         "64x96x64 gelu int8": [BEST.rows, BEST.outputs, BEST.inputs, 4, BEST.num_stages]
@@ -85,7 +89,7 @@ def test_a_damaged_file_counts_as_none(text: str, tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.warns(UserWarning, match="tiles cannot be remembered"):
-        assert Tuner(tmp_path / "file" / "tiles.json", Clock())(codes(64, 64), weight(), GELU) == BEST
+        assert Tuner(tmp_path / "file" / "tiles.json", Clock())(META.codes(64, 64), weight(), GELU) == BEST
 
 
 def test_each_fact_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -104,7 +108,7 @@ def test_each_fact_has_a_file_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_the_size_names_what_ends_the_gemm() -> None:
-    assert size_of(codes(5, 64), weight(), Output(dtype=torch.float32)) == "8x96x64 none float32"
+    assert size_of(META.codes(5, 64), weight(), Output(dtype=torch.float32)) == "8x96x64 none float32"
 
 
 MATRIX: list[Any] = [pytest.param(tile, capability, marks=pytest.mark.slow) for tile in CANDIDATES for capability in CAPABILITIES]
@@ -112,6 +116,6 @@ MATRIX: list[Any] = [pytest.param(tile, capability, marks=pytest.mark.slow) for 
 
 @pytest.mark.parametrize(("tile", "capability"), MATRIX)
 def test_every_candidate_is_within_the_limits(tile: Tile, capability: int) -> None:
-    large = Int8Weight(codes(3072, 768), meta(3072), meta(3072))
-    binary = compiled(gemm.launch(codes(4096, 768), 0.1, large, GELU, codes(4096, 3072), tile), capability)
+    large = Int8Weight(META.codes(3072, 768), META.empty(3072), META.empty(3072))
+    binary = compiled(gemm.launch(META.codes(4096, 768), 0.1, large, GELU, META.codes(4096, 3072), tile), capability)
     assert binary.over_limits() == []

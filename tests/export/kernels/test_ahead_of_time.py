@@ -10,22 +10,25 @@ import torch
 import triton
 from torch import Tensor
 
-from benchmarks.kernels import (
-    CASES,
-    attention_case,
-    codes,
-    embedding_case,
-    gemm_case,
-    meta,
-    norm_case,
-    qkv_case,
-    row,
-    sparse_case,
-    w4a16_case,
-)
+from benchmarks.kernels import row
 from compress.core.errors import InputError
 from export.kernels import qkv, quantize
 from export.kernels.ahead_of_time import CAPABILITIES, FP16_MATRIX, INT8_MATRIX, LIMITS, Binary, _hot_loop, compiled, count
+from export.kernels.cases import (
+    CASES,
+    EVERY,
+    META,
+    Case,
+    attention_case,
+    embedding_case,
+    gemm_case,
+    norm_case,
+    qkv_case,
+    sparse_case,
+    tensor_case,
+    token_case,
+    w4a16_case,
+)
 from export.kernels.epilogue import Output
 from export.kernels.launch import Cost, Launch
 
@@ -33,20 +36,20 @@ GEMM = "int8 GEMM, 4096 x 768 x 3072"
 INT8_ON_100 = "UTCIMMA" if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9) else "IMMA.16832.S8.S8"
 INT8 = dict.fromkeys((80, 86, 89, 120), "IMMA.16832.S8.S8") | {90: "IGMMA.64x128x32.S8.S8", 100: INT8_ON_100}
 """The int8 matrix instruction of a large tile; older releases of the language have none of their own for capability 100."""
-ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(CASES)}
+ONCE = {name: CAPABILITIES[at % len(CAPABILITIES)] for at, name in enumerate(EVERY)}
 """The capability at which a row of the table is compiled in every test run; the others are slow."""
 APPROXIMATE = ("SiLU",)
 """Kernels whose bounds allow an approximate division; the others quantize, and must not have one."""
 MATRIX = [
     pytest.param(name, capability, marks=[] if name == GEMM or capability == ONCE[name] else pytest.mark.slow)
-    for name in CASES
+    for name in EVERY
     for capability in CAPABILITIES
 ]
 
 
 @pytest.mark.parametrize(("name", "capability"), MATRIX)
 def test_code_is_within_the_limits(name: str, capability: int) -> None:
-    launch = CASES[name]()
+    launch = EVERY[name](META).launch
     binary = compiled(launch, capability)
     assert binary.over_limits() == []
     assert binary.cubin.startswith(b"\x7fELF")
@@ -62,34 +65,34 @@ def test_code_is_within_the_limits(name: str, capability: int) -> None:
         assert "fma.rn.f32" not in binary.ptx  # each operation is rounded on its own, as in the reference
 
 
-ONES: dict[str, Callable[[], Launch]] = {
-    "quantize per tensor": lambda: quantize.tensor_launch(meta(1), 0.1, codes(1)),
-    "quantize per token": lambda: quantize.token_launch(meta(1, 1), codes(1, 1), meta(1, 1)),
-    "gemm": lambda: gemm_case(1, 1, 1, Output("gelu", scale=0.1)),
-    "block-sparse": lambda: sparse_case(1, 32, 32, 32, 1),
-    "norm": lambda: norm_case(1, 1, True),
-    "embedding": lambda: embedding_case(1, 1),
-    "w4a16": lambda: w4a16_case(1, 1, 2, 1),
-    "attention": lambda: attention_case(1, 1, 1, 1, torch.float16),
-    "qkv": lambda: qkv_case(1, qkv.Heads(1, 1, 32), 1, True),
+ONES: dict[str, Callable[[], Case]] = {
+    "quantize per tensor": lambda: tensor_case(META, 1, 1),
+    "quantize per token": lambda: token_case(META, 1, 1),
+    "gemm": lambda: gemm_case(META, 1, 1, 1, Output("gelu", scale=0.1)),
+    "block-sparse": lambda: sparse_case(META, 1, 32, 32, 32, 1),
+    "norm": lambda: norm_case(META, 1, 1, True),
+    "embedding": lambda: embedding_case(META, 1, 1),
+    "w4a16": lambda: w4a16_case(META, 1, 1, 2, 1),
+    "attention": lambda: attention_case(META, 1, 1, 1, 1, torch.float16),
+    "qkv": lambda: qkv_case(META, 1, qkv.Heads(1, 1, 32), 1, True),
 }
 """Lengths of 1 are compiled as constants, which are no tensors in the kernel."""
 
 
 @pytest.mark.parametrize("name", ONES)
 def test_lengths_of_one_compile(name: str) -> None:
-    assert compiled(ONES[name](), 90).over_limits() == []
+    assert compiled(ONES[name]().launch, 90).over_limits() == []
 
 
 def test_compiling_and_interpreting_go_together(interpreted: Callable[..., Any]) -> None:
     codes = interpreted(quantize.quantize_tensor, torch.ones(3), 0.5)
-    binary = compiled(quantize.tensor_launch(meta(3), 0.5, meta(3, dtype=torch.int8)), 90)
+    binary = compiled(quantize.tensor_launch(META.empty(3), 0.5, META.empty(3, dtype=torch.int8)), 90)
     assert codes.tolist() == [2, 2, 2]
     assert "div.rn.f32" in binary.ptx
 
 
 def test_a_process_that_interprets_does_not_compile(interpreted: Callable[..., Any]) -> None:
-    launch = quantize.tensor_launch(meta(3), 0.5, meta(3, dtype=torch.int8))
+    launch = quantize.tensor_launch(META.empty(3), 0.5, META.empty(3, dtype=torch.int8))
     with pytest.raises(InputError, match="unset TRITON_INTERPRET"):
         interpreted(compiled_again, launch.arguments, 90)
     with pytest.raises(InputError, match="must be one of 80, 86"):
@@ -101,7 +104,7 @@ def compiled_again(arguments: dict[str, Tensor], capability: int) -> Binary:
 
 
 def test_too_few_registers_spill_and_are_told() -> None:
-    launch = CASES[GEMM]()
+    launch = CASES[GEMM](META).launch
     starved = compiled(replace(launch, arguments={**launch.arguments, "TILE_O": 64, "TILE_I": 32}, num_warps=1), 90)
     assert starved.hot_loop_spills > 0
     assert any("spills in the hot loop, 0 allowed" in problem for problem in starved.over_limits())

@@ -1,21 +1,27 @@
 """Serves the models of a deployed GPU repository without a network: run in a namespace of its own as
 `python -m tests.triton_repo.gpu.serve_deployed REPOSITORY PACKAGES LOG`.
 
-In the place of the plan stands a Python model that knows the golden rows. Prints one line of JSON.
+In the place of the plan stands a Python model that knows the golden rows. Every row is sent twice; with Triton's local cache, as the images
+start it, the second answer comes from there. Prints one line of JSON.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from triton_repo import client, environment
+from triton_repo import server as servers
 from triton_repo.environment import ServerEnvironment
 from triton_repo.gpu.plan_files import read_rows
 from triton_repo.server import TritonServer
 
+DOCKERFILE = Path(__file__).resolve().parents[3] / "docker" / "Dockerfile"
+HITS, MISSES, RUNS = "nv_cache_num_hits_per_model", "nv_cache_num_misses_per_model", "nv_inference_exec_count"
 PLAN = """
 import json, pathlib, sys
 import numpy as np
@@ -70,22 +76,34 @@ def reaches_the_network() -> bool:
     return True
 
 
+def with_cache(command_line: Callable[..., list[str]], caches: Path) -> Callable[..., list[str]]:
+    """Returns `command_line` of a server that has the cache of `docker/Dockerfile`."""
+    option = re.search(r"--cache-config=[^\"]+", DOCKERFILE.read_text())
+    assert option is not None
+    return lambda *given: [*command_line(*given), f"--cache-directory={caches}", option[0]]
+
+
 def main(repository: Path, packages: Path, log: Path) -> None:
     """Serves the golden rows as they are, and prints what came back."""
     assert not reaches_the_network()
     found = environment.check()
     alone = ServerEnvironment(packages, found.python, found.site, found.libraries, found.versions)
     name = stand_in(repository)
+    servers.command_line = with_cache(servers.command_line, found.binary.parents[1] / "caches")
     with TritonServer(repository / "models", alone, log, private=True) as server:
         answers = client.evaluate(server.grpc_address, name, read_rows(repository / "rows.json"), 8)
+        first = scraped(server.metrics_socket)
         again = client.evaluate(server.grpc_address, name, read_rows(repository / "rows.json"), 8)
-        metrics = scraped(server.metrics_socket)
+        second = scraped(server.metrics_socket)
     assert (answers.logits == again.logits).all()
-    print(json.dumps({"logits": answers.logits.tolist(), "labels": answers.labels, "scores": answers.scores.tolist(), "metrics": metrics}))
+    assert answers.labels == again.labels
+    told = {"logits": answers.logits.tolist(), "labels": answers.labels, "scores": answers.scores.tolist()}
+    counts = {key: [sums(text, key) for text in (first, second)] for key in (HITS, MISSES, RUNS)}
+    print(json.dumps({**told, "metrics": sorted({name_of(line) for line in second}), "model": name, "counts": counts}))
 
 
 def scraped(address: Path) -> list[str]:
-    """Returns the names of the metrics that Triton offers."""
+    """Returns the lines of the metrics that Triton offers."""
     import http.client
 
     class Local(http.client.HTTPConnection):
@@ -96,7 +114,23 @@ def scraped(address: Path) -> list[str]:
     connection = Local("localhost")
     connection.request("GET", "/metrics")
     text = connection.getresponse().read().decode()
-    return sorted({line.split("{")[0].split(" ")[0] for line in text.splitlines() if line and not line.startswith("#")})
+    return [line for line in text.splitlines() if line and not line.startswith("#")]
+
+
+def name_of(line: str) -> str:
+    """Returns the name of the metric of a line."""
+    return line.split("{")[0].split(" ")[0]
+
+
+def sums(lines: list[str], name: str) -> dict[str, float]:
+    """Returns the values of a metric by model."""
+    found = {}
+    for line in lines:
+        if name_of(line) == name:
+            model = re.search(r'model="([^"]+)"', line)
+            assert model is not None, line
+            found[model[1]] = float(line.rsplit(" ", 1)[1])
+    return found
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import onnx
 import pytest
 from tritonclient.grpc import model_config_pb2 as pb
 
+from tests.export.tensorrt_stand_in import Driver
 from tests.triton_repo.gpu.repositories import (
     LARGEST,
     NAME,
@@ -67,6 +68,66 @@ def test_one_plan_for_each_kind_and_instances_on_every_gpu(machine, graph, tmp_p
     assert [(row["gpu"], row["capability"], row["instances"]) for row in served["gpus"]] == [(i, kind, 2) for i, kind in enumerate(gpus)]
     rates = {kind: entry["rows_per_s"] for kind, entry in record_of(out)["plans"].items()}
     assert served["rows_per_s"] == pytest.approx(sum(rates[kind] for kind in gpus))
+
+
+def graph_sizes(config):
+    cuda = config.optimization.cuda
+    assert cuda.graphs is bool(cuda.graph_spec)
+    return [one.batch_size for one in cuda.graph_spec]
+
+
+def test_a_plan_that_can_be_recorded_is_served_as_graphs(graph, floating, tmp_path):
+    out = repository(graph, tmp_path / "gpu", rival=Rival(floating, "fp16"), serving={"batch_sizes": (3,)})
+    status, lines, _ = build(out, "80", "90")
+    assert status == 0, lines
+    assert graph_sizes(published(out)) == [1, 2, 3, 4]
+    for entry in record_of(out)["plans"].values():
+        assert entry["graphs"] == {"used": True, "reason": None}
+        assert entry["rival"]["graphs"]
+        assert all(row["launched"]["n"] for row in entry["latency"])
+    assert not any("CUDA graphs" in line for line in lines)
+
+
+def test_graphs_are_left_out_where_they_are_not_wanted(graph, tmp_path):
+    out = repository(graph, tmp_path / "gpu", serving={"cuda_graphs": False})
+    status, lines, _ = build(out, "80")
+    assert status == 0, lines
+    assert graph_sizes(published(out)) == []
+    entry = record_of(out)["plans"]["80"]
+    assert entry["graphs"] == {"used": False, "reason": "gpu.cuda_graphs: false"}
+    assert {row["launched"] for row in entry["latency"]} == {None}
+
+
+def test_a_plan_that_cannot_be_recorded_is_served_kernel_by_kernel(graph, tmp_path, monkeypatch):
+    out = repository(graph, tmp_path / "gpu")
+    monkeypatch.setattr(Driver, "cuStreamEndCapture", lambda self, stream, handle: setattr(Driver, "recording", None) or 901)
+    status, lines, _ = build(out, "80")
+    assert status == 0, lines
+    assert graph_sizes(published(out)) == []
+    reason = record_of(out)["plans"]["80"]["graphs"]["reason"]
+    assert reason.startswith("cuStreamEndCapture: ")
+    assert f"  no CUDA graphs of the plan: {reason}" in lines
+    assert published(out).cc_model_filenames
+
+
+def test_graphs_that_answer_something_else_are_not_served(graph, tmp_path, monkeypatch):
+    out = repository(graph, tmp_path / "gpu")
+    monkeypatch.setattr(Driver, "cuGraphLaunch", lambda self, executable, stream: 0)  # the logits stay as they were spoilt
+    status, lines, _ = build(out, "80")
+    assert status == 0, lines
+    assert graph_sizes(published(out)) == []
+    assert record_of(out)["plans"]["80"]["graphs"]["reason"].startswith("recorded, its logits differ from the golden logits: ")
+    assert graph_sizes_after_another_machine(out, monkeypatch) == []
+
+
+def graph_sizes_after_another_machine(out, monkeypatch):
+    """One configuration serves all machines: the plan of the first one is still listed."""
+    monkeypatch.undo()
+    status, lines, _ = build(out, "90")
+    assert status == 0, lines
+    assert record_of(out)["plans"]["90"]["graphs"]["used"]
+    assert set(record_of(out)["plans"]) == {"80", "90"}
+    return graph_sizes(published(out))
 
 
 def test_explicit_gpus_and_replicas(graph, tmp_path):
@@ -147,6 +208,7 @@ def test_without_a_float_model_there_is_a_reason_and_no_ratio(graph, tmp_path):
         "precision": None,
         "sha256": None,
         "onnx_sha256": None,
+        "graphs": False,
         "reason": "no float model in halves was exported",
     }
     assert {row["speedup"] for row in entry["latency"]} == {None}

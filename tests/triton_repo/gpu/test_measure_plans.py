@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from triton_repo.gpu import measure_plans as measure
-from triton_repo.gpu.plan_files import built_files, cpu_instances, file_names, graph_digest, read_rows, rows_text
+from triton_repo.gpu.plan_files import built_files, cpu_instances, cuda_graphs, file_names, graph_digest, read_rows, rows_text
 
 
 class Clock:
@@ -52,10 +52,10 @@ class Timed:
     def __init__(self, clock, seconds):
         self.clock, self.seconds, self.shapes = clock, seconds, []
 
-    def ready(self, features):
+    def ready(self, features, *, graph=False):
         batch, sequence = features["input_ids"].shape
         self.shapes.append((batch, sequence))
-        return self.clock.work("x", self.seconds * batch * sequence)
+        return self.clock.work("x", self.seconds * batch * sequence / (2 if graph else 1))
 
 
 GOLDEN = {
@@ -70,14 +70,25 @@ SPEC = {"inputs": ["input_ids"], "dims": {"input_ids": ["int64", [-1]]}, "bucket
 def test_every_shape_is_timed_largest_first_and_listed_smallest_first():
     clock = Clock()
     plan, rival = Timed(clock, 1e-5), Timed(clock, 3e-5)
-    rows = measure.latencies({"plan": plan, "rival": rival}, GOLDEN, SPEC, clock)
+    rows = measure.latencies({"plan": plan, "rival": rival}, GOLDEN, SPEC, clock=clock)
     assert [(row["batch"], row["sequence"]) for row in rows] == [(1, 8), (4, 8), (1, 16), (4, 16)]
     assert plan.shapes[0] == rival.shapes[0] == (4, 16)
     for row in rows:
         assert row["plan"]["p50_ms"] == pytest.approx(0.01 * row["batch"] * row["sequence"], rel=1e-3)
         assert row["speedup"] == pytest.approx(3, rel=1e-3)
-    alone = measure.latencies({"plan": plan}, GOLDEN, SPEC, clock)
-    assert {(row["rival"], row["speedup"]) for row in alone} == {(None, None)}
+    alone = measure.latencies({"plan": plan}, GOLDEN, SPEC, clock=clock)
+    assert {(row["rival"], row["launched"], row["speedup"]) for row in alone} == {(None, None, None)}
+
+
+def test_a_plan_that_runs_as_graphs_is_timed_kernel_by_kernel_too():
+    clock = Clock()
+    plans = {"plan": Timed(clock, 1e-5), "rival": Timed(clock, 3e-5)}
+    for row in measure.latencies(plans, GOLDEN, SPEC, ["plan", "rival"], clock):
+        assert row["plan"]["p50_ms"] == pytest.approx(0.005 * row["batch"] * row["sequence"], rel=1e-3)
+        assert row["launched"]["p50_ms"] == pytest.approx(0.01 * row["batch"] * row["sequence"], rel=1e-3)
+        assert row["speedup"] == pytest.approx(3, rel=1e-3)
+    for row in measure.latencies(plans, GOLDEN, SPEC, ["plan"], clock):
+        assert row["speedup"] == pytest.approx(6, rel=1e-3)
 
 
 def test_rows_per_second_weigh_buckets_as_the_golden_rows_do():
@@ -140,6 +151,13 @@ def test_text_that_is_appended_to_a_configuration_parses():
     found = from_text('name: "m"\n' + cpu_instances(3) + file_names({"120": "sm120.plan", "80": "ampere_plus.plan"}))
     assert found.instance_group[0].count == 3
     assert dict(found.cc_model_filenames) == {"8.0": "ampere_plus.plan", "12.0": "sm120.plan"}
+    graphs = from_text('name: "m"\n' + cuda_graphs([1, 4])).optimization.cuda
+    assert graphs.graphs
+    assert [(one.batch_size, dict(one.input), one.HasField("graph_lower_bound")) for one in graphs.graph_spec] == [
+        (1, {}, False),
+        (4, {}, False),
+    ]
+    assert cuda_graphs([]) == ""
     with pytest.raises(ValueError, match="two or three digits"):
         file_names({"80": '" inject'})
 

@@ -29,6 +29,7 @@ from tests.triton_repo.gpu.repositories import (
     text_preprocessor,
     write,
 )
+from tests.triton_repo.gpu.serve_deployed import HITS, MISSES, RUNS
 from triton_repo import deployment, environment
 from triton_repo.gpu import wheels
 
@@ -36,7 +37,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.whole]
 ROOT = Path(__file__).resolve().parents[3]
 MACHINES = {"one": ["90"], "four of a kind": ["89"] * 4, "two and two": ["80", "80", "90", "90"]}
 ONLY_WITH_A_GPU = {"nv_gpu_utilization", "nv_gpu_memory_used_bytes", "nv_gpu_power_usage"}
-ONLY_WITH_A_CACHE = {"nv_cache_num_hits_per_model", "nv_cache_num_misses_per_model"}
 
 
 @pytest.fixture(scope="module")
@@ -82,11 +82,17 @@ def test_a_deployment_serves_from_its_own_folder(machine, graph, tmp_path, monke
     answered = list(zip(found["labels"], found["scores"], strict=True))
     assert preprocessor.answer(logits) == answered
 
+    name, (hits, misses, runs) = found["model"], (found["counts"][metric] for metric in (HITS, MISSES, RUNS))
+    assert [count[name] for count in hits] == [0, len(ROWS)]  # every row came twice
+    assert [count[name] for count in misses] == [len(ROWS), len(ROWS)]
+    assert runs[0] == runs[1]  # nothing ran for the second answer
+    assert runs[0][f"{name}_plan"] > 0
+
     assert re.findall(r"numpy (\d+)\.", log) == ["1"]
     warm_up = [f"[{', '.join([str((1, bucket))] * count)}]" for bucket in BUCKETS for count in (1, LARGEST)]
     assert re.findall(r"^batch (\[.*\])$", log, re.M)[: len(warm_up)] == warm_up  # a warm-up of n rows is n requests that run together
     counts = record_of(Path(moved))["serving"]
     for part in ("preprocess", "postprocess"):
         assert len(re.findall(rf"TRITONBACKEND_ModelInstanceInitialize: \S*tiny_{part}_\S* ", log)) == counts[part]["processes"]
-    asked = set().union(*(metrics(expression) for expression in expressions())) - {"up"} - ONLY_WITH_A_GPU - ONLY_WITH_A_CACHE
+    asked = set().union(*(metrics(expression) for expression in expressions())) - {"up"} - ONLY_WITH_A_GPU
     assert asked - {"nv_inference_request_summary_us"} <= set(found["metrics"])

@@ -16,10 +16,11 @@ What was not measured is a verdict too: it did not pass, and says why. The two r
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from compress.core.engines import REFERENCE, served_on
+from triton_repo.gpu.check.kernel_verdicts import kernel_verdicts
+from triton_repo.gpu.check.verdict import Verdict
 
 Measurements = Mapping[str, Any]
 """What `compress.commands.gpu_check` measured of one model: `latency` (rows of the run), `plans` (of plans.json), `rival` precision,
@@ -30,47 +31,17 @@ INT8_SHARE, SCALING = 0.95, 0.9
 SPEED = "bert-large-random-cuda"
 """The recipe whose speed is judged."""
 NO_PLAN = "no plan was built"
-Word = Literal["passed", "missed", "not measured", "told"]
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One line of the table."""
-
-    model: str
-    line: str
-    """What is judged."""
-    value: float | None
-    """What was measured; None: it was not."""
-    limit: float | None
-    """What is asked for; None: it is only told."""
-    at_most: bool = False
-    """Whether the limit is an upper one."""
-    reason: str | None = None
-    """Why it was not measured, or is only told."""
-
-    @property
-    def word(self) -> Word:
-        """The verdict."""
-        if self.limit is None:
-            return "told"
-        if self.value is None:
-            return "not measured"
-        return "passed" if (self.value <= self.limit if self.at_most else self.value >= self.limit) else "missed"
-
-
-def verdicts(models: Mapping[str, Measurements]) -> list[Verdict]:
+def verdicts(models: Mapping[str, Measurements], kernels: Mapping[str, Any] | None = None) -> list[Verdict]:
     """Returns every line of the table.
 
     Args:
         models: What was measured, by name of the recipe.
+        kernels: What was measured of our own kernels (`kernel_verdicts`); None: they are not asked for.
     """
-    return [line for name, found in models.items() for line in (*_speeds(name, found), *_others(name, found))]
-
-
-def passes(lines: Sequence[Verdict]) -> bool:
-    """Whether nothing was missed, and nothing that has a limit was left unmeasured."""
-    return all(line.word in ("passed", "told") for line in lines)
+    lines = [line for name, found in models.items() for line in (*_speeds(name, found), *_others(name, found))]
+    return lines if kernels is None else [*lines, *kernel_verdicts(kernels)]
 
 
 def _speeds(name: str, found: Measurements) -> Iterator[Verdict]:

@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from tests.triton_repo.gpu.check.recorded import model, passing, plan
+from tests.triton_repo.gpu.check.recorded import MACHINE, kernels, model, passing, plan
 from triton_repo.gpu.check.report import write_report
-from triton_repo.gpu.check.verdicts import SPEED, passes, verdicts
+from triton_repo.gpu.check.verdict import passes
+from triton_repo.gpu.check.verdicts import SPEED, verdicts
 
 
 def word(models, line):
@@ -111,8 +112,7 @@ def test_what_was_not_measured_says_why():
 @pytest.mark.parametrize("good", [True, False])
 def test_the_report_has_every_line_and_figure(good, tmp_path):
     models = passing() if good else {SPEED: model(eager=1.5)}
-    machine = {"gpus": ["NVIDIA L4", "NVIDIA L4"], "driver": "580.1", "release": "25.09"}
-    lines = write_report(tmp_path, machine, models)
+    lines = write_report(tmp_path, MACHINE, models, kernels())
     document = json.loads((tmp_path / "report.json").read_text())
     assert document["passed"] is good
     assert [entry["verdict"] for entry in document["verdicts"]] == [line.word for line in lines]
@@ -120,5 +120,18 @@ def test_the_report_has_every_line_and_figure(good, tmp_path):
     assert text.startswith("# GPU check: passed" if good else "# GPU check: not passed")
     assert "2 x NVIDIA L4; driver 580.1; NVIDIA's images 25.09." in text
     assert all(f"| {line.model} | {line.line} |" in text for line in lines)
-    assert f"| {SPEED} | sm90 | 32 x 384 | 30.000 | 60.000 (fp16) | 2.000 |" in text
+    assert f"| {SPEED} | sm90 | 32 x 384 | 30.000 | 60.000 (fp16) | 2.000 |  |" in text
+    assert f"| {SPEED} | sm90 | 1 x 128 | 1.000 | 2.000 (fp16) | 2.000 | 1.250 |" in text
     assert ("**missed**" in text) is not good
+    assert "- Command: `make gpu-check RELEASE=25.09`\n- Versions: python 3.12.3, triton 3.9.0, cuda 13.0, tensorrt" in text
+    assert "- Clocks of GPU 0 in 90 s of work: 1200 to 1980 MHz, median 1700, of at most 1980 MHz, memory 2619 MHz, up to 690.5 W" in text
+    assert "1979 by the data sheet of H100 SXM; 1500 by torch._int_mm" in text
+    assert document["kernels"] == kernels()
+
+
+def test_a_report_of_kernels_that_were_not_measured_and_clocks_that_were_not_told(tmp_path):
+    lines = write_report(tmp_path, {**MACHINE, "clocks": []}, passing(), {"error": "no GPU"})
+    assert not passes(lines)
+    text = (tmp_path / "report.md").read_text()
+    assert "- Clocks: nvidia-smi did not tell them" in text
+    assert "| kernels | answers within their bounds |  | at least 1 | **not measured**: no GPU |" in text

@@ -1,0 +1,89 @@
+"""Checks and times the kernels and the fused encoder on the first GPU of this machine; `make gpu-check` runs it in a process of its own.
+
+    python -m export.fused.gpu_figures FILE            everything, on a GPU
+    python -m export.fused.gpu_figures FILE --check    the answers of the kernels alone; with TRITON_INTERPRET=1 without a GPU
+
+FILE (JSON) holds `checked`; and where times are taken `device`, `versions`, `peak`, `kernels`, `sparse` (all of `measured`), `packed` (of
+`squad`) and `shapes` (of `beside_torch`). What failed has a `reason`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from compress.artifacts.artifact import write_json
+from export.fused.beside_torch import beside_torch
+from export.fused.graphs import record_on_gpu
+from export.fused.measured import BROKEN, checked, int8_peak, line, pairs_of_layers, shares, sparse
+from export.fused.squad import LENGTHS, QUERIES, Bert, Machine, packed_rate, random_plan, squad_lengths
+from export.fused.tuning import tuner
+from export.kernels.cases import EVERY
+from export.kernels.peaks import Gpu as Peaks
+from export.kernels.peaks import named
+from export.kernels.timed import OnGpu
+
+
+def figures() -> dict[str, Any]:
+    """Returns everything that is measured on the current GPU."""
+    name, gpu = torch.cuda.get_device_name(), OnGpu()
+    peaks = named(name)
+    measured_peak = int8_peak("cuda", gpu)
+    return {
+        "device": name,
+        "versions": {"triton": triton.__version__, "cuda": str(torch.version.cuda)},
+        "checked": checked("cuda"),
+        "peak": peak(peaks, measured_peak),
+        "kernels": shares(EVERY, "cuda", gpu, peaks, measured_peak),
+        "sparse": sparse("cuda", gpu, peaks, pairs_of_layers()),
+        **whole(gpu),
+    }
+
+
+def peak(peaks: Peaks | None, measured_peak: float) -> dict[str, Any]:
+    """Returns the int8 peak in tera-operations per second: `published` (None where the GPU is not in the table), `measured`, `source`."""
+    told = f"data sheet of {peaks.name}" if peaks is not None else "torch._int_mm, 8192 x 8192 x 8192, on this GPU"
+    return {"published": None if peaks is None else peaks.int8, "measured": round(measured_peak / 1e12, 1), "source": told}
+
+
+def whole(gpu: OnGpu) -> dict[str, Any]:
+    """Returns what is measured of BERT-large: `packed`, and `shapes`, with the `reason` of either where it failed."""
+    device = torch.device("cuda")
+    machine, bert = Machine(device, record_on_gpu, torch.cuda.synchronize, tuner(device)), Bert()
+    found: dict[str, Any] = {"packed": {"sequences_per_s": None}, "shapes": {"rows": []}}
+    works: dict[str, Callable[[], dict[str, Any]]] = {
+        "packed": lambda: {**packed_rate(random_plan(bert, device), squad_lengths(QUERIES), machine), "lengths": LENGTHS.name},
+        "shapes": lambda: {"rows": beside_torch(random_plan(bert, device), bert, machine, gpu)},
+    }
+    for name, work in works.items():
+        try:
+            found[name] = {**work(), "reason": None}
+        except BROKEN as error:
+            found[name]["reason"] = line(error)
+    return found
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Writes the file; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m export.fused.gpu_figures", description="Checks and times the kernels on a GPU.")
+    parser.add_argument("file", type=Path, help="JSON that is written")
+    parser.add_argument("--check", action="store_true", help="check the answers alone")
+    given = parser.parse_args(arguments)
+    interprets = os.environ.get("TRITON_INTERPRET") == "1"
+    if not torch.cuda.is_available() and not (given.check and interprets):
+        print("gpu_figures: torch finds no NVIDIA GPU that it can use; with --check and TRITON_INTERPRET=1 none is needed", file=sys.stderr)
+        return 2
+    found = {"checked": checked("cpu" if interprets else "cuda")} if given.check else figures()
+    write_json(given.file, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
