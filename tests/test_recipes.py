@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import tiny_embedding, without_clocks
+from tests import tiny_collection, tiny_embedding, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -128,10 +128,14 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes pairs of sentences with scores, and names a tiny model of sentence-transformers."""
+    """Writes pairs of sentences with scores, or queries and documents, and names a tiny model of sentence-transformers."""
+    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
+    model = [f"model.path={tiny_embedding.folder(folder / 'source', layers)}", "data.max_length=16"]
+    if TASKS[recipe.model.task].searches:
+        return [*model, f"data.path={tiny_collection.folder(folder / 'data', train=30)}"]
     columns = recipe.data.columns.model_dump(exclude_none=True)
     data = tiny_embedding.pairs(folder / "data", names=(columns["text"], columns["text_pair"], columns["label"]))
-    return [f"model.path={tiny_embedding.folder(folder / 'source')}", f"data.path={data}", "data.files=null", "data.max_length=16"]
+    return [*model, f"data.path={data}", "data.files=null"]
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:

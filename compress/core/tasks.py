@@ -16,7 +16,8 @@ The four answers that there are:
     tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
              (`compress.core.next_token`)
     vector   a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-             (`compress.core.vectors`)
+             (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
+             (`compress.core.relevance`)
 """
 
 from __future__ import annotations
@@ -77,6 +78,10 @@ class Facts:
     """Whether an encoder reads a source text, and a decoder answers with another."""
     needs_pairs: bool = False
     """Whether the data have to be pairs of texts."""
+    searches: bool = False
+    """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
+    pair_loss: Literal["cosine", "ranking"] = "cosine"
+    """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
 
     @property
     def metric(self) -> str:
@@ -142,6 +147,25 @@ TASKS: Mapping[str, Facts] = {
             data="nyu-mll/glue",
             subset="stsb",
             columns="{text: sentence1, text_pair: sentence2, label: label}   # a score of how similar they are",
+        ),
+    ),
+    "retrieval": Facts(
+        modality="text",
+        answer="vector",
+        columns=("text", "label"),
+        metrics=("ndcg@10", "mrr@10", "recall@100"),
+        auto_class="AutoModel",
+        problem_type=None,
+        pipeline_tag="sentence-similarity",
+        searches=True,
+        pair_loss="ranking",
+        example=Example(
+            about="Vectors for searching documents in int8, served by Triton.",
+            name="my-search",
+            model="sentence-transformers/all-MiniLM-L6-v2",
+            head="keep",
+            data="beir/scifact",
+            columns="",
         ),
     ),
     "text-generation": Facts(

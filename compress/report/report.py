@@ -17,7 +17,7 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.chain import chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core import vectors
+from compress.core import relevance, vectors
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.shown import reason
@@ -159,10 +159,17 @@ def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[
         found[one.backend] = {
             "cosine": None if cosines is None else float(cosines.mean()),
             "lowest_cosine": None if cosines is None else float(cosines.min()),
-            "top10_overlap": vectors.overlap(reference.logits, one.logits),
+            "top10_overlap": _overlap(reference, one),
             "n": len(one.logits),
         }
     return found
+
+
+def _overlap(reference: Evaluation, one: Evaluation) -> float:
+    """Returns the share of what is found for a text, or for a query, that is the same for both."""
+    if relevance.are_judged(one.labels):
+        return relevance.overlap(reference.logits, one.logits, one.labels)
+    return vectors.overlap(reference.logits, one.logits)
 
 
 def _attention(run: Run, name: str) -> list[dict[str, Any]]:

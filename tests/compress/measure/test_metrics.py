@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as hnp
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS
+from compress.core.relevance import labels_of as judged_labels
 from compress.core.vectors import labels_of
 from compress.measure import answers, metrics, predictions
 from compress.models.checkpoint import load
@@ -70,6 +71,8 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
         integers = {"class": ((2, 2), (2,)), "value": ((2, 1), (2,)), "tokens": ((2, 3, 2), (2, 3))}
         cases = {answer: (np.zeros(answers, np.float32), np.zeros(labels, np.int64)) for answer, (answers, labels) in integers.items()}
         cases["vector"] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
+        if TASKS[task].searches:
+            cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
         figures = metrics.metrics(task, *cases[TASKS[task].answer])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics
