@@ -88,7 +88,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
-    by_answer = {"tokens": generation_settings, "vector": embedding_settings}
+    by_answer = {"tokens": generation_settings, "vector": embedding_settings, **({"value": reranking_settings} if facts.searches else {})}
     write = image_settings if facts.modality == "image" else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
@@ -136,6 +136,12 @@ def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
     columns = recipe.data.columns.model_dump(exclude_none=True)
     data = tiny_embedding.pairs(folder / "data", names=(columns["text"], columns["text_pair"], columns["label"]))
     return [*model, f"data.path={data}", "data.files=null"]
+
+
+def reranking_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes queries with candidates, and names a tiny model with one output."""
+    data, model = tiny_collection.folder(folder / "data", train=30), tiny_collection.cross_encoder(folder / "source")
+    return [f"model.path={model}", f"data.path={data}", "data.max_length=16"]
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from compress.commands.init import write_template
 from compress.core import relevance
 from compress.core.errors import InputError
 from compress.core.progress import ConsoleProgress
+from compress.measure import stored_vectors
 from compress.measure.answers import load_predictions
 from compress.measure.ranking import figures
 from compress.pipeline import run
@@ -88,6 +89,15 @@ def test_the_report_compares_what_is_found(quantized: Any) -> None:
     rows = [figures(one, labels)[:, 0] for one in (before, after)]
     assert drop["difference"] == pytest.approx(float(rows[0].mean() - rows[1].mean()))
     assert drop["low"] <= drop["difference"] <= drop["high"]
+    for form, size in (("int8", tiny_embedding.WIDTH), ("binary", tiny_embedding.WIDTH // 8)):
+        cell, scale = last["vectors"]["torch"]["stored"][form], stored_vectors.scale_of(after, labels)
+        coded = stored_vectors.codes(after, form, scale)  # type: ignore[arg-type]
+        assert cell["value"] == pytest.approx(float(figures(coded, labels)[:, 0].mean()))
+        assert cell["difference"] == pytest.approx(float(rows[0].mean()) - cell["value"])
+        assert cell["bytes"] == size
+        assert cell["scale"] == (scale if form == "int8" else None)
+    assert "Vectors in an index" in (quantized.folder / "report.html").read_text()
+    assert "95&nbsp;% interval on n queries" in (quantized.folder / "report.html").read_text()
     assert student["metrics"]["torch"].keys() == set(METRICS)
 
 

@@ -1,10 +1,13 @@
-"""Made-up queries and documents in the layout of BEIR."""
+"""Made-up queries, documents and candidates in the layout of BEIR, and a tiny model that gives pairs of texts a score."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from transformers import BertConfig, BertForSequenceClassification
 
 from tests.export import sentiment
 
@@ -42,4 +45,20 @@ def folder(out: Path, train: int = 0, dev: int = 0, test: int = 40, documents: i
         for split, (start, end) in ends.items()
         if end > start
     }
+    for split, (start, end) in ends.items():  # eight candidates of each query, the relevant ones in the middle
+        rows = [f"q{number}\td{(number + step) % documents}\t{1 / (9 + step)}\n" for number in range(start, end) for step in range(-3, 5)]
+        if rows:
+            (out / "candidates").mkdir(parents=True, exist_ok=True)
+            (out / "candidates" / f"{split}.tsv").write_text("query-id\tcorpus-id\tscore\n" + "".join(rows))
     return write(out, queries, corpus, **qrels)
+
+
+def cross_encoder(out: Path, layers: int = 1) -> Path:
+    """Writes a tiny model of random weights with one output."""
+    shutil.copytree(sentiment.checkpoint(), out, ignore=shutil.ignore_patterns("config.json", "model.safetensors"))
+    config = BertConfig(
+        vocab_size=len(sentiment.SPECIALS + sentiment.WORDS), hidden_size=32, num_hidden_layers=layers, num_attention_heads=4,
+        intermediate_size=64, max_position_embeddings=sentiment.LENGTH, num_labels=1,
+    )  # fmt: skip
+    sentiment.drawn(BertForSequenceClassification, config).save_pretrained(out)
+    return out

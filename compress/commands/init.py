@@ -37,9 +37,14 @@ model:
   task: {task}
 data:
   path: {data}   # a folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/test.tsv
-  # prompts: {{query: "query: ", document: "passage: "}}   # for models that were trained with them
-  max_length: 256   # tokens; longer texts are truncated
+{more}  max_length: 256   # tokens; longer texts are truncated
 """
+
+SEARCH_MORE = {
+    "vector": '  # prompts: {query: "query: ", document: "passage: "}   # for models that were trained with them\n',
+    "value": "  candidates: 50   # that a first search found for each query: candidates/test.tsv of the folder\n",
+}
+"""A line of the data by what a model answers."""
 
 GENERATION_MODEL = """\
 model:
@@ -116,6 +121,7 @@ def template(task: str, file: str) -> str:
     values["engines"] = SCORING
     if generates:
         values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder)[0])
+    values["more"] = SEARCH_MORE.get(row.answer, "")
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     body = IMAGE_MODEL if row.modality == "image" else generating if generates else SEARCH_MODEL if row.searches else TEXT_MODEL

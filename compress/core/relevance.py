@@ -37,7 +37,9 @@ TOP = 10
 
 def are_judged(labels: Array) -> bool:
     """Whether labels are those of queries and documents, float `[n, 2 + 2 k]` with k >= 1; those of pairs have two columns."""
-    return labels.ndim == 2 and labels.shape[1] >= 4 and bool(np.issubdtype(labels.dtype, np.floating))
+    if labels.ndim != 2 or labels.shape[1] < 4 or not np.issubdtype(labels.dtype, np.floating):
+        return False
+    return bool((labels[:, 0] <= DOCUMENT).all())
 
 
 def labels_of(num_queries: int, num_documents: int, judgements: Sequence[Judgement]) -> Array:

@@ -11,6 +11,7 @@ Left out: data sets of the Hub; BEIR's habit of dropping a document that has the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from compress.data.config import Columns, DataConfig, Prompts
 from compress.data.sources import row_of
 from compress.data.tables import Table, read_table
 
-CORPUS, QUERIES, QRELS = "corpus.jsonl", "queries.jsonl", "qrels"
+CORPUS, QUERIES, QRELS, CANDIDATES = "corpus.jsonl", "queries.jsonl", "qrels", "candidates"
 SPLITS = ("train", "dev", "test")
 LARGEST_GRADE = 1000
 Judgements = Mapping[tuple[str, str], int]
@@ -78,6 +79,42 @@ def read_collection(config: DataConfig, task: Task) -> Collection:
     return Collection(folder, queries, documents, judgements)
 
 
+def read_candidates(read: Collection, split: str, config: DataConfig) -> dict[str, list[str]]:
+    """Returns for each query of a split what a first search found, the highest score first; nothing without candidates/SPLIT.tsv.
+
+    Raises:
+        InputError: A row is wrong, or an id is unknown; the line names file and line.
+    """
+    file = _found(read.folder / CANDIDATES / f"{split}.tsv")
+    if file is None:
+        return {}
+    table = Table(file, ("query-id", "corpus-id", "score"), limit=Limit(config.max_expanded_gb, "data.max_expanded_gb"))
+    found: dict[str, dict[str, float]] = {}
+    for number, (query, document, score) in read_table(table):
+        place = table.place(number)
+        _check_ids(query, document, read.queries, read.documents, place)
+        if document in found.setdefault(query, {}):
+            raise InputError(f"{place}: document {shown(document)} is a candidate of query {shown(query)} again; remove one of both lines")
+        found[query][document] = _number(score, place)
+    return {query: sorted(scores, key=lambda name: -scores[name]) for query, scores in found.items()}
+
+
+def _number(score: str, place: str) -> float:
+    try:
+        value = float(score)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise InputError(f"{place}: score {shown(score)} given; a finite number is allowed")
+    return value
+
+
+def _check_ids(query: str, document: str, queries: Mapping[str, str], documents: Mapping[str, str], place: str) -> None:
+    for name, column, texts, where in ((query, "query-id", queries, QUERIES), (document, "corpus-id", documents, CORPUS)):
+        if name not in texts:
+            raise InputError(f"{place}: {column} {shown(name)} is no _id of {where}; correct it or remove the line")
+
+
 def _found(path: Path) -> Path | None:
     """Returns the path of a file, or that of its compressed form; None where there is neither."""
     return next((one for one in (path, path.with_name(f"{path.name}.gz")) if one.exists()), None)
@@ -118,9 +155,7 @@ def _judgements(file: Path, limit: Limit, queries: Mapping[str, str], documents:
     found: dict[tuple[str, str], int] = {}
     for number, (query, document, score) in read_table(table):
         place = table.place(number)
-        for name, column, texts, where in ((query, "query-id", queries, QUERIES), (document, "corpus-id", documents, CORPUS)):
-            if name not in texts:
-                raise InputError(f"{place}: {column} {shown(name)} is no _id of {where}; correct it or remove the line")
+        _check_ids(query, document, queries, documents, place)
         if (query, document) in found:
             raise InputError(f"{place}: query {shown(query)} and document {shown(document)} are judged again; remove one of both lines")
         found[query, document] = _grade(score, place)

@@ -101,6 +101,8 @@ class DataConfig(Config):
     text-generation has a single file, its last tenth becomes the test split."""
     prompts: Prompts | None = None
     """For tasks that search documents: what stands before queries and documents, for models that were trained so."""
+    candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block, for
     text-to-text the maximum of source and of target. Ignored for images."""

@@ -125,12 +125,12 @@ def _documents(rows: Sequence[Row]) -> Split:
 
 def _inverse_cloze(documents: Sequence[str]) -> Split:
     """Returns the first sentences of documents as queries, and the rests as what they have to find."""
-    cut = [parts for document in documents if (parts := _opening(document)) is not None]
+    cut = [parts for document in documents if (parts := opening(document)) is not None]
     rows: list[Row] = [*(first for first, _ in cut), *(rest for _, rest in cut)]
     return Split(rows, relevance.labels_of(len(cut), len(cut), [(number, number, 1) for number in range(len(cut))]))
 
 
-def _opening(text: str) -> tuple[str, str] | None:
+def opening(text: str) -> tuple[str, str] | None:
     """Cuts a text behind its first sentence, or where it has only one in the middle; None for a single word."""
     end = _SENTENCE_END.search(text)
     if end is not None:

@@ -3,7 +3,7 @@
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), and splits the rows into train, selection and evaluation (`splits`). For text-generation, text is cut into blocks of
 tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Tasks that search documents read the layout of BEIR
-(`judged_texts`).
+(`judged_texts`), or with candidates of each query (`candidate_pairs`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from compress.core.errors import InputError
 from compress.core.files import local
 from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import labels
+from compress.data.candidate_pairs import load_candidates
 from compress.data.config import DataConfig
 from compress.data.judged_texts import load_judged
 from compress.data.sentence_pairs import as_texts
@@ -59,7 +60,14 @@ def load_data(
     if config.prompts is not None and not TASKS[task].searches:
         tasks = tasks_with(lambda row: row.searches)
         raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
-    data = load_judged(config, task, log) if TASKS[task].searches else _load_labelled(config, task, label_names, log)
+    orders = TASKS[task].searches and TASKS[task].answer == "value"
+    if config.candidates is not None and not orders:
+        tasks = tasks_with(lambda row: row.searches and row.answer == "value")
+        raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
+    if TASKS[task].searches:
+        data = (load_candidates if orders else load_judged)(config, task, log)
+    else:
+        data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
         return data
     texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]

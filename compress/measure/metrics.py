@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import next_token, relevance, vectors
+from compress.core import candidates, next_token, relevance, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -56,8 +56,8 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     Args:
         task: The task; its row names the metrics.
         logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`; vectors `[n, D]`.
-        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, pairs `[n, 2]` (`compress.core.vectors`), or
-            queries and documents `[n, 2 + 2 k]` (`compress.core.relevance`).
+        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, pairs `[n, 2]` (`compress.core.vectors`),
+            queries and documents `[n, 2 + 2 k]` (`compress.core.relevance`), or candidates `[n, 13]` (`compress.core.candidates`).
 
     Raises:
         InputError: There are no rows.
@@ -123,7 +123,7 @@ def spearman(x: Array, y: Array) -> float:
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
     """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
     each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; other predictions and labels as they are."""
-    if relevance.are_judged(labels):
+    if relevance.are_judged(labels) or candidates.are_candidates(labels):
         found = ranking.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
     return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
@@ -152,6 +152,8 @@ def num_predictions(labels: Array) -> int:
     """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, or judged queries."""
     if relevance.are_judged(labels):
         return len(relevance.judged(labels).queries)
+    if candidates.are_candidates(labels):
+        return candidates.num_queries(labels)
     if vectors.are_pairs(labels):
         return vectors.num_pairs(labels)
     return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)

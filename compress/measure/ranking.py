@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import relevance
+from compress.core import candidates, relevance
 
 Array = NDArray[Any]
 DEEPEST = 100
@@ -29,28 +29,31 @@ def figures(vectors: Array, labels: Array) -> Array:
     """Returns the metrics of each judged query, float64 `[q, 3]`.
 
     Args:
-        vectors: Vectors of queries and documents, float `[n, D]`.
-        labels: Their labels, float32 `[n, 2 + 2 k]` (`compress.core.relevance`).
+        vectors: Vectors of queries and documents, float `[n, D]`; or scores of candidates `[n, 1]`.
+        labels: Their labels, float32 `[n, 2 + 2 k]` (`compress.core.relevance`), or `[n, 13]` (`compress.core.candidates`).
     """
+    if candidates.are_candidates(labels):
+        ordered = candidates.ordered(vectors, labels)
+        grades = [dict(enumerate((*query.grades, *query.others))) for query in ordered]
+        return of_rankings([range(len(query.rows)) for query in ordered], grades)
     known, places = relevance.found(vectors, labels, DEEPEST)
-    return of_rankings(places, known.grades)
+    return of_rankings(places.tolist(), known.grades)
 
 
-def of_rankings(places: Array, grades: Sequence[Mapping[int, int]]) -> Array:
+def of_rankings(places: Sequence[Sequence[int]], grades: Sequence[Mapping[int, int]]) -> Array:
     """Returns the metrics of each query, float64 `[q, 3]`.
 
     Args:
-        places: Documents found for each query, the best first, int64 `[q, count]`.
+        places: Documents found for each query, the best first.
         grades: Grades of the judged documents of each query, by document; also of those that were not found.
     """
     from pytrec_eval import RelevanceEvaluator
 
     qrels = {str(query): {str(document): grade for document, grade in known.items()} for query, known in enumerate(grades)}
-    ranked = places.tolist()
-    whole, first = ({str(query): _scores(order[:count]) for query, order in enumerate(ranked)} for count in (DEEPEST, 10))
+    whole, first = ({str(query): _scores(order[:count]) for query, order in enumerate(places)} for count in (DEEPEST, 10))
     deep = RelevanceEvaluator(qrels, {"ndcg_cut.10", "recall.100"}).evaluate(whole)
     short = RelevanceEvaluator(qrels, {"recip_rank"}).evaluate(first)  # it has no cut of its own
-    names = [str(query) for query in range(len(ranked))]
+    names = [str(query) for query in range(len(places))]
     rows = [(deep[name]["ndcg_cut_10"], short[name]["recip_rank"], deep[name]["recall_100"]) for name in names]
     return np.array(rows, np.float64).reshape(len(rows), len(FIGURES))
 

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
-from compress.core import relevance
+from compress.core import candidates, relevance
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.files import check_plain
@@ -150,10 +150,12 @@ def write_flips(run: Run, data: Data) -> int:
     return len(lines)
 
 
-def _described(run: Run, data: Data) -> RowFlips | TokenFlips | NeighbourFlips | FoundFlips:
+def _described(run: Run, data: Data) -> RowFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips:
     answer = TASKS[run.recipe["model"]["task"]].answer
     if answer == "tokens":
         return TokenFlips(next(iter(run.variants.values())).path, data)
+    if candidates.are_candidates(data.evaluation.labels):
+        return FirstFlips(data)
     if answer == "vector":
         return FoundFlips(data) if relevance.are_judged(data.evaluation.labels) else NeighbourFlips(data)
     return RowFlips(data)
@@ -280,6 +282,31 @@ class FoundFlips:
         rows, grades = self.data.evaluation.rows, self.grades[place[0]]
         found = {"grade_before": grades.get(before, 0), "grade_after": grades.get(after, 0), "label": None, "input": rows[place[0]]}
         return {"before": rows[before], "after": rows[after], **found}
+
+
+class FirstFlips:
+    """Describes the flip of one query: another candidate now comes first. Its row is that of the first candidate.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns for the first row of each query the row of the candidate with the highest score [n]; of other rows, their own."""
+        answers = np.arange(len(logits))
+        for query in candidates.ordered(logits, self.data.evaluation.labels):
+            answers[query.rows.min()] = query.rows[0]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both candidates with their grades, and the query."""
+        rows: list[Any] = [*self.data.evaluation.rows]
+        (query, first), (_, second) = rows[before], rows[after]
+        grades = {"grade_before": int(labels[before, 2]), "grade_after": int(labels[after, 2])}
+        return {"before": first, "after": second, **grades, "label": None, "input": query}
 
 
 class TokenFlips:

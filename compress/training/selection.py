@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from compress.core import relevance, vectors
+from compress.core import candidates, relevance, vectors
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.measure.metrics import metrics
@@ -45,10 +45,14 @@ def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> C
 
 
 def answered(context: Context, logits: NDArray[Any]) -> Context:
-    """Returns the context with the labels of the selection split replaced by the predictions of these logits, float32 `[n, C]`; where
-    they are vectors, with the scores of its pairs replaced by their cosines, or the relevant documents by those that they find."""
+    """Returns the context with the labels of the selection split replaced by the predictions of these logits, float32 `[n, C]`.
+
+    Of vectors these are the cosines of pairs, or the documents that queries find; of scores of candidates, grades by their places.
+    """
     selection, answer = context.data.selection, TASKS[context.task].answer
-    if answer == "vector":
+    if candidates.are_candidates(selection.labels):
+        answers = candidates.with_answers(selection.labels, logits)
+    elif answer == "vector":
         judged = relevance.are_judged(selection.labels)
         answers = (relevance.with_answers if judged else vectors.with_scores)(selection.labels, logits)
     else:

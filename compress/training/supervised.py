@@ -34,7 +34,7 @@ def check_labelled(task: Task, data: Data, key: str) -> None:
     Raises:
         InputError: The train rows are documents, of which nobody said what they answer.
     """
-    if TASKS[task].searches and not vectors.num_pairs(data.train.labels):
+    if TASKS[task].searches and TASKS[task].answer == "vector" and not vectors.num_pairs(data.train.labels):
         raise InputError(
             f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
         )

@@ -92,7 +92,7 @@ def test_metrics_are_those_of_their_formulas() -> None:
 
 
 def test_ranks_beyond_the_cuts_do_not_count() -> None:
-    order = np.arange(150)[None]
+    order = [range(150)]
     np.testing.assert_allclose(ranking.of_rankings(order, [{9: 1, 99: 1}]), [[(1 / math.log2(11)) / (1 + 1 / math.log2(3)), 0.1, 1.0]])
     np.testing.assert_allclose(ranking.of_rankings(order, [{10: 1, 100: 1}]), [[0.0, 0.0, 0.5]])
     np.testing.assert_allclose(ranking.of_rankings(order, [{10: 0}]), [[0.0, 0.0, 0.0]])

@@ -99,9 +99,9 @@ def test_without_train_judgements_documents_are_read_alone(tmp_path: Path) -> No
     ],
 )
 def test_a_document_is_cut_behind_its_first_sentence(text: str, cut: tuple[str, str] | None) -> None:
-    from compress.data.judged_texts import _opening
+    from compress.data.judged_texts import opening
 
-    assert _opening(text) == cut
+    assert opening(text) == cut
 
 
 def test_train_judgements_become_pairs_and_dev_the_selection(tmp_path: Path) -> None:
