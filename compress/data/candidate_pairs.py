@@ -52,6 +52,11 @@ def load_candidates(config: DataConfig, task: Task, log: Callable[[str], None]) 
     read = read_collection(config, task)
     found: dict[str, Found] = {split: read_candidates(read, split, config) for split in read.judgements}
     final = "test" if "test" in read.judgements else "dev"
+    if not found[final]:
+        raise InputError(
+            f"{read.folder / CANDIDATES}: no {final}.tsv, and no {final}.tsv.gz; {task} reads there what a first search found: query-id, "
+            "corpus-id, score"
+        )
     evaluation = _asked(read, final, found[final], config.candidates or FIRST, set())
     seen = {row[0] for row in evaluation.rows if isinstance(row, tuple)}
     selection = train = None

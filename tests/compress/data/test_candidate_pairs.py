@@ -82,6 +82,12 @@ def test_wrong_candidates_are_refused_in_one_line(rows: str, line: str, tmp_path
     assert len(caught.value.problems) == 1
 
 
+def test_missing_candidates_are_said(tmp_path: Path) -> None:
+    folder = tiny_collection.write(tmp_path / "data", QUERIES, DOCUMENTS, test=QRELS)
+    with pytest.raises(InputError, match=r"candidates: no test\.tsv, and no test\.tsv\.gz; reranking reads there what a first search found"):
+        loaded(folder)
+
+
 def test_the_number_of_candidates_is_for_this_task_alone(tmp_path: Path) -> None:
     folder = written(tmp_path / "data", "q1\td1\t1\nq2\td2\t1\n")
     with pytest.raises(InputError, match=r"data\.candidates: 5 given for retrieval; it is for reranking: leave it out"):
