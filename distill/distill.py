@@ -25,6 +25,7 @@ from compress.core.tasks import TASKS, Task, num_classes, tasks_with
 from compress.stage.context import Context
 from compress.stage.stage import teachers_named
 from compress.training.selection import selection_metric
+from compress.training.supervised import check_labelled
 from distill.presets import PRESETS, Preset
 from distill.settings import DistillSettings
 
@@ -125,6 +126,8 @@ class Distill(DistillSettings):
         if TASKS[context.task].modality == "text":
             check_length(after, context.max_length)
         preset = self.resolved()
+        if not preset.losses:
+            check_labelled(context.task, context.data, self.key)
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)

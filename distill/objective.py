@@ -92,7 +92,7 @@ class Objective(nn.Module):
             if TASKS[self.task].answer == "tokens":
                 hard = token_losses(student.logits, batch.labels)
             elif TASKS[self.task].answer == "vector":
-                hard = pair_loss(student.logits, batch.labels)
+                hard = pair_loss(student.logits, batch.labels, TASKS[self.task].pair_loss)
             else:
                 hard = hard_target(student.logits, batch.labels, regression)
             if sampled is not None:  # nobody wrote what follows the student's own words

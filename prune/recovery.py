@@ -36,7 +36,7 @@ from compress.training.distilled import Distilled, attention_as_before, check_di
 from compress.training.finetune import trained_here
 from compress.training.lora import Lora, check_lora
 from compress.training.selection import judged_by, selection_metric
-from compress.training.supervised import supervised
+from compress.training.supervised import check_labelled, supervised
 from compress.training.train import Batch, History, Objective, TrainConfig, Training, train
 
 
@@ -229,6 +229,8 @@ def check_recovery(settings: Recover, keys: SettingKeys, config: Any, after: Any
     """
     check_hidden(settings, config, teacher, keys.key)
     check_lora(settings.lora, after, keys.key)
+    if not settings.distill:
+        check_labelled(context.task, context.data, keys.key)
     check_distillation(settings, keys, after, teacher, same_shape(config, teacher), context)
 
 

@@ -26,6 +26,7 @@ from compress.schemes.tables import save_tables, table_modules
 from compress.stage.context import Context
 from compress.training.distilled import check_distillation
 from compress.training.lora import check_lora
+from compress.training.supervised import check_labelled
 from quantize.calibration import METHODS
 from quantize.embeddings import quantize_tables
 from quantize.escalation import budget_of, escalate
@@ -75,6 +76,8 @@ class Quantize(QuantizeSettings):
             check_streamed(self, config, context)
         if self.mode != "ptq":
             check_lora(self.qat.lora, config, setting_keys(self.title).key)
+            if not self.qat.distill:
+                check_labelled(context.task, context.data, setting_keys(self.title).key)
         if self.mode != "ptq" and teacher is not None:
             check_distillation(self.qat, setting_keys(self.title), config, teacher, same_shape(config, teacher), context)
 

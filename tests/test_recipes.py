@@ -16,7 +16,7 @@ from compress.core.tasks import TASKS
 from compress.measure.metrics import METRICS
 from compress.pipeline import run
 from compress.recipe import Recipe, read
-from tests import tiny_embedding, without_clocks
+from tests import tiny_collection, tiny_embedding, without_clocks
 from tests.compress import tiny_gpt
 from tests.export import sentiment
 from tests.report_keys import undocumented
@@ -88,7 +88,7 @@ def test_recipe_runs_shrunk(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     engine = ON_CPU.get(recipe.target.engines[0], recipe.target.engines[0])
     settings += [f"target={{device: cpu, engines: [{engine}], batch_sizes: [1], sequence_lengths: [8], threads: 1}}"]
     facts = TASKS[recipe.model.task]
-    by_answer = {"tokens": generation_settings, "vector": embedding_settings}
+    by_answer = {"tokens": generation_settings, "vector": embedding_settings, **({"value": reranking_settings} if facts.searches else {})}
     write = image_settings if facts.modality == "image" else by_answer.get(facts.answer, text_settings)
     settings += write(recipe, tmp_path)
     outcome = run(read(path, settings), tmp_path / "run", progress=ConsoleProgress("quiet"))
@@ -128,10 +128,20 @@ def text_settings(recipe: Recipe, folder: Path) -> list[str]:
 
 
 def embedding_settings(recipe: Recipe, folder: Path) -> list[str]:
-    """Writes pairs of sentences with scores, and names a tiny model of sentence-transformers."""
+    """Writes pairs of sentences with scores, or queries and documents, and names a tiny model of sentence-transformers."""
+    layers = 2 if any(stage.NAME == "distill" for stage in recipe.stages) else 1
+    model = [f"model.path={tiny_embedding.folder(folder / 'source', layers)}", "data.max_length=16"]
+    if TASKS[recipe.model.task].searches:
+        return [*model, f"data.path={tiny_collection.folder(folder / 'data', train=30)}"]
     columns = recipe.data.columns.model_dump(exclude_none=True)
     data = tiny_embedding.pairs(folder / "data", names=(columns["text"], columns["text_pair"], columns["label"]))
-    return [f"model.path={tiny_embedding.folder(folder / 'source')}", f"data.path={data}", "data.files=null", "data.max_length=16"]
+    return [*model, f"data.path={data}", "data.files=null"]
+
+
+def reranking_settings(recipe: Recipe, folder: Path) -> list[str]:
+    """Writes queries with candidates, and names a tiny model with one output."""
+    data, model = tiny_collection.folder(folder / "data", train=30), tiny_collection.cross_encoder(folder / "source")
+    return [f"model.path={model}", f"data.path={data}", "data.max_length=16"]
 
 
 def generation_settings(recipe: Recipe, folder: Path) -> list[str]:

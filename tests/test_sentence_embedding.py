@@ -55,8 +55,9 @@ def test_a_run_from_training_to_the_repository(tmp_path: Path, monkeypatch: pyte
         assert list(variant["metrics"]["torch"]) == ["spearman", "pearson"]
     last = report["variants"][-1]
     assert last["accuracy"]["onnxruntime"]["n"] == 40
-    assert last["vectors"]["onnxruntime"].keys() == {"cosine", "lowest_cosine", "top10_overlap", "n"}
-    assert report["variants"][0]["vectors"]["torch"] == {
+    assert last["vectors"]["onnxruntime"].keys() == {"cosine", "lowest_cosine", "top10_overlap", "n", "stored"}
+    first = report["variants"][0]["vectors"]["torch"]
+    assert {key: value for key, value in first.items() if key != "stored"} == {
         "cosine": pytest.approx(1),
         "lowest_cosine": pytest.approx(1),
         "top10_overlap": 1,
@@ -121,9 +122,9 @@ def test_a_repository_for_gpus_is_refused(tmp_path: Path) -> None:
 def test_losses_for_vectors_are_refused_for_classes(tmp_path: Path) -> None:
     context = sentiment.context(tmp_path, {"baseline": sentiment.checkpoint()})
     config = read_config(sentiment.checkpoint(), "checkpoint")
-    with pytest.raises(InputError, match=r"finetune\.loss: ranking given; it is for sentence-embedding: leave it out"):
+    with pytest.raises(InputError, match=r"finetune\.loss: ranking given; it is for sentence-embedding or retrieval: leave it out"):
         Finetune(loss="ranking").check(config, None, context)
-    with pytest.raises(InputError, match="similarity given for text-classification; it is for sentence-embedding: give another loss"):
+    with pytest.raises(InputError, match="similarity given for text-classification; it is for sentence-embedding or retrieval: give"):
         Distill(student={"layers": 1}, loss="similarity").check(config, config, context)  # type: ignore[arg-type]
 
 

@@ -31,6 +31,21 @@ data:
   max_length: 128   # tokens; longer rows are truncated
 """
 
+SEARCH_MODEL = """\
+model:
+  path: {model}   # Hub id or local folder
+  task: {task}
+data:
+  path: {data}   # a folder in BEIR's layout: corpus.jsonl, queries.jsonl, qrels/test.tsv
+{more}  max_length: 256   # tokens; longer texts are truncated
+"""
+
+SEARCH_MORE = {
+    "vector": '  # prompts: {query: "query: ", document: "passage: "}   # for models that were trained with them\n',
+    "value": "  candidates: 50   # that a first search found for each query: candidates/test.tsv of the folder\n",
+}
+"""A line of the data by what a model answers."""
+
 GENERATION_MODEL = """\
 model:
   config: {{model_type: gpt2, n_layer: 4, n_embd: 256, n_head: 8, n_positions: 128}}   # or path: Hub id or local folder of a trained model
@@ -106,9 +121,10 @@ def template(task: str, file: str) -> str:
     values["engines"] = SCORING
     if generates:
         values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder)[0])
+    values["more"] = SEARCH_MORE.get(row.answer, "")
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
-    body = IMAGE_MODEL if row.modality == "image" else generating if generates else TEXT_MODEL
+    body = IMAGE_MODEL if row.modality == "image" else generating if generates else SEARCH_MODEL if row.searches else TEXT_MODEL
     return (HEAD + body + TAIL).format(**values)
 
 

@@ -12,11 +12,13 @@ there is to write where modality, answer, columns and metrics exist already. Wha
 The four answers that there are:
 
     class    one of the labels of the data; logits [n, C], labels int64 [n]
-    value    a number; logits [n, 1], labels float32 [n]
+    value    a number; logits [n, 1], labels float32 [n]; where candidates of queries are put in order [n, 13]
+             (`compress.core.candidates`)
     tokens   the next token at every position of a block, or of a target behind its source; answers [n, T, 2] and labels int32 [n, T]
              (`compress.core.next_token`)
     vector   a vector for every single text; vectors [n, D], labels float32 [n, 2]: which two texts form a pair, and its score
-             (`compress.core.vectors`)
+             (`compress.core.vectors`); where documents are searched [n, 2 + 2 k]: query or document, and its judgements
+             (`compress.core.relevance`)
 """
 
 from __future__ import annotations
@@ -77,6 +79,12 @@ class Facts:
     """Whether an encoder reads a source text, and a decoder answers with another."""
     needs_pairs: bool = False
     """Whether the data have to be pairs of texts."""
+    counts: str = "rows"
+    """What figures are means over, for the report."""
+    searches: bool = False
+    """Whether documents are searched with queries: the data have BEIR's layout, and figures are means over queries."""
+    pair_loss: Literal["cosine", "ranking"] = "cosine"
+    """How pairs of texts are learned where the recipe does not say: `cosine` needs scores, `ranking` only which texts belong together."""
 
     @property
     def metric(self) -> str:
@@ -134,6 +142,7 @@ TASKS: Mapping[str, Facts] = {
         problem_type=None,
         pipeline_tag="sentence-similarity",
         needs_pairs=True,
+        counts="pairs",
         example=Example(
             about="Vectors of sentences in int8, served by Triton.",
             name="my-embeddings",
@@ -144,6 +153,45 @@ TASKS: Mapping[str, Facts] = {
             columns="{text: sentence1, text_pair: sentence2, label: label}   # a score of how similar they are",
         ),
     ),
+    "retrieval": Facts(
+        modality="text",
+        answer="vector",
+        columns=("text", "label"),
+        metrics=("ndcg@10", "mrr@10", "recall@100"),
+        auto_class="AutoModel",
+        problem_type=None,
+        pipeline_tag="sentence-similarity",
+        counts="queries",
+        searches=True,
+        pair_loss="ranking",
+        example=Example(
+            about="Vectors for searching documents in int8, served by Triton.",
+            name="my-search",
+            model="sentence-transformers/all-MiniLM-L6-v2",
+            head="keep",
+            data="beir/scifact",
+            columns="",
+        ),
+    ),
+    "reranking": Facts(
+        modality="text",
+        answer="value",
+        columns=("text", "text_pair", "label"),
+        metrics=("ndcg@10", "mrr@10"),
+        auto_class="AutoModelForSequenceClassification",
+        problem_type="regression",
+        pipeline_tag="text-ranking",
+        counts="queries",
+        searches=True,
+        example=Example(
+            about="A reranker in int8, served by Triton.",
+            name="my-reranker",
+            model="cross-encoder/ms-marco-MiniLM-L6-v2",
+            head="keep",
+            data="beir/scifact",
+            columns="",
+        ),
+    ),
     "text-generation": Facts(
         modality="text",
         answer="tokens",
@@ -152,6 +200,7 @@ TASKS: Mapping[str, Facts] = {
         auto_class="AutoModelForCausalLM",
         problem_type=None,
         pipeline_tag="text-generation",
+        counts="tokens",
         example=Example(
             about="A small language model in int8.",
             name="my-language-model",
@@ -168,6 +217,7 @@ TASKS: Mapping[str, Facts] = {
         auto_class="AutoModelForSeq2SeqLM",
         problem_type=None,
         pipeline_tag="text2text-generation",
+        counts="tokens",
         encoder_decoder=True,
         example=Example(
             about="A small translator from English to German in int8.",

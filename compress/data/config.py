@@ -76,12 +76,22 @@ class FilesConfig(Config):
     """Rows for decisions such as model selection; used for the reported results if there is no labelled test split."""
 
 
+class Prompts(Config):
+    """Texts that are put before queries and documents. The server is then asked with the same text before each query."""
+
+    query: str = ""
+    """Before each query, such as `query: `."""
+    document: str = ""
+    """Before each document, such as `passage: `."""
+
+
 class DataConfig(Config):
     """Training and evaluation data."""
 
     path: Annotated[str, Field(min_length=1)]
     """One of: a Hub id; a file, or a folder of files (csv, tsv, json, jsonl, parquet, also .gz; for text-generation also txt; for
-    text-to-text also two files with equal lines, such as train.en and train.de); a folder or tar archive of images; `sklearn:digits`."""
+    text-to-text also two files with equal lines, such as train.en and train.de); a folder or tar archive of images; `sklearn:digits`. Tasks
+    that search documents read a folder in BEIR's layout: corpus.jsonl, queries.jsonl and qrels/test.tsv."""
     subset: str | None = None
     """Configuration of a Hub data set; ignored for local data."""
     columns: Columns = Columns()
@@ -89,6 +99,10 @@ class DataConfig(Config):
     files: FilesConfig | None = None
     """Files of each split, relative to `path`. By default they are found by name (train.*, test.*, dev.* or validation.*). If
     text-generation has a single file, its last tenth becomes the test split."""
+    prompts: Prompts | None = None
+    """For tasks that search documents: what stands before queries and documents, for models that were trained so."""
+    candidates: Annotated[int, Field(ge=1, le=10_000)] | None = None
+    """For tasks that put candidates in order: how many of the first ones of each query are scored, by default 50."""
     max_length: Annotated[int, Field(ge=8, le=65536)] = 128
     """Maximum tokens per row, including special tokens; longer rows are truncated. For text-generation the number of tokens per block, for
     text-to-text the maximum of source and of target. Ignored for images."""

@@ -2,7 +2,8 @@
 
 `load_data` turns the data section of a recipe into a `Data`: it finds and reads the files (`sources`), converts labels to class ids or
 values (`labels`), and splits the rows into train, selection and evaluation (`splits`). For text-generation, text is cut into blocks of
-tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`).
+tokens instead (`text_blocks`), for text-to-text into pairs of tokens (`text_pairs`). Tasks that search documents read the layout of BEIR
+(`judged_texts`), or with candidates of each query (`candidate_pairs`).
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import numpy as np
 
 from compress.core.errors import InputError
 from compress.core.files import local
-from compress.core.tasks import SCORE, TASKS, Task
+from compress.core.tasks import SCORE, TASKS, Task, tasks_with
 from compress.data import labels
+from compress.data.candidate_pairs import load_candidates
 from compress.data.config import DataConfig
+from compress.data.judged_texts import load_judged
 from compress.data.sentence_pairs import as_texts
 from compress.data.sources import Source, read_sources
 from compress.data.splits import Data, Split, divide, hold_out
@@ -54,7 +57,17 @@ def load_data(
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
         return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
-    data = _load_labelled(config, task, label_names, log)
+    if config.prompts is not None and not TASKS[task].searches:
+        tasks = tasks_with(lambda row: row.searches)
+        raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
+    orders = TASKS[task].searches and TASKS[task].answer == "value"
+    if config.candidates is not None and not orders:
+        tasks = tasks_with(lambda row: row.searches and row.answer == "value")
+        raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
+    if TASKS[task].searches:
+        data = (load_candidates if orders else load_judged)(config, task, log)
+    else:
+        data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
         return data
     texts = [text for row in data.train.rows for text in (row if isinstance(row, tuple) else (row,)) if isinstance(text, str)]

@@ -58,8 +58,8 @@ class Split:
     rows: list[Row]
     """Texts, pairs of texts, encoded images, or blocks or pairs of token ids."""
     labels: np.ndarray
-    """int64 class ids [n], float32 values [n] for regression, int32 ids of the tokens to predict [n, T] where text is generated, or float32
-    [n, 2] for texts of pairs (`compress.core.vectors`)."""
+    """int64 class ids [n], float32 values [n] for regression, int32 ids of the tokens to predict [n, T] where text is generated, float32
+    [n, 2] for texts of pairs (`compress.core.vectors`), or [n, 2 + 2 k] for queries and documents (`compress.core.relevance`)."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -191,6 +191,12 @@ def divide(
     return Data(train, selection, evaluation, labels)
 
 
+def selection_rows(num_rows: int) -> int:
+    """Returns how many of these train rows are set aside for selection: 5 %, 200 to 2,000, at most a fifth, at least one."""
+    low, high = SELECTION_ROWS
+    return max(1, min(max(low, min(high, round(SELECTION_SHARE * num_rows))), int(LARGEST_SHARE * num_rows)))
+
+
 def hold_out(split: Split, share: float) -> tuple[Split, Split]:
     """Splits off about `share` of the rows by content hash; returns (rest, split-off rows). Rows with equal content stay together."""
     chosen = _by_hash(split, frozenset(), round(len(split) * share), b"hold out")
@@ -199,9 +205,7 @@ def hold_out(split: Split, share: float) -> tuple[Split, Split]:
 
 
 def _carve(train: Split, banned: frozenset[bytes], where: str) -> Split:
-    low, high = SELECTION_ROWS
-    wanted = min(max(low, min(high, round(SELECTION_SHARE * len(train)))), int(LARGEST_SHARE * len(train)))
-    chosen = _by_hash(train, banned, max(1, wanted), b"selection")
+    chosen = _by_hash(train, banned, selection_rows(len(train)), b"selection")
     if not chosen:
         raise InputError(
             f"{where}: no train rows can be set aside for selection; rows that differ from each other and from evaluation are needed"

@@ -48,6 +48,8 @@ class Table:
     """The largest expanded size."""
     key: str = "data.columns"
     """Where the user names the columns, for messages."""
+    optional: tuple[str, ...] = ()
+    """Columns that json and jsonl objects may lack; their cell is then None."""
 
     @property
     def unit(self) -> str:
@@ -250,9 +252,9 @@ def _pick(table: Table, number: int, row: Any, names: Sequence[str]) -> Cells:
     if not isinstance(row, dict):
         raise InputError(f"{table.place(number)}: a JSON {type(row).__name__}; an object with the columns as keys is allowed")
     for name in names:
-        if name not in row:
+        if name not in row and name not in table.optional:
             raise InputError(missing_column(table.place(number), name, row, table.key))
-    return tuple([row[name] for name in names])
+    return tuple([row.get(name) for name in names])
 
 
 def _parquet(table: Table, stream: BinaryIO) -> Iterator[tuple[int, Cells]]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.core import candidates
 from compress.core.tasks import TASKS, Task
 from compress.measure.metrics import differences
 from compress.standalone.tolerance import judge
@@ -21,7 +22,7 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Arr
     """Compares predictions end to end.
 
     Args:
-        task: Regression has no classes that could disagree; its differences are in standard deviations of the labels.
+        task: Regression has no classes that could disagree; its differences are in standard deviations of the labels (`unit`).
         reference: Logits of one backend, float32 [n, C], or answers [n, T, 2] for generation: its predictions are tokens, its differences
             are of the nll.
         logits: Logits of the other one.
@@ -31,7 +32,7 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Arr
         `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit`, `nll` or `vector`.
     """
     changed, distance = differences(task, reference, logits)
-    return {**judge(changed, distance / unit(task, labels)), "differs": differs_in(task)}
+    return {**judge(changed, distance / unit(task, labels, reference)), "differs": differs_in(task)}
 
 
 def differs_in(task: Task) -> str:
@@ -39,9 +40,11 @@ def differs_in(task: Task) -> str:
     return DIFFERS.get(TASKS[task].answer, "logit")
 
 
-def unit(task: Task, labels: Array) -> float:
-    """Returns the unit of differences: the standard deviation of the labels for regression, else 1."""
-    spread = float(np.std(labels.astype(np.float64))) if TASKS[task].answer == "value" else 1.0
+def unit(task: Task, labels: Array, reference: Array) -> float:
+    """Returns the unit of differences: the standard deviation of the labels for regression, or where only the order of candidates counts
+    that of the scores of the reference; else 1."""
+    of = reference if candidates.are_candidates(labels) else labels
+    spread = float(np.std(of.astype(np.float64))) if TASKS[task].answer == "value" else 1.0
     return spread if spread > 0 else 1.0
 
 

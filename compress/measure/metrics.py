@@ -10,6 +10,7 @@ The standard metrics of each task, implemented in numpy (tests compare them with
     matthews  = (c s - sum_k p_k t_k) / sqrt((s^2 - sum_k p_k^2)(s^2 - sum_k t_k^2))  c correct, s rows, p_k predicted, t_k true counts
     pearson   = cov(x, y) / (sd(x) sd(y));  spearman = pearson of the ranks, ties share their average rank
     perplexity and accuracy of the next token: `compress.core.next_token`
+    ndcg@10, mrr@10 and recall@100 of documents that are searched: `compress.measure.ranking`
 
 An undefined metric (0 / 0: constant predictions have no correlation) is 0, so that it never looks good.
 """
@@ -22,9 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import next_token, vectors
+from compress.core import candidates, next_token, relevance, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.measure import ranking
 from compress.measure.answers import Array
 
 
@@ -54,7 +56,8 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     Args:
         task: The task; its row names the metrics.
         logits: Float `[n, C]`; `[n, 1]` for regression; for generation `[n, T, 2]`, see `compress.core.next_token`; vectors `[n, D]`.
-        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, or pairs `[n, 2]` (`compress.core.vectors`).
+        labels: Class ids `[n]`, values `[n]` for regression, ids of the next tokens `[n, T]`, pairs `[n, 2]` (`compress.core.vectors`),
+            queries and documents `[n, 2 + 2 k]` (`compress.core.relevance`), or candidates `[n, 13]` (`compress.core.candidates`).
 
     Raises:
         InputError: There are no rows.
@@ -62,6 +65,7 @@ def metrics(task: Task, logits: Array, labels: Array) -> dict[str, float]:
     if not len(labels):
         raise InputError("data: no row to evaluate; give at least one labelled row")
     assert len(logits) == len(labels), (logits.shape, labels.shape)
+    logits, labels = as_values(logits, labels)
     return {name: METRICS[name].of(logits, labels) for name in TASKS[task].metrics}
 
 
@@ -117,7 +121,11 @@ def spearman(x: Array, y: Array) -> float:
 
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
-    """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; other predictions and labels as they are."""
+    """Returns vectors of texts as the values `[p, 1]` and labels `[p]` of their pairs; those of queries and documents as the metrics of
+    each query `[q, 3]` (`compress.measure.ranking`), with zeros `[q]`; other predictions and labels as they are."""
+    if relevance.are_judged(labels) or candidates.are_candidates(labels):
+        found = ranking.figures(answers, labels)
+        return found, np.zeros(len(found), np.float32)
     return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
 
 
@@ -136,11 +144,16 @@ METRICS: Mapping[str, Metric] = {
     "pearson": Metric(pearson),
     "spearman": Metric(spearman),
     "perplexity": Metric(next_token.perplexity, higher_is_better=False, relative=True),
+    **{name: Metric(ranking.column(name)) for name in ranking.FIGURES},
 }
 
 
 def num_predictions(labels: Array) -> int:
-    """Returns the number of evaluated predictions: rows, tokens for generation, or pairs of texts."""
+    """Returns the number of evaluated predictions: rows, tokens for generation, pairs of texts, or judged queries."""
+    if relevance.are_judged(labels):
+        return len(relevance.judged(labels).queries)
+    if candidates.are_candidates(labels):
+        return candidates.num_queries(labels)
     if vectors.are_pairs(labels):
         return vectors.num_pairs(labels)
     return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)

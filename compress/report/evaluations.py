@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from compress.artifacts import artifact
 from compress.artifacts.run_folder import Run
+from compress.core import candidates, relevance
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.files import check_plain
@@ -149,11 +150,15 @@ def write_flips(run: Run, data: Data) -> int:
     return len(lines)
 
 
-def _described(run: Run, data: Data) -> RowFlips | TokenFlips | NeighbourFlips:
+def _described(run: Run, data: Data) -> RowFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips:
     answer = TASKS[run.recipe["model"]["task"]].answer
     if answer == "tokens":
         return TokenFlips(next(iter(run.variants.values())).path, data)
-    return NeighbourFlips(data) if answer == "vector" else RowFlips(data)
+    if candidates.are_candidates(data.evaluation.labels):
+        return FirstFlips(data)
+    if answer == "vector":
+        return FoundFlips(data) if relevance.are_judged(data.evaluation.labels) else NeighbourFlips(data)
+    return RowFlips(data)
 
 
 def write_golden(run: Run, data: Data) -> None:
@@ -241,6 +246,67 @@ class NeighbourFlips:
         """Returns both neighbours and the text; there is no label of them."""
         rows = self.data.evaluation.rows
         return {"before": rows[before], "after": rows[after], "label": None, "input": rows[place[0]]}
+
+
+class FoundFlips:
+    """Describes the flip of one query: another document is now the first that is found for it.
+
+    Documents that occur more than once count once: which of two equal vectors is nearer is chance.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+        self.known = relevance.judged(data.evaluation.labels)
+        first: dict[Any, int] = {}
+        for row in self.known.documents.tolist():
+            first.setdefault(data.evaluation.rows[row], row)
+        self.documents = np.array(list(first.values()))
+        rows = self.known.documents
+        self.grades = {
+            query: {int(rows[place]): grade for place, grade in grades.items()}
+            for query, grades in zip(self.known.queries.tolist(), self.known.grades, strict=True)
+        }
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns the row of the first document found for each query [n]; of other rows, their own."""
+        answers = np.arange(len(logits))
+        places = relevance.nearest(logits[self.known.queries], logits[self.documents], 1)[:, 0]
+        answers[self.known.queries] = self.documents[places]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both documents with their grades, and the query."""
+        rows, grades = self.data.evaluation.rows, self.grades[place[0]]
+        found = {"grade_before": grades.get(before, 0), "grade_after": grades.get(after, 0), "label": None, "input": rows[place[0]]}
+        return {"before": rows[before], "after": rows[after], **found}
+
+
+class FirstFlips:
+    """Describes the flip of one query: another candidate now comes first. Its row is that of the first candidate.
+
+    Args:
+        data: The data of the run.
+    """
+
+    def __init__(self, data: Data) -> None:
+        self.data = data
+
+    def answers(self, logits: np.ndarray) -> np.ndarray:
+        """Returns for the first row of each query the row of the candidate with the highest score [n]; of other rows, their own."""
+        answers = np.arange(len(logits))
+        for query in candidates.ordered(logits, self.data.evaluation.labels):
+            answers[query.rows.min()] = query.rows[0]
+        return answers
+
+    def line(self, place: tuple[int, ...], before: int, after: int, labels: np.ndarray) -> dict[str, Any]:
+        """Returns both candidates with their grades, and the query."""
+        rows: list[Any] = [*self.data.evaluation.rows]
+        (query, first), (_, second) = rows[before], rows[after]
+        grades = {"grade_before": int(labels[before, 2]), "grade_after": int(labels[after, 2])}
+        return {"before": first, "after": second, **grades, "label": None, "input": query}
 
 
 class TokenFlips:

@@ -15,6 +15,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
+from compress.core.tasks import TASKS
 from compress.report import goals, phrases
 from compress.report.phrases import NO_REASON, NOT_MEASURED, engine_name
 from compress.report.sections import accuracy
@@ -52,10 +53,11 @@ def render(report: Report) -> str:
         warnings=whole["warnings"],
         metric=_metric(whole),
         lower_is_better=whole["metric"].get("higher_is_better") is False,
-        unit="tokens" if goals.is_relative(_metric(whole)) else "rows",
+        unit=TASKS[whole["task"]].counts if whole.get("task") in TASKS else "rows",
         plots=accuracy.plots(whole),
         ledger=accuracy.ledger(whole),
         others=accuracy.other_metrics(whole),
+        stored=accuracy.stored(whole),
         shapes=accuracy.latency(whole),
         served=accuracy.served(whole),
         choice=choice(whole),

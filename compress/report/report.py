@@ -9,6 +9,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,13 @@ import yaml
 from compress.artifacts import artifact
 from compress.artifacts.chain import chain_of, changes, damage, read_chain
 from compress.artifacts.run_folder import LOCK_FILE, Run, open_run
-from compress.core import vectors
+from compress.core import relevance, vectors
 from compress.core.engines import REFERENCE
 from compress.core.errors import InputError
 from compress.core.shown import reason
 from compress.core.step_names import EVALUATION
 from compress.core.tasks import TASKS, Task
+from compress.measure import stored_vectors
 from compress.measure.metrics import primary
 from compress.report import evaluations, goals, intervals, page
 from compress.report.answers import answers, bandwidth
@@ -159,10 +161,35 @@ def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[
         found[one.backend] = {
             "cosine": None if cosines is None else float(cosines.mean()),
             "lowest_cosine": None if cosines is None else float(cosines.min()),
-            "top10_overlap": vectors.overlap(reference.logits, one.logits),
+            "top10_overlap": _overlap(reference, one),
             "n": len(one.logits),
+            "stored": _stored(task, reference, one),
         }
     return found
+
+
+def _stored(task: Task, reference: Evaluation, one: Evaluation) -> dict[str, Any]:
+    """Judges the vectors as an index stores them, against the float vectors of the baseline in torch."""
+    scale, width, metric = stored_vectors.scale_of(one.logits, one.labels), one.logits.shape[1], primary(task)
+    found: dict[str, Any] = {}
+    for form in stored_vectors.FORMS:
+        coded = replace(one, logits=stored_vectors.codes(one.logits, form, scale))
+        change = intervals.paired(metric, reference.logits, coded.logits, one.labels)
+        found[form] = {
+            "value": metric.of(coded.logits, one.labels),
+            **{key: change[key] for key in ("difference", "low", "high", "n")},
+            "top10_overlap": _overlap(reference, coded),
+            "bytes": stored_vectors.bytes_of(width, form),
+            "scale": scale if form == "int8" else None,
+        }
+    return found
+
+
+def _overlap(reference: Evaluation, one: Evaluation) -> float:
+    """Returns the share of what is found for a text, or for a query, that is the same for both."""
+    if relevance.are_judged(one.labels):
+        return relevance.overlap(reference.logits, one.logits, one.labels)
+    return vectors.overlap(reference.logits, one.logits)
 
 
 def _attention(run: Run, name: str) -> list[dict[str, Any]]:

@@ -115,7 +115,9 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
         int8_parameters=int8_parameters,
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
         tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
-        prediction_bytes=labels.size * (8 + 4) if TASKS[context.task].answer == "tokens" else len(labels) * (4 * numbers + 8),
+        prediction_bytes=labels.size * (8 + 4)
+        if TASKS[context.task].answer == "tokens"
+        else 4 * numbers * len(labels) + max(8 * len(labels), labels.nbytes),
     )
 
 

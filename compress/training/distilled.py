@@ -144,7 +144,8 @@ class Distilled(nn.Module):
                 "teacher": soft * token_divergence(logits_bC, target_bC, labels_b, self.temperature),
             }
         if TASKS[self.task].answer == "vector":
-            return {"cosine": hard * pair_loss(logits_bC, labels_b), "teacher": soft * vector_distance(logits_bC, target_bC)}
+            loss = TASKS[self.task].pair_loss
+            return {loss: hard * pair_loss(logits_bC, labels_b, loss), "teacher": soft * vector_distance(logits_bC, target_bC)}
         if TASKS[self.task].answer == "value":
             value_b = logits_bC[:, 0]
             return {"squared_error": hard * (value_b - labels_b).square(), "teacher": soft * (value_b - target_bC[:, 0]).square()}

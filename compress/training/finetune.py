@@ -25,9 +25,9 @@ from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.lora import Lora, check_lora
-from compress.training.pair_losses import PairLoss
+from compress.training.pair_losses import ACROSS_ROWS, PairLoss
 from compress.training.selection import selection_metric
-from compress.training.supervised import supervised
+from compress.training.supervised import check_labelled, supervised
 from compress.training.train import TrainConfig, Training, train
 
 
@@ -53,8 +53,9 @@ class Finetune(Stage):
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     """Share of the target probability that is spread over all classes; 0 for regression."""
     loss: PairLoss | None = None
-    """For sentence-embedding. cosine (the default): the cosine of a pair has to be its score. ranking: the first text of a pair with a high
-    score has to be nearer to the second than to all other second texts of the batch."""
+    """For tasks with vectors. cosine (the default for pairs with scores): the cosine of a pair has to be its score. ranking (the default
+    for queries and documents): the first text of a pair with a high score has to be nearer to the second than to all other second texts of
+    the batch; triplet: nearer by a margin than to the nearest of them."""
     evaluate_every: Annotated[int, Field(ge=1)] | None = None
     """Steps between two evaluations on the selection split; default: once per epoch."""
     keep: Literal["best", "last"] = "best"
@@ -80,10 +81,12 @@ class Finetune(Stage):
         key, vectors = f"stages.{self.id or self.NAME}", TASKS[context.task].answer == "vector"
         if self.loss is not None and not vectors:
             raise InputError(f"{key}.loss: {self.loss} given; it is for {tasks_with(lambda row: row.answer == 'vector')}: leave it out")
-        if self.loss == "ranking" and self.micro_batch_size is not None:
-            raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; ranking compares the rows of a batch: leave it out")
+        loss = self.loss or TASKS[context.task].pair_loss
+        if vectors and loss in ACROSS_ROWS and self.micro_batch_size is not None:
+            raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; {loss} compares the rows of a batch: leave it out")
         if self.label_smoothing and vectors:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
+        check_labelled(context.task, context.data, key)
         check_lora(self.lora, config, f"stages.{self.id or self.NAME}")
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -112,7 +115,7 @@ class Finetune(Stage):
             select=selection_metric(context, prepared),
             depends={"label_smoothing": self.label_smoothing, **({} if self.loss is None else {"loss": self.loss})},
         )
-        history = train(model, supervised(context.task, self.label_smoothing, self.loss or "cosine"), training)
+        history = train(model, supervised(context.task, self.label_smoothing, self.loss), training)
         if context.team.is_first:
             save(
                 model.cpu(),

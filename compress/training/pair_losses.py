@@ -5,9 +5,12 @@ With the vectors a_p, b_p of the texts of pair p, its score s_p in [0, 1], and P
     cosine   loss_p = (cos(a_p, b_p) - s_p)^2                              CosineSimilarityLoss of sentence-transformers
     ranking  loss_p = -log softmax_q(20 cos(a_p, b_q))[p]                  MultipleNegativesRankingLoss (https://arxiv.org/abs/1705.00652):
                       of pairs with s_p >= 0.8; 0 of others                a_p has to find b_p among all second texts of the batch
+    triplet  loss_p = max(0, |a_p - b_p|^2 - min_q |a_p - b_q|^2 + 0.2)    of vectors of length 1, q != p (https://arxiv.org/abs/1503.03832)
+                      of pairs with s_p >= 0.8; 0 of others                with the hardest negative of the batch
+                                                                           (https://arxiv.org/abs/1703.07737)
 
 Both texts of a pair get the loss of the pair, so that the mean over texts is the mean over pairs; a text whose partner is not in the batch
-gets 0. Second texts of pairs with a low score are candidates of `ranking` too, but never right.
+gets 0. Second texts of pairs with a low score are candidates of `ranking` and `triplet` too, but never right.
 """
 
 from __future__ import annotations
@@ -18,9 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-PairLoss = Literal["cosine", "ranking"]
+PairLoss = Literal["cosine", "ranking", "triplet"]
+ACROSS_ROWS: tuple[PairLoss, ...] = ("ranking", "triplet")
+"""Losses that compare the rows of a batch."""
 SCALE = 20.0
 """Inverse temperature of `ranking`."""
+MARGIN = 0.2
+"""How much further than the second text of its pair the nearest other one has to be, in squared distances; FaceNet's."""
 POSITIVE = 0.8
 """Score from which on the texts of a pair say the same."""
 
@@ -45,6 +52,11 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") 
     unit_bD, score_P = functional.normalize(vectors_bD.float(), dim=1), labels_b2[first, 1]
     if loss == "cosine":
         loss_P = ((unit_bD[first] * unit_bD[second]).sum(dim=1) - score_P).square()
+    elif loss == "triplet":
+        apart_PP = 2 - 2 * unit_bD[first] @ unit_bD[second].T
+        own_PP = torch.eye(len(first), dtype=torch.bool, device=apart_PP.device)
+        other_P = apart_PP.masked_fill(own_PP, torch.inf).min(dim=1).values if len(first) else apart_PP.sum(dim=1)
+        loss_P = (apart_PP.diagonal() - other_P + MARGIN).clamp(min=0) * (score_P >= POSITIVE)
     else:
         logits_PP = SCALE * unit_bD[first] @ unit_bD[second].T
         right_P = torch.arange(len(first), device=logits_PP.device)

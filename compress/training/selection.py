@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from compress.core import vectors
+from compress.core import candidates, relevance, vectors
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.measure.metrics import metrics
@@ -45,11 +45,16 @@ def judged_by(context: Context, teacher: nn.Module, prepared: Preprocessor) -> C
 
 
 def answered(context: Context, logits: NDArray[Any]) -> Context:
-    """Returns the context with the labels of the selection split replaced by the predictions of these logits, float32 `[n, C]`; where
-    they are vectors, with the scores of its pairs replaced by their cosines."""
+    """Returns the context with the labels of the selection split replaced by the predictions of these logits, float32 `[n, C]`.
+
+    Of vectors these are the cosines of pairs, or the documents that queries find; of scores of candidates, grades by their places.
+    """
     selection, answer = context.data.selection, TASKS[context.task].answer
-    if answer == "vector":
-        answers = vectors.with_scores(selection.labels, logits)
+    if candidates.are_candidates(selection.labels):
+        answers = candidates.with_answers(selection.labels, logits)
+    elif answer == "vector":
+        judged = relevance.are_judged(selection.labels)
+        answers = (relevance.with_answers if judged else vectors.with_scores)(selection.labels, logits)
     else:
         answers = logits[:, 0] if answer == "value" else logits.argmax(axis=1)
     return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))

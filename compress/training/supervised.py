@@ -13,15 +13,37 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from compress.core import vectors
+from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
+from compress.data.splits import Data
 from compress.models.forward import forward
 from compress.training.pair_losses import PairLoss, pair_loss
 from compress.training.token_losses import token_losses
 from compress.training.train import Batch, Objective
 
 
-def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss = "cosine") -> Objective:
-    """Returns the objective: cross entropy (of every next token for generation), squared error for regression, `pairs` for vectors."""
+def check_labelled(task: Task, data: Data, key: str) -> None:
+    """Checks that there are labels to learn from without a teacher.
+
+    Args:
+        task: The task.
+        data: The data of the run.
+        key: What learns, for the message.
+
+    Raises:
+        InputError: The train rows are documents, of which nobody said what they answer.
+    """
+    if TASKS[task].searches and TASKS[task].answer == "vector" and not vectors.num_pairs(data.train.labels):
+        raise InputError(
+            f"{key}: learns from queries, and the data have none to train on: add qrels/train.tsv, or learn from a teacher alone"
+        )
+
+
+def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss | None = None) -> Objective:
+    """Returns the objective: cross entropy (of every next token for generation), squared error for regression, `pairs` for vectors (None:
+    that of the task)."""
+    loss = pairs or TASKS[task].pair_loss
 
     def classify(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
         logits = forward(model, batch.features)
@@ -34,7 +56,7 @@ def supervised(task: Task, label_smoothing: float = 0.0, pairs: PairLoss = "cosi
         return {"cross_entropy": token_losses(forward(model, batch.features), batch.labels, label_smoothing)}
 
     def embed(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-        return {pairs: pair_loss(forward(model, batch.features), batch.labels, pairs)}
+        return {loss: pair_loss(forward(model, batch.features), batch.labels, loss)}
 
     objectives: dict[str, Objective] = {"class": classify, "value": regress, "tokens": continue_text, "vector": embed}
     return objectives[TASKS[task].answer]

@@ -64,7 +64,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
             gemms=next((dict(entry["gemms"]) for entry in build["engines"] if entry.get("gemms")), {}),
         ),
         Preprocessor.load(parent.path / build["folder"]),
-        Golden([rows[index] for index in chosen], logits[chosen], unit(context.task, context.data.evaluation.labels)),
+        Golden([rows[index] for index in chosen], logits[chosen], unit(context.task, context.data.evaluation.labels, logits)),
         name=name,
         serving=serving,
     )

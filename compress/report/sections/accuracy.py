@@ -180,6 +180,30 @@ def other_metrics(report: Report) -> View:
     return {"names": names, "rows": rows if names else []}
 
 
+def stored(report: Report) -> list[View]:
+    """Returns what the vectors of each variant, in the last backend that has them, are worth in an index: one row for each form."""
+    metric, rows = report["metric"]["name"], []
+    for variant in report["variants"]:
+        backends = [backend for backend in BACKENDS if backend in (variant.get("vectors") or {})]
+        for backend in backends[-1:]:
+            whole = variant["vectors"][backend]
+            exact = {"value": (variant["metrics"].get(backend) or {}).get(metric), "top10_overlap": whole.get("top10_overlap")}
+            for form, cell in {"float32": exact, **(whole.get("stored") or {})}.items():
+                rows.append(
+                    {
+                        "id": str(variant.get("id")),
+                        "backend": engine_name(backend),
+                        "form": form,
+                        "bytes": phrases.count(cell["bytes"]) if cell.get("bytes") else "",
+                        "value": phrases.figure(cell.get("value"), metric),
+                        "change": phrases.change(cell.get("difference"), metric) or "",
+                        "spread": phrases.change_interval(cell.get("low"), cell.get("high"), metric) or "",
+                        "overlap": phrases.share(cell.get("top10_overlap")),
+                    }
+                )
+    return rows
+
+
 # Latency
 
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
+from compress.core.relevance import labels_of as judged_labels
 from compress.core.target import Target
 from compress.core.tasks import TASKS
 from compress.core.vectors import labels_of
@@ -70,6 +72,9 @@ def test_the_primary_metric_of_each_task_is_there() -> None:
         integers = {"class": ((2, 2), (2,)), "value": ((2, 1), (2,)), "tokens": ((2, 3, 2), (2, 3))}
         cases = {answer: (np.zeros(answers, np.float32), np.zeros(labels, np.int64)) for answer, (answers, labels) in integers.items()}
         cases["vector"] = np.zeros((4, 3), np.float32), labels_of(np.zeros(2))
+        if TASKS[task].searches:
+            cases["vector"] = np.zeros((4, 3), np.float32), judged_labels(1, 3, [(0, 0, 1)])
+            cases["value"] = np.zeros((2, 1), np.float32), candidate_labels([0, 0], [1, 0], [[1]])
         figures = metrics.metrics(task, *cases[TASKS[task].answer])
         assert next(iter(figures)) == TASKS[task].metric
         assert tuple(figures) == TASKS[task].metrics

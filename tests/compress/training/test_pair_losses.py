@@ -59,6 +59,24 @@ def test_the_ranking_loss_is_the_formula_and_pairs_of_low_score_are_only_candida
     assert float(found[ORDER.index(2)]) == 0.0
 
 
+def test_the_triplet_loss_is_the_formula_with_the_hardest_negative() -> None:
+    torch.manual_seed(1)
+    vectors, labels = torch.randn(8, 4), torch.from_numpy(labels_of(np.array([0.9, 0.2, 0.8, 1.0])))
+    vectors[7] = vectors[6]  # near enough: no loss
+    unit = [row / math.hypot(*row.tolist()) for row in vectors]
+    found = pair_loss(vectors, labels, "triplet")
+    losses = []
+    for pair in range(4):
+        apart = [float((unit[2 * pair] - unit[2 * other + 1]).square().sum()) for other in range(4)]
+        hardest = min(value for other, value in enumerate(apart) if other != pair)
+        losses.append(0.0 if pair == 1 else max(0.0, apart[pair] - hardest + 0.2))
+    assert losses[3] == 0
+    assert max(losses) > 0
+    assert found.tolist() == pytest.approx([loss for loss in losses for _ in range(2)], abs=1e-5)
+    assert pair_loss(vectors[:2], labels[:2], "triplet").tolist() == [0.0, 0.0]  # nothing to be nearer than
+    assert pair_loss(vectors[:1], labels[:1], "triplet").tolist() == [0.0]
+
+
 def test_a_text_without_a_partner_has_no_loss() -> None:
     _, given, labels = batch()
     found = pair_loss(given[:5], labels[:5])  # the text 5 is missing
