@@ -84,7 +84,9 @@ def test_wrong_candidates_are_refused_in_one_line(rows: str, line: str, tmp_path
 
 def test_missing_candidates_are_said(tmp_path: Path) -> None:
     folder = tiny_collection.write(tmp_path / "data", QUERIES, DOCUMENTS, test=QRELS)
-    with pytest.raises(InputError, match=r"candidates: no test\.tsv, and no test\.tsv\.gz; reranking reads there what a first search found"):
+    with pytest.raises(
+        InputError, match=r"candidates: no test\.tsv, and no test\.tsv\.gz; reranking reads there what a first search found"
+    ):
         loaded(folder)
 
 
