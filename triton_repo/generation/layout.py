@@ -35,7 +35,7 @@ from triton_repo.layout import VERSION, Served
 GENAI, ONNX, SEQ2SEQ, DRAFT = "genai", "onnx", "seq2seq", "draft"
 UNLIMITED_CONTEXT = 2048
 """Context of a model whose positions have no end (ALiBi, T5)."""
-FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "pieces.py")
+FILES = ("model.py", "asked.py", "answer.py", "engine.py", "opened.py", "outbox.py", "pieces.py")
 
 
 @dataclass(frozen=True)

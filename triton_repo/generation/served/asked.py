@@ -96,7 +96,7 @@ FIELDS = (
     Field(
         "PIECE_SECONDS",
         "TYPE_FP32",
-        0.05,
+        0.1,
         0,
         60,
         "least time between two pieces of an answer: those of a fast one have several tokens; 0: a piece for each token",

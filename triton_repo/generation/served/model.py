@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .answer import Answer, in_a_line, tensors
 from .asked import FAILED, MODEL_FAILED, Refused, read
+from .outbox import Outbox
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -36,13 +38,13 @@ class TritonPythonModel:
             from .onnx import open_model
         else:
             from .genai import open_model
-        self.model = open_model(FOLDER, parameters)
+        self.model, self.outbox = open_model(FOLDER, parameters), Outbox()
         self.model.engine.start()
 
     def execute(self, requests: list[Any]) -> None:
         """Passes requests to the engine; one that is wrong gets an error."""
         for request in requests:
-            client = _Client(request.get_response_sender())
+            client = _Client(request.get_response_sender(), self.outbox)
             try:
                 inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
                 asked = read(inputs, self.model.limits, self.model.tokenizer)
@@ -53,35 +55,58 @@ class TritonPythonModel:
                 client.refuse(f"{type(error).__name__}: {in_a_line(error)}", FAILED)
 
     def finalize(self) -> None:
-        """Ends the thread."""
+        """Ends the threads; what was answered is sent first."""
         self.model.engine.close()
+        self.outbox.close()
 
 
 class _Client:
     """The sender of a request's responses. A client that cannot be reached any more has gone; the log of the server says why."""
 
-    def __init__(self, sender: Any) -> None:
-        self._sender, self._lost = sender, False
+    def __init__(self, sender: Any, outbox: Outbox) -> None:
+        self._sender, self._outbox = sender, outbox
+        self._gone = self._asked = self._ended = False
 
     @property
     def gone(self) -> bool:
-        """Whether the client has cancelled the request, or a response could not be sent."""
-        return self._lost or bool(self._sender.is_cancelled())
+        """Whether the client has cancelled the request, or a response could not be sent, as far as is known: has the server asked again."""
+        if not self._asked:
+            self._asked = True
+            self._outbox.put(self._ask)
+        return self._gone
 
     def send(self, outputs: dict[str, Any], *, last: bool) -> None:
         """Sends a response."""
-        made = [pb_utils.Tensor(name, value) for name, value in tensors(outputs).items()]
-        self._send(pb_utils.InferenceResponse(made), last=last)
+        self._outbox.put(lambda: self._send(self._response, outputs, last=last))
 
     def refuse(self, line: str, code: str) -> None:
         """Sends an error, the last response."""
-        line = " ".join(f"{MODEL_FAILED if code == FAILED else ''}{line}".split())[:500]
-        error = pb_utils.TritonError(line, getattr(pb_utils.TritonError, code))
-        self._send(pb_utils.InferenceResponse(error=error), last=True)
+        self._outbox.put(lambda: self._send(self._error, line, code, last=True))
 
-    def _send(self, response: Any, *, last: bool) -> None:
+    def _ask(self) -> None:
+        """Asks the server whether the client has cancelled. Behind its last response a request is not there any more."""
         try:
-            self._sender.send(response, **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
+            self._gone = self._gone or (not self._ended and bool(self._sender.is_cancelled()))
         except Exception as error:
-            self._lost = True
-            pb_utils.Logger.log_warn(f"a response could not be sent: {in_a_line(error)}")
+            self._lose(error)
+        self._asked = False
+
+    def _send(self, make: Callable[..., Any], *what: Any, last: bool) -> None:
+        self._ended = last
+        try:
+            self._sender.send(make(*what), **({"flags": pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL} if last else {}))
+        except Exception as error:
+            self._lose(error)
+
+    def _lose(self, error: Exception) -> None:
+        self._gone = True
+        pb_utils.Logger.log_warn(f"a response could not be sent: {in_a_line(error)}")
+
+    @staticmethod
+    def _response(outputs: dict[str, Any]) -> Any:
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, value) for name, value in tensors(outputs).items()])
+
+    @staticmethod
+    def _error(line: str, code: str) -> Any:
+        line = " ".join(f"{MODEL_FAILED if code == FAILED else ''}{line}".split())[:500]
+        return pb_utils.InferenceResponse(error=pb_utils.TritonError(line, getattr(pb_utils.TritonError, code)))
