@@ -77,7 +77,7 @@ def test_tokens_come_together_that_are_written_close_to_one_another(gaps: list[f
 
 def test_a_fast_answer_comes_in_few_pieces_unless_it_is_asked_otherwise() -> None:
     gaps = [0.006] * 37
-    assert [len(tokens) for _, tokens in told(gaps)] == [1, 9, 9, 9, 9]
+    assert [len(tokens) for _, tokens in told(gaps)] == [1, 17, 17, 2]
     assert [len(tokens) for _, tokens in told(gaps, STREAM=False)] == [37]
 
 
