@@ -82,7 +82,7 @@ def text(found: list[Piece]) -> str:
 @pytest.mark.parametrize("model", KINDS)
 def test_tokens_are_those_of_transformers(running: Service, model: str) -> None:
     for prompt in tiny.prompts((1, 9, 40)):
-        found = pieces(running, model, ids=prompt, max_tokens=40, ignore_eos=True)
+        found = pieces(running, model, ids=prompt, max_tokens=40, ignore_eos=True, piece_seconds=0)
         assert tokens(found) == tiny.greedy(KINDS[model], prompt, 40)
         assert text(found) == tiny.tokenizer().decode(tokens(found), skip_special_tokens=True)
         assert len([piece for piece in found if piece.tokens]) == 40  # each token as it comes
@@ -130,8 +130,9 @@ def test_what_ends_an_answer(running: Service, model: str) -> None:
 
 def test_a_draft_changes_no_token(running: Service) -> None:
     prompts = [*tiny.prompts((3, 9, 40)), np.tile(tiny.prompts((20,))[0], 20)]  # the last one is longer than a step without a draft
+    ask = {"max_tokens": 40, "ignore_eos": True, "piece_seconds": 0}
     with ThreadPoolExecutor(len(prompts)) as pool:
-        found = list(pool.map(lambda prompt: pieces(running, DRAFTED, ids=prompt, max_tokens=40, ignore_eos=True), prompts))
+        found = list(pool.map(lambda prompt: pieces(running, DRAFTED, ids=prompt, **ask), prompts))
     assert [tokens(one) for one in found] == [tiny.greedy("llama", prompt, 40) for prompt in prompts]
     assert {len(piece.tokens) for piece in found[0]} == {1, 4, 5}
     with pytest.raises(RequestError, match=r"TEMPERATURE: 0\.5 given; a draft proposes tokens to this model"):
@@ -387,18 +388,20 @@ def test_a_client_that_does_not_read_disturbs_nobody(running: Service) -> None:
     call = channel.stream_stream(
         "/inference.GRPCInferenceService/ModelStreamInfer", pb.ModelInferRequest.SerializeToString, pb.ModelStreamInferResponse.FromString
     )
-    asked = request(PAGED, input_ids=[5, 6], max_tokens=250, ignore_eos=True)
+    asked = request(PAGED, input_ids=[5, 6], max_tokens=250, ignore_eos=True, piece_seconds=0)  # a response for each token
     asked.id = "mine"
-    leave = threading.Event()
+    sent, leave = threading.Event(), threading.Event()
 
     def requests() -> Iterator[Any]:
         for _ in range(200):
             yield asked
             time.sleep(0.005)
+        sent.set()
         leave.wait(120)
 
     responses = call(requests())
     try:
+        assert sent.wait(20)  # until then they take every place that becomes free
         for _ in range(3):
             until(lambda: at_once(running, PAGED))
             assert tokens(pieces(running, PAGED, ids=prompt, max_tokens=40, ignore_eos=True)) == tiny.greedy("llama", prompt, 40)
