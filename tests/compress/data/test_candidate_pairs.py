@@ -66,6 +66,20 @@ def test_train_judgements_are_paired_with_candidates_that_are_not_relevant(tmp_p
     assert not (texts[0] | texts[1]) & texts[2]
 
 
+def test_a_query_of_the_evaluation_is_in_no_other_split(tmp_path: Path) -> None:
+    queries = {f"q{number}": f"query {number // 2}" for number in range(12)}  # each text twice
+    everything = {(f"q{number}", f"d{number}"): 1 for number in range(12)}
+    splits = {"train": everything, "dev": dict(list(everything.items())[3:7]), "test": dict(list(everything.items())[:3])}
+    folder = tiny_collection.write(tmp_path / "data", queries, DOCUMENTS, **splits)
+    (folder / "candidates").mkdir()
+    for split in splits:
+        rows = "".join(f"q{number}\td{place}\t{place}\n" for number in range(12) for place in range(12))
+        (folder / "candidates" / f"{split}.tsv").write_text(HEADER + rows)
+    data = loaded(folder)
+    texts = [{query for query, _ in split.rows} for split in (data.evaluation, data.selection, data.train)]
+    assert texts == [{"query 0", "query 1"}, {"query 2", "query 3"}, {"query 4", "query 5"}]
+
+
 @pytest.mark.parametrize(
     ("rows", "line"),
     [
