@@ -142,14 +142,14 @@ def _figures(report: Report) -> list[View]:
     return [
         _tile("Speed-up", faster.value, phrases.ratio(faster.value), f"at the worst shape: {phrases.place(faster.at)}", faster.reason),
         _tile(
-            metric.capitalize(),
+            phrases.headline(metric),
             cell.get("value"),
             phrases.figure(cell.get("value"), metric),
             f"{engine_name(backend)}, n {'unknown' if cell.get('n') is None else cell['n']}" + (f", 95 % {spread}" if spread else ""),
             cell.get("reason"),
         ),
         _tile(
-            f"{metric.capitalize()} change",
+            f"{phrases.headline(metric)} change",
             cost.value,
             phrases.change(cost.value, metric) or NOT_MEASURED,
             "against the baseline in torch" + (f", 95 % {lost}" if lost else ""),

@@ -51,6 +51,11 @@ def interval(low: float | None, high: float | None, metric: str | None) -> str |
     return f"{SPACE}{TO}{SPACE}".join(texts).replace("-", MINUS)
 
 
+def headline(metric: str) -> str:
+    """Returns the name of a metric at the start of a sentence: `Accuracy`, but `NDCG@10`."""
+    return metric.upper() if "@" in metric else metric.capitalize()
+
+
 def change(drop: float | None, metric: str | None) -> str | None:
     """Returns a drop as a signed change of the metric: a drop of 0.0046 is `-0.46 pt`, for perplexity `+0.46 %`."""
     if drop is None:
@@ -153,7 +158,7 @@ def goal_name(goal: Mapping[str, Any], metric: str | None) -> str:
 
 
 def _drop_name(limit: float, metric: str | None) -> str:
-    name = (metric or "metric").capitalize()
+    name = headline(metric or "metric")
     if goals.is_relative(metric):
         return f"{name} increase of at most {100 * limit:.2f}{SPACE}%"
     return f"{name} drop of at most {_points(limit, metric)}"
