@@ -20,6 +20,7 @@ from our_engine import answers_of_engine
 from peer_engines import nncf_int8
 
 from compress.artifacts.run_folder import Run, open_run
+from compress.artifacts.store import share
 from compress.commands.recipes import find
 from compress.core.progress import ConsoleProgress
 from compress.core.target import Target
@@ -51,6 +52,7 @@ def main() -> None:
     data = load_data(recipe.data, recipe.model.task, label_names(recipe.model), progress.log, recipe.tokenizer or recipe.model.path)
     if arguments.by_hand:
         by_hand = read(find(arguments.by_hand), [one for one in arguments.set if not one.startswith("search.")])
+        share(arguments.out / "by-hand", found.folder)  # what both train alike is trained once
         names[f"by hand: {by_hand.name}"] = run(by_hand, arguments.out / "by-hand", progress=progress).folder
     runs = {name: open_run(folder) for name, folder in names.items()}
     specs = {name: served(one, folder / "report.json") for (name, one), folder in zip(runs.items(), names.values(), strict=True)}

@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from compress.answers.table import answer_of
 from compress.artifacts.run_folder import Run, open_run
 from compress.core.progress import ConsoleProgress
 from compress.core.tasks import TASKS
 from compress.data.load import load_data
 from compress.machine.environment import fingerprint
-from compress.measure.metrics import differences, metrics
+from compress.measure.metrics import metrics
 from compress.measure.predictions import predict
 from compress.models.checkpoint import load
 from compress.models.config import label_names
@@ -87,7 +88,7 @@ def changes(finished: Run, recipe: Recipe, num_rows: int) -> list[dict[str, Any]
     found = []
     for name, where in kinds.items():
         old, new = (answers[where] for answers in logits)
-        changed, _ = differences(task, old, new)
+        changed, _ = answer_of(task).differences(old, new)
         figures = {key: metrics(task, answers, truth[where])[TASKS[task].metric] for key, answers in (("before", old), ("after", new))}
         largest = float(np.abs(old - new).max(initial=0.0))
         found.append({"name": name, "n": int(where.sum()), "changed": int(changed.sum()), "largest": largest, **figures})

@@ -16,12 +16,13 @@ import argparse
 import json
 from pathlib import Path
 
+from compress.answers.table import answer_of
 from compress.artifacts.run_folder import open_run
 from compress.core.next_token import perplexity
 from compress.core.progress import ConsoleProgress
 from compress.machine.environment import fingerprint
 from compress.measure.answers import load_predictions
-from compress.measure.metrics import Metric, differences
+from compress.measure.metrics import Metric
 from compress.pipeline import run
 from compress.recipe import read
 from compress.report.intervals import paired_bootstrap
@@ -63,7 +64,7 @@ def main() -> None:
             answers[variant], labels = load_predictions(finished.predictions(variant))
         before, after = (perplexity(answers[variant], labels) for variant in ("finetune", "quantize"))
         low, high = paired_bootstrap(Metric(perplexity), answers["quantize"], answers["finetune"], labels, resamples=1000)
-        changed, moved = differences(recipe.model.task, answers["finetune"], answers["quantize"])
+        changed, moved = answer_of(recipe.model.task).differences(answers["finetune"], answers["quantize"])
         figures = {"perplexity": after, "increase": after - before, "low": low, "high": high}
         rows.append({"name": name, **figures, "agreement": 1 - float(changed.mean()), "moved": float(moved.mean()), "n": len(changed)})
     document = {"environment": fingerprint(), "rows": rows}

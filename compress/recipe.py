@@ -386,7 +386,7 @@ def _check_order(recipe: Recipe) -> list[str]:
     if TritonRepo in kinds and Export not in kinds:
         problems.append("stages: triton_repo given without export; put `- export: {}` before it")
     task = TASKS[recipe.model.task]
-    servers = served_on("cpu", generates=task.answer == "tokens", encoder_decoder=task.encoder_decoder)
+    servers = served_on("cpu", generates=task.generates, encoder_decoder=task.encoder_decoder)
     if TritonRepo in kinds and recipe.target.device == "cpu" and not set(servers) & set(recipe.target.engines):
         given = ", ".join(recipe.target.engines)
         what = f"{recipe.model.task} with {one_of(servers)}"
@@ -410,8 +410,8 @@ def _check_generating(recipe: Recipe) -> list[str]:
     if engine is None:
         return problems
     facts = ENGINES[engine]
-    if row.answer != "tokens" or row.encoder_decoder != facts.encoder_decoder:
-        tasks = tasks_with(lambda other: other.answer == "tokens" and other.encoder_decoder == facts.encoder_decoder)
+    if not row.generates or row.encoder_decoder != facts.encoder_decoder:
+        tasks = tasks_with(lambda other: other.generates and other.encoder_decoder == facts.encoder_decoder)
         return [*problems, f"target.engines: {engine} given for the task {recipe.model.task}; it answers prompts of {tasks}: leave it out"]
     return problems + [
         f"stages.{stage.id}.{key}: {str(getattr(stage, key)).lower()} given with the engine {engine}, which keeps attention and residuals "
@@ -469,7 +469,7 @@ def _check_task(recipe: Recipe) -> list[str]:
     problems += _check_generating(recipe) + _check_vllm(recipe)
     served = [stage for stage in recipe.stages if isinstance(stage, TritonRepo)]
     problems += [f"stages.{stage.id}.{line}: leave it out" for stage in served for line in stage.unread(row, recipe.target)]
-    if row.answer != "tokens":
+    if not row.generates:
         return problems
     if recipe.model.head == "new":
         problems.append(f"model.head: new given; {recipe.model.task} keeps the head of the language model: leave it out")
@@ -488,8 +488,8 @@ def _check_vllm(recipe: Recipe) -> list[str]:
         if not isinstance(stage, TritonRepo) or stage.vllm is None:
             continue
         key = f"stages.{stage.id}.vllm: given"
-        if row.answer != "tokens" or row.encoder_decoder:
-            decoders = tasks_with(lambda other: other.answer == "tokens" and not other.encoder_decoder)
+        if not row.generates or row.encoder_decoder:
+            decoders = tasks_with(lambda other: other.generates and not other.encoder_decoder)
             problems.append(f"{key} for the task {recipe.model.task}; vLLM serves {decoders} here: leave it out")
         elif not any(isinstance(other, Quantize) for other in recipe.stages):
             problems.append(

@@ -101,21 +101,21 @@ class Distill(DistillSettings):
         from distill.objective import check_covered
         from distill.student import check_student
 
-        if TASKS[context.task].answer == "tokens":
+        if TASKS[context.task].generates:
             self._check_tokens(context.task, self.resolved())
-        if self.sequences is not None and TASKS[context.task].answer != "tokens":
-            tasks = tasks_with(lambda row: row.answer == "tokens")
+        if self.sequences is not None and not TASKS[context.task].generates:
+            tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.sequences: given for {context.task}; it is for {tasks}: leave it out")
         if self.sequences is not None and "prompt" in self.sequences.model_fields_set and TASKS[context.task].encoder_decoder:
             raise InputError(
                 f"{self.key}.sequences.prompt: {self.sequences.prompt:g} given; the sources of {context.task} are given whole: leave it out"
             )
-        if self.on_policy is not None and TASKS[context.task].answer != "tokens":
-            tasks = tasks_with(lambda row: row.answer == "tokens")
+        if self.on_policy is not None and not TASKS[context.task].generates:
+            tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"{self.key}.on_policy: given for {context.task}; it is for {tasks}: leave it out")
         if self.on_policy is not None and context.team.shards:
             raise InputError(f"{self.key}.on_policy: given with fsdp2, which shards the student; give parallel: {{strategy: ddp}}")
-        if TASKS[context.task].answer == "vector":
+        if TASKS[context.task].embeds:
             self._check_vectors(context.task)
         self._check_rows(context)
         self._check_answers()
@@ -131,8 +131,8 @@ class Distill(DistillSettings):
         check_covered(preset.losses, preset.hard_weight, f"{self.key}.losses")
         for loss, setting in zip(preset.losses, self.loss_settings(after, teacher, context), strict=True):
             loss.wants(setting)
-            if loss.VECTORS_ALONE and TASKS[context.task].answer != "vector":
-                tasks = tasks_with(lambda row: row.answer == "vector")
+            if loss.VECTORS_ALONE and not TASKS[context.task].embeds:
+                tasks = tasks_with(lambda row: row.embeds)
                 raise InputError(f"{setting.key}: {loss.name} given for {context.task}; it is for {tasks}: give another loss")
             check_stacks(loss, loss.name, setting)
             if loss.ACROSS_ROWS and self.micro_batch_size is not None:
@@ -151,7 +151,7 @@ class Distill(DistillSettings):
     def _check_rows(self, context: Context) -> None:
         """Raises if extra rows do not fit the data of the run."""
         given = [name for name in ("extra_text", "augment", "corpus") if getattr(self, name) is not None]
-        if given and (TASKS[context.task].modality != "text" or TASKS[context.task].answer == "tokens"):
+        if given and (TASKS[context.task].modality != "text" or TASKS[context.task].generates):
             raise InputError(f"{self.key}.{given[0]}: given; {context.task} does not support it: remove {given[0]}")
         pairs = isinstance(context.data.train.rows[0], tuple)
         if self.extra_text is not None and (self.extra_text.text_pair is not None) != pairs:

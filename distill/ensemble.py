@@ -14,19 +14,16 @@ Tensor names carry their shapes: b rows, C classes. For text generation z is [b,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
+from compress.training.losses.answer_loss import AnswerLoss
 from compress.training.train import Batch
 from distill.capture import Captured, Wanted
 from distill.teacher import Teacher
 
 
 def run_teachers(
-    teachers: Sequence[Teacher], weights: Sequence[float], batch: Batch, wanted: Wanted, temperature: float, regression: bool
+    teachers: Sequence[Teacher], weights: Sequence[float], batch: Batch, wanted: Wanted, temperature: float, losses: AnswerLoss
 ) -> Captured:
     """Returns what was captured of one teacher, or the averaged logits of several; no gradient flows into them.
 
@@ -36,28 +33,13 @@ def run_teachers(
         batch: Rows.
         wanted: What to capture.
         temperature: T > 0.
-        regression: Whether the task is a regression.
+        losses: Those of the task.
     """
     captured = [teacher(batch, wanted) for teacher in teachers]
     if len(captured) == 1 or wanted == Wanted():
         return captured[0]
     assert not wanted.internals, "losses that use hidden states or attention take one teacher"
-    return Captured(averaged([each.logits for each in captured], weights, temperature, regression))
-
-
-def averaged(logits: Sequence[Tensor], weights: Sequence[float], temperature: float, regression: bool = False) -> Tensor:
-    """Returns z, float32 `[..., C]`.
-
-    Args:
-        logits: Logits of each teacher, float32 `[..., C]`.
-        weights: Weight of each teacher; they add up to 1.
-        temperature: T > 0.
-        regression: Whether the task is a regression.
-    """
-    if regression:
-        return torch.stack([weight * values for weight, values in zip(weights, logits, strict=True)]).sum(dim=0)
-    logs = [math.log(weight) + torch.log_softmax(values / temperature, dim=-1) for weight, values in zip(weights, logits, strict=True)]
-    return temperature * torch.stack(logs).logsumexp(dim=0)
+    return Captured(losses.averaged([each.logits for each in captured], weights, temperature))
 
 
 def shares(weights: Sequence[float], count: int) -> tuple[float, ...]:

@@ -16,13 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS, Task
-from compress.training.pair_losses import pair_loss
-from compress.training.token_losses import token_losses
+from compress.core.tasks import Task
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 from distill.capture import Wanted
 from distill.ensemble import run_teachers
-from distill.losses.hard_target import hard_target
 from distill.losses.loss import Loss, LossInputs, Setting
 from distill.schedules import Ramp, value_at
 from distill.teacher import NOTHING, Pair
@@ -56,7 +54,7 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.losses, self.settings, self.pair = losses, settings, pair
-        self.temperature, self.hard_weight, self.task = temperature, hard_weight, task
+        self.temperature, self.hard_weight, self.answer = temperature, hard_weight, losses_of(task)
         for loss in losses:
             loss.prepare(pair)
         self.wanted = [loss.wants(setting) for loss, setting in zip(losses, settings, strict=True)]
@@ -72,7 +70,7 @@ class Objective(nn.Module):
         from_student, from_teacher = Wanted(logits=self.hard_weight != 0), Wanted()
         for i in active:
             from_student, from_teacher = from_student | self.wanted[i][0], from_teacher | self.wanted[i][1]
-        pair, regression = self.pair, TASKS[self.task].answer in ("value", "vector")
+        pair = self.pair
         assert model is pair.student.model, "the objective belongs to another model"
         if pair.masking is not None:
             batch = replace(batch, features=pair.masking(batch.features, batch.indices, step))
@@ -80,7 +78,7 @@ class Objective(nn.Module):
         batch = batch if sampled is None else sampled
         student = pair.student(batch.features, from_student) if from_student != Wanted() else NOTHING
         temperature = value_at(self.temperature, step, num_steps)
-        teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, regression)
+        teacher = run_teachers(pair.teachers, pair.weights, batch, from_teacher, temperature, self.answer)
         parts: dict[str, Tensor] = {}
         for i in active:
             inputs = LossInputs(self.settings[i], batch, temperature, student, teacher, self.pair)
@@ -89,12 +87,7 @@ class Objective(nn.Module):
             for name, value in self.losses[i].parts(inputs, trained).items():
                 parts[name] = parts.get(name, 0.0) + weight * value
         if self.hard_weight != 0:
-            if TASKS[self.task].answer == "tokens":
-                hard = token_losses(student.logits, batch.labels)
-            elif TASKS[self.task].answer == "vector":
-                hard = pair_loss(student.logits, batch.labels, TASKS[self.task].pair_loss)
-            else:
-                hard = hard_target(student.logits, batch.labels, regression)
+            hard = self.answer.labelled(student.logits, batch.labels)
             if sampled is not None:  # nobody wrote what follows the student's own words
                 hard = torch.zeros_like(hard)
             labelled_b = pair.labelled(batch.indices)

@@ -33,10 +33,11 @@ from compress.stage.context import Context
 from compress.stage.stage import is_model, teachers_named
 from compress.standalone.preprocess import Preprocessor
 from compress.training.finetune import trained_here
+from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
 from compress.training.selection import EVALUATION_BATCH, answered, judged_by
 from distill.capture import Capture, Wanted
-from distill.ensemble import averaged, shares
+from distill.ensemble import shares
 from distill.losses.loss import Shape
 from distill.masking import Masking, masking_of
 from distill.objective import Objective
@@ -104,7 +105,7 @@ class Steps:
 
         True if the baseline was trained outside this run, possibly on these rows. Never for text generation, whose labels are the text.
         """
-        return not trained_here(self.context) and TASKS[self.context.task].answer != "tokens"
+        return not trained_here(self.context) and not TASKS[self.context.task].generates
 
     def selection_context(self, teachers: Sequence[nn.Module], teacher_preprocessors: Sequence[Preprocessor]) -> Context:
         """Returns the context with the teachers' predictions in place of the labels of the selection split.
@@ -120,7 +121,7 @@ class Steps:
         models = zip(teachers, teacher_preprocessors, strict=True)
         logits = [torch.from_numpy(compared(*model, rows, EVALUATION_BATCH)) for model in models]
         weights = shares(self.stage.teacher_weights, len(teachers))
-        return answered(context, averaged(logits, weights, 1.0, TASKS[context.task].answer in ("value", "vector")).numpy())
+        return answered(context, losses_of(context.task).averaged(logits, weights, 1.0).numpy())
 
     def objective(
         self,
@@ -198,7 +199,7 @@ class Steps:
         """Whether the losses need only the teachers' logits, for fixed rows, and these fit into the cache."""
         wanted = [from_teacher for _, from_teacher in objective.wanted]
         only_logits = Wanted(logits=True) in wanted and not any(from_teacher.internals for from_teacher in wanted)
-        generates = TASKS[self.context.task].answer == "tokens"
+        generates = TASKS[self.context.task].generates
         fits = not generates and 4 * num_rows * Shape.of(config).classes * len(objective.pair.teachers) <= CACHE_BYTES
         return only_logits and fits and objective.pair.masking is None
 

@@ -90,7 +90,7 @@ class Export(Stage):
         _check_cache(config, context)
         if self.generation.questions is not None:
             read_questions(self.generation.questions)
-            if TASKS[context.task].answer != "tokens" or config.is_encoder_decoder:
+            if not TASKS[context.task].generates or config.is_encoder_decoder:
                 raise InputError(f"{KEY}: given for {context.task}; a decoder that answers is asked questions: leave it out")
 
     def _check_precision(self, context: Context) -> None:
@@ -168,7 +168,7 @@ def _check_cache(config: Any, context: Context) -> None:
     from export.generation.kept import missing_keys
 
     cached = [engine for engine in context.target.engines if ENGINES[engine].generates and not ENGINES[engine].encoder_decoder]
-    if not cached or TASKS[context.task].answer != "tokens" or config.is_encoder_decoder:
+    if not cached or not TASKS[context.task].generates or config.is_encoder_decoder:
         return
     missing = missing_keys(config, model_class(config, context.task))
     if missing is not None:

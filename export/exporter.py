@@ -255,7 +255,7 @@ class Exporter:
         from export.parity.amplified import nudged
 
         (split, expected), task, checkpoint = self._gate, self.context.task, self.build.checkpoint
-        if TASKS[task].answer != "tokens" or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint, task):
+        if not TASKS[task].generates or not is_static_int8(self.build.precision) or predicts_streamed(checkpoint, task):
             return None
         model = load(checkpoint)
         with nudged(model):

@@ -23,10 +23,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from compress.answers.table import answer_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.closeness import bound_of, floor_of, spread
 from compress.measure.closeness import distance as divergence
-from compress.measure.metrics import differences
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
 
@@ -71,8 +71,8 @@ def judge(task: Task, reference: Array, fp32: Array, half: Array, name: FloatPre
 
 def distance(task: Task, reference: Array, answers: Array) -> float:
     """Returns D; the arguments are those of `judge`."""
-    if TASKS[task].answer == "tokens":
-        return float(np.mean(differences(task, reference, answers)[1] ** 2))
+    if TASKS[task].generates:
+        return float(np.mean(answer_of(task).differences(reference, answers)[1] ** 2))
     return divergence(task, reference, answers)
 
 

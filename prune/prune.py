@@ -78,10 +78,10 @@ class Prune(PruneSettings):
         Raises:
             InputError: It cannot.
         """
-        key, answer = self.key, TASKS[context.task].answer
-        if "vocabulary" in self.granularity and (TASKS[context.task].modality != "text" or answer == "tokens"):
+        key, facts = self.key, TASKS[context.task]
+        if "vocabulary" in self.granularity and (facts.modality != "text" or facts.generates):
             tokens = f"the rows of {context.task} are token ids of the incoming model, on which all variants are compared"
-            reason = tokens if answer == "tokens" else f"{context.task} has no text to tokenize"
+            reason = tokens if facts.generates else f"{context.task} has no text to tokenize"
             raise InputError(f"{key}.granularity: vocabulary given; {reason}: leave it out")
         if self.measure == "latency":
             target_shape(context, self.latency_ms, f"{key}.latency_ms")

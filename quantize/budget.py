@@ -20,13 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from compress.core import vectors
+from compress.answers.table import answer_of
 from compress.core.next_token import labels_of
 from compress.core.tasks import TASKS, Task
 from compress.measure.answers import Array
-from compress.measure.metrics import pearson, primary
+from compress.measure.metrics import primary
 from compress.measure.predictions import compared
 from compress.stage.context import Context
 from compress.standalone.preprocess import Row
@@ -55,7 +53,7 @@ class Budget:
         """Runs the float model on the selection rows, or on calibration rows without their labels if there is no selection split."""
         split = context.data.selection
         rows, labels = (split.rows, split.labels if trained_here(context) else None) if len(split) else (list(calibration), None)
-        if TASKS[context.task].answer == "tokens":
+        if TASKS[context.task].generates:
             blocks: Any = rows
             labels = labels_of(blocks, context.max_length - 1)
         return cls(checkpoint, rows, labels, context, _predict(model, checkpoint, rows, context))
@@ -67,11 +65,7 @@ class Budget:
             return f"relative increase of {TASKS[self.context.task].metric} on {len(self.rows)} selection blocks"
         if self.labels is not None:
             return f"{TASKS[self.context.task].metric} lost on {len(self.rows)} selection rows"
-        if TASKS[self.context.task].answer == "value":
-            return f"1 - Pearson to the float answers on {len(self.rows)} selection rows"
-        if TASKS[self.context.task].answer == "vector":
-            return f"1 - Pearson to the cosines of the float vectors of {len(self.rows)} selection rows"
-        return f"share of {len(self.rows)} selection rows answered differently"
+        return answer_of(self.context.task).DISAGREEMENT.format(n=len(self.rows))
 
     def loss(self, model: nn.Module) -> float:
         """Returns the loss of the model in its current state against the float model."""
@@ -83,11 +77,7 @@ def loss(task: Task, reference: Array, logits: Array, labels: Array | None) -> f
     if labels is not None:
         metric = primary(task)
         return metric.drop(metric.of(reference, labels), metric.of(logits, labels))
-    if TASKS[task].answer == "value":
-        return 1.0 - pearson(reference[:, 0], logits[:, 0])
-    if TASKS[task].answer == "vector":
-        return 1.0 - vectors.agreement(reference, logits)
-    return float(np.mean(reference.argmax(axis=1) != logits.argmax(axis=1)))
+    return answer_of(task).disagreement(reference, logits)
 
 
 def _predict(model: nn.Module, checkpoint: Path, rows: Sequence[Row], context: Context) -> Any:

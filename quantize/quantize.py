@@ -69,8 +69,8 @@ class Quantize(QuantizeSettings):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the model can be streamed if asked to, and that the losses fit the models."""
-        if self.embeddings and TASKS[context.task].answer != "tokens":
-            tasks = tasks_with(lambda row: row.answer == "tokens")
+        if self.embeddings and not TASKS[context.task].generates:
+            tasks = tasks_with(lambda row: row.generates)
             raise InputError(f"stages.{self.title}.embeddings: true given for {context.task}; it is for {tasks}: leave it out")
         if self.stream is True:
             check_streamed(self, config, context)

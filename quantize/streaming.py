@@ -62,8 +62,8 @@ def check_streamed(stage: QuantizeSettings, config: Any, context: Context) -> No
         InputError: It cannot.
     """
     key = f"stages.{stage.title}.stream: true"
-    if TASKS[context.task].answer != "tokens":
-        streamed = tasks_with(lambda row: row.answer == "tokens")
+    if not TASKS[context.task].generates:
+        streamed = tasks_with(lambda row: row.generates)
         raise InputError(f"{key}: only language models (task {streamed}) can be streamed; {context.task} is quantized in memory")
     problem = needs_whole(stage) or structure_problem(meta_model(config)[0])
     if problem is not None:
@@ -75,7 +75,7 @@ def worth_streaming(stage: QuantizeSettings, checkpoint: Path, context: Context)
 
     It is too large for memory, or so deep that rounding by moments, which in memory runs the whole model for each layer, takes far longer.
     """
-    if TASKS[context.task].answer != "tokens":
+    if not TASKS[context.task].generates:
         return False
     large, config = is_large(checkpoint), read_config(checkpoint, "checkpoint")
     deep = stage.rounding != "nearest" and getattr(config, "num_hidden_layers", 0) >= DEEP

@@ -27,13 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from compress.answers.table import answer_of
 from compress.artifacts.artifact import Artifact, Kind, lineage, write_json
 from compress.core.config import as_given
 from compress.core.engines import ENGINES, served_on
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.core.tasks import TASKS, Facts, Task
-from compress.measure.agreement import differs_in
 from compress.measure.answers import load_predictions, save_predictions
 from compress.measure.fastest import Measured, Ranked, competes, fastest
 from compress.measure.fastest_answers import engines_that_answer
@@ -123,14 +123,14 @@ class TritonRepo(Stage):
             target: The section of the recipe.
         """
         rules = (
-            (task.answer == "tokens", SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
-            (task.answer != "tokens" or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
+            (task.generates, SINGLE, "a language model has one process, which answers max_batch_size requests at once"),
+            (not task.generates or target.device != "cpu", QUEUED, "it is for language models that are served on the cpu"),
         )
         for key, reason in ((key, reason) for applies, keys, reason in rules if applies for key in keys):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if value != default:  # the resolved recipe of a run holds every key
                 yield f"{key}: {value if isinstance(value, Queue | Tune) else format(value, 'g')} given; {reason}"
-        if self.gpu != Gpu() and (task.answer == "tokens" or not set(served_on("cuda")) & set(target.engines)):
+        if self.gpu != Gpu() and (task.generates or not set(served_on("cuda")) & set(target.engines)):
             yield f"gpu: given; it is for plans of {ENGINES[served_on('cuda')[0]].title}, and this target has none"
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
@@ -140,7 +140,7 @@ class TritonRepo(Stage):
             InputError: They answer with vectors, and the repository would be one for GPUs.
         """
         there = [engine for engine in served_on("cuda") if engine in context.target.engines]
-        if TASKS[context.task].answer == "vector" and (there or context.target.device == "cuda"):
+        if TASKS[context.task].embeds and (there or context.target.device == "cuda"):
             given = f"target.engines: {there[0]}" if there else "target.device: cuda"
             raise InputError(
                 f"{given} given; a repository for GPUs answers with labels, {context.task} with vectors: serve it on the cpu, "
@@ -158,12 +158,12 @@ class TritonRepo(Stage):
 
         plans = {"plans": PLANS_SCHEMA} if self._writes_plans(context) else {}
         chosen: list[Any] = [ranked.candidate.names for ranked in self._ranking(context)[:1]]
-        if TASKS[context.task].answer == "tokens" and context.target.device == "cpu" and context.exported is not None:
+        if TASKS[context.task].generates and context.target.device == "cpu" and context.exported is not None:
             engines = self._engines(context.exported.path, context)
             chosen = [{folder: names[0] for folder, names in engines.items() if names}]
         if not self._starts(context):
             return {**plans, **({"chosen": chosen} if chosen else {})} or None
-        streams = {"streams": self._streams()} if TASKS[context.task].answer == "tokens" else {}
+        streams = {"streams": self._streams()} if TASKS[context.task].generates else {}
         return {**environment.check().versions, **streams, **plans, **({"chosen": chosen} if chosen else {})}
 
     def run(self, parent: Artifact, context: Context, out: Path) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class TritonRepo(Stage):
         from triton_repo.layout import served_models, write_repository
         from triton_repo.tuning.tuning import tune_served
 
-        if TASKS[context.task].answer == "tokens":
+        if TASKS[context.task].generates:
             return self._write_language(parent, context, out)
         chosen = next(iter(self._ranking(context)), None)
         models = served_models(parent, chosen=chosen)
@@ -416,7 +416,6 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
         ServedWrong: A difference exceeds its limit.
     """
     from compress.measure.agreement import compare_predictions, shortfall
-    from compress.measure.metrics import differences
     from compress.standalone.preprocess import Preprocessor
 
     prepared = Preprocessor.load(model.folder)
@@ -430,7 +429,7 @@ def compare(model: Any, task: Task, answers: Any, labels: NDArray[Any]) -> dict[
     compared = compare_predictions(task, expected, answers.logits, labels)
     reason = shortfall(compared, "the evaluated engine")
     if reason is not None:
-        other = np.flatnonzero(differences(task, expected, answers.logits)[0])
+        other = np.flatnonzero(answer_of(task).differences(expected, answers.logits)[0])
         raise ServedWrong(f"model {model.name} in Triton: {reason}" + (f"; first row {other[0]}" if len(other) else ""))
     return {key: compared[key] for key in ("disagreements", "median_abs", "max_abs")}
 
@@ -489,7 +488,7 @@ def _unmeasured(reason: str | None) -> dict[str, Any]:
 def _agreement(compared: Mapping[str, Any], task: Task) -> str:
     if compared["disagreements"] is None:
         return "not compared with the engine"
-    return f"{compared['disagreements']} answers differ from the engine, max |d{differs_in(task)}| {compared['max_abs']:.4f}"
+    return f"{compared['disagreements']} answers differ from the engine, max |d{answer_of(task).DIFFERS}| {compared['max_abs']:.4f}"
 
 
 def _summary(results: Mapping[str, Any]) -> dict[str, Any]:

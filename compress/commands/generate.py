@@ -261,8 +261,8 @@ def choices(run: Run) -> list[Choice]:
     from export.engines.spec import spec_of, torch_spec
 
     task = run.recipe["model"]["task"]
-    if TASKS[task].answer != "tokens":
-        raise InputError(f"{run.folder}: a run of {task}; compress generate is for {tasks_with(lambda row: row.answer == 'tokens')}")
+    if not TASKS[task].generates:
+        raise InputError(f"{run.folder}: a run of {task}; compress generate is for {tasks_with(lambda row: row.generates)}")
     target, found = Target(**run.recipe["target"]), []
     exported = run.of_kind("engine")
     entries = [(build, entry) for build in builds(run) for entry in build["engines"] if entry["runnable"]]

@@ -41,10 +41,10 @@ data:
 """
 
 SEARCH_MORE = {
-    "vector": '  # prompts: {query: "query: ", document: "passage: "}   # for models that were trained with them\n',
-    "value": "  candidates: 50   # that a first search found for each query: candidates/test.tsv of the folder\n",
+    False: '  # prompts: {query: "query: ", document: "passage: "}   # for models that were trained with them\n',
+    True: "  candidates: 50   # that a first search found for each query: candidates/test.tsv of the folder\n",
 }
-"""A line of the data by what a model answers."""
+"""A line of the data of a task that searches, by whether it puts candidates in order."""
 
 GENERATION_MODEL = """\
 model:
@@ -112,7 +112,7 @@ def template(task: str, file: str) -> str:
         raise InputError(f"--task {task}: unknown; allowed: {', '.join(TASKS)}{nearest(task, TASKS)}")
     row = TASKS[task]
     values = {**asdict(row.example), "task": task, "file": file}
-    generates = row.answer == "tokens"
+    generates = row.generates
     values["lengths"] = "" if row.modality == "image" else "  sequence_lengths: [32, 128]\n"
     training = "{epochs: 3, learning_rate: 1.0e-3, schedule: cosine}" if generates else "{epochs: 3}"
     values["finetune"] = f"  - finetune: {training}\n" if values["head"] == "new" else ""
@@ -121,7 +121,7 @@ def template(task: str, file: str) -> str:
     values["engines"] = SCORING
     if generates:
         values["engines"] = GENERATING.format(engine=served_on("cpu", generates=True, encoder_decoder=row.encoder_decoder)[0])
-    values["more"] = SEARCH_MORE.get(row.answer, "")
+    values["more"] = SEARCH_MORE[row.orders] if row.searches else ""
     values["speedup"], values["triton"] = "2.0" if generates else "3.0", TRITON
     generating = TEXT_TO_TEXT_MODEL if row.encoder_decoder else GENERATION_MODEL
     body = IMAGE_MODEL if row.modality == "image" else generating if generates else SEARCH_MODEL if row.searches else TEXT_MODEL

@@ -156,6 +156,6 @@ def evaluation_split(folder: Path) -> Split:
 
     recipe = check(opened(folder).recipe)
     task = recipe.model.task
-    if TASKS[task].answer == "tokens":
+    if TASKS[task].generates:
         raise InputError(f"{folder}: the rows of a run of {task} are tokens; give --data FILE with what the model reads")
     return load_data(recipe.data, task, label_names(recipe.model), lambda line: None).evaluation

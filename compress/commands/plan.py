@@ -26,7 +26,7 @@ def describe(recipe: Recipe, out: Path | None = None) -> str:
     context.count_macs()
     planned = list(steps_of(recipe, folder, context))
     data = context.data
-    unit = f"blocks of {context.max_length} tokens" if TASKS[context.task].answer == "tokens" else "rows"
+    unit = f"blocks of {context.max_length} tokens" if TASKS[context.task].generates else "rows"
     lines = [
         f"{recipe.name}: {recipe.model.task}, run folder {folder}",
         f"data: {len(data.train)} train, {len(data.selection)} selection, {len(data.evaluation)} evaluation {unit}",

@@ -1,13 +1,13 @@
 """The table of tasks: one row of facts for each. Other code asks for a fact, never for a name.
 
-    TASKS[task].answer == "value"       not  task == "text-regression"
+    TASKS[task].generates       not  task in ("text-generation", "text-to-text")
 
 To add a task, add a row to `TASKS`: recipes, their schema, `compress init`, `compress list` and the messages follow from it. The row is all
 there is to write where modality, answer, columns and metrics exist already. What is new goes to others of its kind:
 
     a column of the data   a field of `Columns` in compress/data/config.py
     a metric               a row of `METRICS` in compress/measure/metrics.py
-    an answer              loss in compress/training/supervised.py, labels in compress/data/load.py, comparison in compress/measure
+    an answer              a file and a row in compress/answers (how it is compared), and in compress/training/losses (how it is learned)
 
 The four answers that there are:
 
@@ -90,6 +90,31 @@ class Facts:
     def metric(self) -> str:
         """The primary metric."""
         return self.metrics[0]
+
+    @property
+    def generates(self) -> bool:
+        """Whether a model of the task writes text, token by token."""
+        return self.answer == "tokens"
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it answers with a vector for each text."""
+        return self.answer == "vector"
+
+    @property
+    def classifies(self) -> bool:
+        """Whether it has an output for each label, whose names the data or the model know."""
+        return self.answer == "class"
+
+    @property
+    def orders(self) -> bool:
+        """Whether it puts candidates of a query in order."""
+        return self.searches and self.answer == "value"
+
+    @property
+    def regresses(self) -> bool:
+        """Whether it answers with a number that is in the data."""
+        return self.answer == "value" and not self.searches
 
     @property
     def needs_labels(self) -> bool:
@@ -255,4 +280,4 @@ def tasks_with(fact: Callable[[Facts], bool]) -> str:
 
 def num_classes(task: Task, labels: Sequence[str]) -> int | None:
     """Returns the number of classes, by the names of the labels of the data; None for a task that has none."""
-    return len(labels) if TASKS[task].answer == "class" else None
+    return len(labels) if TASKS[task].classifies else None

@@ -53,19 +53,18 @@ def load_data(
     Raises:
         InputError: Files or labels are wrong; the error lists all problems, one line each.
     """
-    if TASKS[task].answer == "tokens":
+    if TASKS[task].generates:
         if tokenizer is None:
             raise InputError(NO_TOKENIZER)
         return (load_pairs if TASKS[task].encoder_decoder else load_blocks)(config, task, tokenizer, log)
     if config.prompts is not None and not TASKS[task].searches:
         tasks = tasks_with(lambda row: row.searches)
         raise InputError(f"data.prompts: given for {task}; they are for {tasks}: leave it out")
-    orders = TASKS[task].searches and TASKS[task].answer == "value"
-    if config.candidates is not None and not orders:
-        tasks = tasks_with(lambda row: row.searches and row.answer == "value")
+    if config.candidates is not None and not TASKS[task].orders:
+        tasks = tasks_with(lambda row: row.orders)
         raise InputError(f"data.candidates: {config.candidates} given for {task}; it is for {tasks}: leave it out")
     if TASKS[task].searches:
-        data = (load_candidates if orders else load_judged)(config, task, log)
+        data = (load_candidates if TASKS[task].orders else load_judged)(config, task, log)
     else:
         data = _load_labelled(config, task, label_names, log)
     if not isinstance(tokenizer, TrainTokenizer):
@@ -82,7 +81,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
             raise InputError(f"{sources[name][0].name}: all labels are -1, so train is unlabelled; labelled train rows are needed")
         log(f"data: all labels of {name} are -1; the split counts as unlabelled and is not used")
         del sources[name]
-    names, origin, predicts_values = SCORE, "data", TASKS[task].answer in ("value", "vector")
+    names, origin, predicts_values = SCORE, "data", not TASKS[task].classifies
     if not predicts_values:
         names, origin = (label_names, "the model") if label_names else (labels.class_names(sources["train"]), "the train split")
     splits = _label(sources, None if predicts_values else names, origin, numbered=label_names is not None)
@@ -90,7 +89,7 @@ def _load_labelled(config: DataConfig, task: Task, label_names: tuple[str, ...] 
         splits["train"], splits["test"] = hold_out(splits["train"], HOLD_OUT_SHARE)
         log(f"data: {config.path} is a single file; {len(splits['test'])} of its rows, chosen by content hash, become the test split")
     data = divide(splits["train"], splits.get("test"), splits.get("validation"), names, f"data.path {config.path}", log)
-    return as_texts(data, f"data.path {config.path}", log) if TASKS[task].answer == "vector" else data
+    return as_texts(data, f"data.path {config.path}", log) if TASKS[task].embeds else data
 
 
 def _label(sources: dict[str, list[Source]], names: tuple[str, ...] | None, origin: str, numbered: bool) -> dict[str, Split]:

@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from compress.core import candidates
-from compress.core.tasks import TASKS, Task
-from compress.measure.metrics import differences
+from compress.answers.table import answer_of
+from compress.core.tasks import Task
 from compress.standalone.tolerance import judge
 
 Array = NDArray[Any]
-DIFFERS = {"tokens": "nll", "vector": "vector"}
-"""What differences are of, by answer, where it is not a logit."""
 
 
 def compare_predictions(task: Task, reference: Array, logits: Array, labels: Array) -> dict[str, Any]:
@@ -31,21 +27,9 @@ def compare_predictions(task: Task, reference: Array, logits: Array, labels: Arr
     Returns:
         `disagreements`, `limit`, `median_abs`, `median_limit`, `max_abs`, `n`, `passed`, and what differs: `logit`, `nll` or `vector`.
     """
-    changed, distance = differences(task, reference, logits)
-    return {**judge(changed, distance / unit(task, labels, reference)), "differs": differs_in(task)}
-
-
-def differs_in(task: Task) -> str:
-    """Returns what differences are of: `logit`, `nll` or `vector`."""
-    return DIFFERS.get(TASKS[task].answer, "logit")
-
-
-def unit(task: Task, labels: Array, reference: Array) -> float:
-    """Returns the unit of differences: the standard deviation of the labels for regression, or where only the order of candidates counts
-    that of the scores of the reference; else 1."""
-    of = reference if candidates.are_candidates(labels) else labels
-    spread = float(np.std(of.astype(np.float64))) if TASKS[task].answer == "value" else 1.0
-    return spread if spread > 0 else 1.0
+    answer = answer_of(task)
+    changed, distance = answer.differences(reference, logits)
+    return {**judge(changed, distance / answer.unit(labels, reference)), "differs": answer.DIFFERS}
 
 
 def shortfall(compared: Mapping[str, Any], other: str) -> str | None:

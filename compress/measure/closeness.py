@@ -41,6 +41,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from compress.answers.answer import LOGIT_BYTES
+from compress.answers.table import answer_of
 from compress.core import vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
@@ -56,7 +58,6 @@ ADDED_SHARE = 0.25
 ADDED_FLOOR = 1e-4
 """Distance that it may always add: nats, or for regression a share of the variance of the float outputs."""
 BATCH_SIZE = 32
-LOGIT_BYTES = 2**26
 LEAST_BLOCKS = 64
 """Fewest blocks of a language model that a choice rests on, if the split has them."""
 CONFIDENCE = 0.95
@@ -111,7 +112,7 @@ class Trial:
             context.progress.log("  no selection split: choices are made on calibration rows")
             rows, labels = list(calibration), None
         chosen = list(range(len(rows)))
-        generates, prepared = TASKS[context.task].answer == "tokens", finely(context.preprocessor(checkpoint))
+        generates, prepared = TASKS[context.task].generates, finely(context.preprocessor(checkpoint))
         if generates:
             longest, config = max(len(row) for row in rows), cast("Any", model.config)
             if TASKS[context.task].encoder_decoder:  # pairs are of all lengths: all are padded to the longest
@@ -133,7 +134,7 @@ class Trial:
     @property
     def measure(self) -> str:
         """The distance in use: kl, mse, or for vectors squared_distance."""
-        return {"value": "mse", "vector": "squared_distance"}.get(TASKS[self.context.task].answer, "kl")
+        return answer_of(self.context.task).DISTANCE
 
     def distances_of(self, forms: Mapping[str, nn.Module]) -> Array:
         """Returns the distance of each row, float64 [n], of the model with some modules replaced, by path; the model is restored."""
@@ -250,20 +251,7 @@ def distances(task: Task, reference: Array, logits: Array, predicted: Array | No
         logits: As for `distance`.
         predicted: For generation, the positions of each row that count, from the first on, int [n]; None: all.
     """
-    if TASKS[task].answer == "vector":
-        return vectors.distances(reference, logits) ** 2
-    if TASKS[task].answer == "value":
-        squares: Array = (reference.astype(np.float64) - logits) ** 2
-        return np.asarray(squares.reshape(len(squares), -1).mean(axis=1))
-    flat, found = (values.reshape(-1, values.shape[-1]) for values in (reference, logits))
-    step = max(1, LOGIT_BYTES // (8 * max(1, flat.shape[1])))  # the logits of a block in float64 would take gigabytes
-    parts = [_divergence(flat[start : start + step], found[start : start + step]) for start in range(0, len(flat), step)]
-    divergence: Array = np.concatenate(parts) if parts else np.zeros(0)
-    if not len(reference):
-        return divergence
-    divergence = divergence.reshape(len(reference), -1)
-    counted = None if predicted is None else np.arange(divergence.shape[1]) < predicted[:, None]
-    return np.asarray(divergence.mean(axis=1) if counted is None else divergence.mean(axis=1, where=counted))
+    return answer_of(task).distances(reference, logits, predicted)
 
 
 def interval(values: Array) -> tuple[float, float]:
@@ -299,7 +287,7 @@ def in_words(values: Array) -> str:
 
 def floor_of(task: Task, reference: Array) -> float:
     """Returns the distance that a choice may always add, in the unit of `distance` and for the same arguments."""
-    return ADDED_FLOOR * (float(np.var(reference.astype(np.float64))) if TASKS[task].answer == "value" else 1.0)
+    return ADDED_FLOOR * answer_of(task).spread(reference)
 
 
 def bound_of(before: float, floor: float) -> float:
@@ -318,19 +306,6 @@ def spread_rows(rows: Sequence[int], count: int, labels: Array | None) -> list[i
 def spread(rows: Sequence[T], count: int) -> list[T]:
     """Returns `count` evenly spaced rows, or all rows if there are no more."""
     return [rows[index * len(rows) // count] for index in range(count)] if len(rows) > count else list(rows)
-
-
-def _divergence(reference: Array, logits: Array) -> Array:
-    """Returns the KL divergence of each row of [n, C], float64 [n]."""
-    expected, found = _log_softmax(reference), _log_softmax(logits)
-    divergence: Array = np.sum(np.exp(expected) * (expected - found), axis=-1)
-    return divergence
-
-
-def _log_softmax(logits: Array) -> Array:
-    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    normalized: Array = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-    return normalized
 
 
 def _logits(model: nn.Module, prepared: Preprocessor, rows: Sequence[Row]) -> Iterator[tuple[list[int], Array]]:

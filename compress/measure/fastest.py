@@ -97,7 +97,7 @@ class Measured:
 
 def competes(task: Task, target: Target) -> bool:
     """Whether configurations of a task compete on a target: on the CPU, where `target.serve` says so, and answers are not tokens."""
-    return target.device == "cpu" and target.serve == "fastest" and TASKS[task].answer != "tokens"
+    return target.device == "cpu" and target.serve == "fastest" and not TASKS[task].generates
 
 
 def fastest(measured: Measured, goals: Goals, metric: str) -> list[Ranked]:

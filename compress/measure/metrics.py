@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from compress.core import candidates, next_token, relevance, vectors
+from compress.core import candidates, correlation, next_token, relevance, vectors
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
 from compress.measure import ranking
@@ -106,18 +106,13 @@ def pearson(x: Array, y: Array) -> float:
     Of vectors `x` and pairs `y` (`compress.core.vectors`) it is that of the cosines and the scores.
     """
     x, y = as_values(x, y)
-    x, y = x.reshape(-1).astype(np.float64), y.reshape(-1).astype(np.float64)
-    if np.ptp(x) == 0 or np.ptp(y) == 0:  # the mean of equal values may differ from them by a rounding error
-        return 0.0
-    x, y = x - x.mean(), y - y.mean()
-    x, y = x / np.abs(x).max(), y / np.abs(y).max()  # squares of tiny or huge values would underflow or overflow
-    return min(1.0, max(-1.0, _ratio(float(x @ y), math.sqrt(float(x @ x) * float(y @ y)))))
+    return correlation.pearson(x, y)
 
 
 def spearman(x: Array, y: Array) -> float:
     """Returns the rank correlation of two arrays of n numbers, `[n]` or `[n, 1]`, or of the cosines and scores of pairs."""
     x, y = as_values(x, y)
-    return pearson(ranks(x.reshape(-1)), ranks(y.reshape(-1)))
+    return correlation.spearman(x, y)
 
 
 def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
@@ -127,14 +122,6 @@ def as_values(answers: Array, labels: Array) -> tuple[Array, Array]:
         found = ranking.figures(answers, labels)
         return found, np.zeros(len(found), np.float32)
     return vectors.similarities(answers, labels) if vectors.are_pairs(labels) else (answers, labels)
-
-
-def ranks(x: Array) -> Array:
-    """Returns the ranks 1..n of an `[n]` array; equal values share the average of their ranks."""
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    mean: Array = (last - (counts - 1) / 2)[inverse]
-    return mean
 
 
 METRICS: Mapping[str, Metric] = {
@@ -157,31 +144,6 @@ def num_predictions(labels: Array) -> int:
     if vectors.are_pairs(labels):
         return vectors.num_pairs(labels)
     return int(np.sum(labels != next_token.IGNORED)) if labels.ndim == 2 else len(labels)
-
-
-def differences(task: Task, reference: Array, answers: Array) -> tuple[Array, Array]:
-    """Compares two sets of predictions for the same rows.
-
-    Args:
-        task: The task.
-        reference: Logits `[n, C]`, or `[n, T, 2]` for generation.
-        answers: Predictions to compare, of the same shape.
-
-    Returns:
-        Which predictions (rows or tokens) differ, bool `[N]`, all False for regression, those of vectors that are far apart; and the
-        absolute differences, float64 `[...]`, of all logits, of the nll of every token, or the relative distance of every vector.
-    """
-    if TASKS[task].answer == "tokens":
-        before, after = next_token.choices(reference), next_token.choices(answers)
-        predicted = before != next_token.NO_CHOICE
-        return (before != after)[predicted], np.abs(answers[..., 0].astype(np.float64) - reference[..., 0])[predicted]
-    if TASKS[task].answer == "vector":
-        apart = vectors.distances(reference, answers)
-        return apart > vectors.FAR, apart
-    distance = np.abs(answers.astype(np.float64) - reference)
-    if TASKS[task].answer == "value":
-        return np.zeros(len(reference), bool), distance
-    return answers.argmax(axis=1) != reference.argmax(axis=1), distance
 
 
 def _f1_of(answered: Array, true: Array) -> float:

@@ -67,7 +67,7 @@ def finely(preprocessor: Preprocessor) -> Preprocessor:
 
 def predicts_streamed(folder: Path, task: Task) -> bool:
     """Whether a checkpoint is a large language model that `predict_streamed` supports."""
-    if TASKS[task].answer != "tokens" or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
+    if not TASKS[task].generates or not is_large(folder) or structure_problem(meta_model(read_config(folder, "checkpoint"))[0]):
         return False
     return not ((folder / QUANTIZATION_JSON).exists() and load_sites(folder).names)
 

@@ -75,7 +75,7 @@ def link_model(config: Any, source: Path, out: Path) -> tuple[Any, int] | None:
     Raises:
         InputError: A file is damaged, a weight is not finite, or the model is not causal.
     """
-    set_labels(config, task_of(config, "tokens"), ())
+    set_labels(config, task_of(config, generates=True), ())
     parameters = _link_weights(config, source, out)
     if parameters is None:
         return None

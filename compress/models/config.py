@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from compress.answers.table import answer_of
 from compress.artifacts.safetensors import read_json
 from compress.core.config import Config, as_given
 from compress.core.errors import InputError, nearest
@@ -60,8 +61,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _fits_the_answer(self) -> ModelConfig:
-        if self.embedding is not None and TASKS[self.task].answer != "vector":
-            vectors = tasks_with(lambda row: row.answer == "vector")
+        if self.embedding is not None and not TASKS[self.task].embeds:
+            vectors = tasks_with(lambda row: row.embeds)
             raise ValueError(f"embedding: given for {self.task}; it is for {vectors}: leave it out")
         return self
 
@@ -76,7 +77,7 @@ class ModelConfig(Config):
 
 def label_names(config: ModelConfig) -> tuple[str, ...] | None:
     """Returns the model's class names, or None if the data determines them (new or random head, LABEL_0, regression)."""
-    if config.path is None or config.head == "new" or TASKS[config.task].answer != "class":
+    if config.path is None or config.head == "new" or not TASKS[config.task].classifies:
         return None
     folder = find(config.path, "model.path", weights=False)
     written = read_json(folder / "config.json", "model.path").get("id2label", {})
@@ -153,12 +154,12 @@ def check_task(config: ModelConfig, found: Any, num_labels: int | None) -> None:
     if config.head == "new":
         return
     row = TASKS[config.task]
-    headless, regression = row.answer in ("tokens", "vector"), row.answer == "value"
-    remedy = "; give model.head: new (then finetune must be the first stage)" if row.answer != "tokens" else ""
+    regression = not row.classifies
+    remedy = "; give model.head: new (then finetune must be the first stage)" if not row.generates else ""
     given = (found.architectures or classes)[0]
     if given not in classes:
         raise InputError(f"model.path: {config.path} is a {given}; {config.task} needs a {' or '.join(classes)}{remedy}")
-    if headless:
+    if not answer_of(config.task).FROM_HEAD:
         return
     if found.problem_type not in (None, row.problem_type):
         raise InputError(f"model.path: {config.path} was trained for {found.problem_type}; {config.task} needs {row.problem_type}{remedy}")
@@ -179,7 +180,7 @@ def add_embedding(found: Any, config: ModelConfig, folder: Path | None) -> Any:
     Raises:
         InputError: See `compress.models.embedding.resolved`.
     """
-    if TASKS[config.task].answer == "vector":
+    if TASKS[config.task].embeds:
         setattr(found, EMBEDDING_KEY, resolved(config.embedding, found, folder, config.path))
     return found
 
@@ -244,7 +245,7 @@ def build_config(config: ModelConfig, tokenizer: str | TrainedTokenizer | None) 
 
 def _check_padding(config: Any, task: Task, key: str) -> None:
     """Raises an `InputError` if a text classifier mixes padding into its answers (FNet)."""
-    if TASKS[task].modality == "text" and TASKS[task].answer != "tokens" and not takes_padding(config, task):
+    if TASKS[task].modality == "text" and not TASKS[task].generates and not takes_padding(config, task):
         raise InputError(f"{key}: a {config.model_type} takes no attention mask, so padding would change its answers; give another model")
 
 
@@ -273,12 +274,12 @@ def _decoder_values(values: Mapping[str, Any]) -> dict[str, Any]:
 def set_labels(config: Any, task: Task, labels: tuple[str, ...]) -> None:
     """Sets the labels (for regression one output, named score) and the problem type of a config, in place."""
     row = TASKS[task]
-    if row.answer == "vector":
+    if row.embeds:
         return
-    if row.answer == "tokens":
+    if row.generates:
         config.use_cache = False  # our graphs have no cache; `generate` uses the setting in generation_config.json instead
         return
-    labels = SCORE if row.answer == "value" else labels
+    labels = labels if row.classifies else SCORE
     config.id2label = dict(enumerate(labels))
     config.label2id = {name: i for i, name in enumerate(labels)}
     config.problem_type = row.problem_type

@@ -102,7 +102,7 @@ def check_model(
     names = label_names(config)
     if max_length is not None and TASKS[config.task].modality == "text":
         check_length(checked, max_length)
-    if TASKS[config.task].answer != "class" or (num_labels is not None and names is None):
+    if not TASKS[config.task].classifies or (num_labels is not None and names is None):
         set_labels(checked, config.task, tuple(f"LABEL_{i}" for i in range(num_labels or 1)))
     return Checked(checked, names, size)
 
@@ -132,12 +132,12 @@ def import_model(
         InputError: The model cannot be used; the message says why and what to do.
     """
     task = config.task
-    if TASKS[task].answer == "class" and len(data_labels) < 2:
-        values = tasks_with(lambda row: row.answer == "value")
+    if TASKS[task].classifies and len(data_labels) < 2:
+        values = tasks_with(lambda row: row.regresses)
         raise InputError(f"data: {len(data_labels)} labels; classification needs at least 2 (regression: model.task: {values})")
     source = None if config.path is None else find(config.path, "model.path")
     linked = None
-    if source is not None and TASKS[task].answer == "tokens" and not TASKS[task].encoder_decoder and config.head == "keep":
+    if source is not None and TASKS[task].generates and not TASKS[task].encoder_decoder and config.head == "keep":
         linked = link_model(_checked_config(config, source, 0), source, out)
     if linked is not None:
         (built, parameters), new = linked, []
@@ -147,14 +147,14 @@ def import_model(
         else:
             model, new = _import_folder(config, source, data_labels, seed)
         built, parameters = model.config, sum(parameter.numel() for parameter in model.parameters())
-        if TASKS[task].answer == "tokens":
+        if TASKS[task].generates:
             check_causal(built, partial(forward, model.eval()))
         with quiet():
             model.save_pretrained(out)
         write_files(built, out)
     mark(out)
     _save_preprocessing(config, source, built, out, tokenizer)
-    labels = list(label_list(built)) if TASKS[task].answer == "class" else []
+    labels = list(label_list(built)) if TASKS[task].classifies else []
     origin = config.path or "random weights"
     _write_card(out, origin, task, labels)
     log(f"  model: {built.model_type} from {origin}, labels {', '.join(labels) or 'none'}; new weights: {', '.join(new) or 'none'}")
@@ -166,7 +166,7 @@ def _import_folder(config: ModelConfig, source: Path, data_labels: tuple[str, ..
     found = _checked_config(config, source, len(data_labels))
     check_finite(source, "model.path")
     labels = own_names(found) if config.head == "keep" else None
-    if labels is not None and TASKS[config.task].answer == "class" and labels != tuple(data_labels):
+    if labels is not None and TASKS[config.task].classifies and labels != tuple(data_labels):
         raise InputError(
             f"model.path: the model's labels are {some(labels)}, the data's are {some(data_labels)}; rename them, or give model.head: new"
         )
@@ -226,7 +226,7 @@ def _check_weights(source: Path, config: ModelConfig, prefix: str, head: set[str
             "only the head may be new: give a complete model"
         )
     if lost and config.head == "keep":
-        remedy = "give a complete model" if TASKS[config.task].answer == "tokens" else "give model.head: new"
+        remedy = "give a complete model" if TASKS[config.task].generates else "give model.head: new"
         raise InputError(f"model.path: {source} has no trained head ({some(lost)} missing or with another shape); {remedy}")
     layers = {name for name in info["unexpected"] if name.startswith(f"{prefix}.") and re.search(r"\.\d+\.", name)}
     if layers:
@@ -251,7 +251,7 @@ def source_digest(config: ModelConfig, tokenizer: str | TrainedTokenizer | None 
         elif path is not None:
             folder = find(path, f"model.{name}" if name == "path" else name, weights=False)
             parts[name] = _folder_digest(folder) if is_local(path) else [path, folder.name]
-            pooling = pooling_file(folder, path) if name == "path" and TASKS[config.task].answer == "vector" and is_local(path) else None
+            pooling = pooling_file(folder, path) if name == "path" and TASKS[config.task].embeds and is_local(path) else None
             if pooling is not None and pooling.is_file():
                 parts["pooling"] = file_digest(pooling)
     if isinstance(config.config, str):

@@ -23,15 +23,15 @@ def stock_auto(task: Task) -> Any:
     return getattr(transformers, TASKS[task].auto_class)
 
 
-def task_of(config: Any, answer: str | None = None) -> Task:
+def task_of(config: Any, *, generates: bool = False) -> Task:
     """Returns a task for which a checkpoint can be loaded, from the model class named in its config; else the first in the table.
 
     Args:
         config: A Transformers config.
-        answer: Consider only tasks with this answer, if given.
+        generates: Whether it has to be one that generates text.
     """
     named = (config.architectures or [""])[0]
-    tasks = [task for task, row in TASKS.items() if answer in (None, row.answer)]
+    tasks = [task for task, row in TASKS.items() if row.generates or not generates]
     return next((task for task in tasks if named in task_classes(config, task)), tasks[0])
 
 

@@ -9,12 +9,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from compress.answers.table import answer_of
 from compress.artifacts.safetensors import MOST_JSON, parse_json
 from compress.core.errors import InputError
 from compress.core.files import read_plain
 from compress.core.shown import reason, shown
 from compress.core.target import Target
-from compress.core.tasks import SCORE, TASKS, VECTOR, Task
+from compress.core.tasks import TASKS, Task
 from compress.models.config import read_config
 from compress.models.embedding import EMBEDDING_KEY
 from compress.models.library import REFUSED, model_class, task_classes
@@ -66,9 +67,9 @@ def _text_preprocessor(checkpoint: Path, config: dict[str, Any], task: Task, max
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # the binding raises bare Exception
         raise InputError(f"{file}: not a tokenizer ({reason(error)}); save it again with save_pretrained") from error
-    generates = TASKS[task].answer == "tokens"  # its rows are ids: nothing is truncated
+    generates = TASKS[task].generates  # its rows are ids: nothing is truncated
     reads_blocks = generates and not TASKS[task].encoder_decoder  # which have no padding that is read
-    embedding = config.get(EMBEDDING_KEY) or {} if TASKS[task].answer == "vector" else {}
+    embedding = config.get(EMBEDDING_KEY) or {} if TASKS[task].embeds else {}
     where = checkpoint / "tokenizer_config.json"
     sides = [settings.get("padding_side", "right"), settings.get("truncation_side", "right")]
     if sides != ["right", "right"] and not generates:
@@ -105,8 +106,9 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[str, ...]:
-    if TASKS[task].answer != "class":
-        return {"value": SCORE, "tokens": (), "vector": VECTOR}[TASKS[task].answer]
+    known = answer_of(task).LABELS
+    if known is not None:
+        return known
     where = checkpoint / "config.json"
     named = config.get("id2label") or {str(i): f"LABEL_{i}" for i in range(_whole(config, "num_labels", 2, where))}
     if not isinstance(named, dict) or not all(str(key).isascii() and str(key).isdigit() and len(str(key)) < 10 for key in named):
@@ -156,7 +158,7 @@ def _input_names(checkpoint: Path, config: dict[str, Any], task: Task) -> tuple[
     """
     if TASKS[task].encoder_decoder:
         return ENCODER_DECODER_INPUTS
-    if TASKS[task].answer == "tokens":
+    if TASKS[task].generates:
         return TEXT_INPUTS[:1]
     settings = read_config(checkpoint, "checkpoint")
     if not task_classes(settings, task):

@@ -65,7 +65,7 @@ def auto_class(task: Task, config: Any = None) -> Any:
         task: The task.
         config: A Transformers config; if it has the key `SHAPE_KEY`, the class that builds such models is returned. Needed for vectors.
     """
-    if TASKS[task].answer == "vector":
+    if TASKS[task].embeds:
         embedding = embedding_class(model_class(config, task))
         return own_class(embedding) if getattr(config, SHAPE_KEY, None) else embedding
     auto = stock_auto(task)

@@ -98,7 +98,7 @@ def _inputs(config: Any, task: Task, length: int, masked: bool) -> dict[str, Ten
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
     if getattr(config, "is_encoder_decoder", False):  # its head reads the state of the end of the text
         ids[:, -1] = config.eos_token_id
-    if not masked and TASKS[task].answer == "tokens":  # a 4-D additive mask is used unchanged
+    if not masked and TASKS[task].generates:  # a 4-D additive mask is used unchanged
         return {"input_ids": ids, "attention_mask": torch.zeros(1, 1, length, length)}
     masked |= config.model_type.startswith("deberta")
     return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} if masked else {"input_ids": ids}

@@ -307,7 +307,7 @@ class StreamedModel:
 def meta_model(config: Any) -> tuple[nn.Module, set[str]]:
     """Builds the model of a config on the meta device, with `nn.Linear` in place of `Conv1D`; returns it and the paths of those layers."""
     with on_meta_device(), quiet():
-        task = task_of(config, "tokens")
+        task = task_of(config, generates=True)
         model = auto_class(task, config).from_config(with_class(config, task), dtype=torch.float32)
     transposed = {name for name, module in model.named_modules() if is_conv1d(module)}
     return with_linears(model), transposed

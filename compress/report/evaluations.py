@@ -151,12 +151,12 @@ def write_flips(run: Run, data: Data) -> int:
 
 
 def _described(run: Run, data: Data) -> RowFlips | TokenFlips | NeighbourFlips | FoundFlips | FirstFlips:
-    answer = TASKS[run.recipe["model"]["task"]].answer
-    if answer == "tokens":
+    facts = TASKS[run.recipe["model"]["task"]]
+    if facts.generates:
         return TokenFlips(next(iter(run.variants.values())).path, data)
     if candidates.are_candidates(data.evaluation.labels):
         return FirstFlips(data)
-    if answer == "vector":
+    if facts.embeds:
         return FoundFlips(data) if relevance.are_judged(data.evaluation.labels) else NeighbourFlips(data)
     return RowFlips(data)
 

@@ -153,7 +153,7 @@ def _vectors(task: Task, reference: Evaluation, mine: list[Evaluation]) -> dict[
 
     Vectors of another width have no cosine with them.
     """
-    if TASKS[task].answer != "vector":
+    if not TASKS[task].embeds:
         return None
     found = {}
     for one in mine:

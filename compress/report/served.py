@@ -78,7 +78,7 @@ def _answering(run: Run, build: Mapping[str, Any] | None) -> str | None:
     """Returns the engine that answers the prompts of a build; None where none does."""
     exported, latency, target = run.of_kind("engine"), run.of_kind("latency"), run.recipe["target"]
     task: Task = run.recipe["model"]["task"]
-    if build is None or exported is None or "serve" not in target or TASKS[task].answer != "tokens" or target["device"] != "cpu":
+    if build is None or exported is None or "serve" not in target or not TASKS[task].generates or target["device"] != "cpu":
         return None
     baseline, metric = next(iter(run.variants)), TASKS[task].metric
     before = run.artifacts[f"{EVALUATION}{baseline}"].metrics["metrics"][metric]

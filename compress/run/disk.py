@@ -107,7 +107,7 @@ def weight_bytes(variant: Variant, context: Context) -> int:
 def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
     parameters, int8_parameters = _parameters(config, context.task, quantizer)
     labels, numbers = context.data.evaluation.labels, max(1, len(context.data.labels))
-    if TASKS[context.task].answer == "vector":
+    if TASKS[context.task].embeds:
         numbers = width_of(config)
     images = TASKS[context.task].modality == "image"
     return Sizes(
@@ -116,7 +116,7 @@ def _sizes(config: Any, context: Context, quantizer: Quantize | None) -> Sizes:
         layers=getattr(sizes_config(config), "num_hidden_layers", 12),
         tokenizer_bytes=0 if images else TOKENIZER_BYTES_PER_TOKEN * config.vocab_size,
         prediction_bytes=labels.size * (8 + 4)
-        if TASKS[context.task].answer == "tokens"
+        if TASKS[context.task].generates
         else 4 * numbers * len(labels) + max(8 * len(labels), labels.nbytes),
     )
 

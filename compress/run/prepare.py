@@ -111,7 +111,7 @@ def _check_machine(recipe: Recipe) -> None:
         InputError: It is not so, which would be found after all training.
     """
     task = recipe.model.task
-    if recipe.target.buckets is not None and (TASKS[task].modality != "text" or TASKS[task].answer == "tokens"):
+    if recipe.target.buckets is not None and (TASKS[task].modality != "text" or TASKS[task].generates):
         raise InputError(f"target.buckets: given for the task {task}; it is for texts with classes or values: leave it out")
     if any(isinstance(stage, Export) or getattr(stage, "measure", None) == "latency" for stage in recipe.stages):
         problems = absent(recipe.target)

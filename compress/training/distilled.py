@@ -2,10 +2,7 @@
 
 By default the student learns the logits of the teacher:
 
-    classification  loss_b = (1 - a) * -log p_b[y_b] + a * T^2 KL(softmax(t_b / T) || softmax(z_b / T))      p = softmax(z)
-    regression      loss_b = (1 - a) * (z_b - y_b)^2 + a * (z_b - t_b)^2
-    generation      both terms of classification, as means over the tokens of a block (`compress.training.token_losses`)
-    vectors         loss_b = (1 - a) * (loss of the pair) + a * |z_b - t_b|^2 / |t_b|^2 (`compress.training.pair_losses`)
+    loss_b = (1 - a) * labelled(z_b, y_b) + a * taught(z_b, t_b)        of the answer of the task (`compress.training.losses`)
 
 z are the logits of the model, t those of the teacher (Hinton et al. 2015, https://arxiv.org/abs/1503.02531, section 2). With `loss` or
 `losses` it is the objective of the stage `distill`, injected by the pipeline; this module only knows the names of the losses.
@@ -19,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS, Task
@@ -27,9 +23,8 @@ from compress.models.forward import forward
 from compress.stage.context import Context
 from compress.stage.distillation import Distillation, DistillationSettings, SettingKeys
 from compress.standalone.preprocess import Preprocessor
-from compress.training.pair_losses import pair_loss, vector_distance
+from compress.training.losses.table import losses_of
 from compress.training.rows import Rows
-from compress.training.token_losses import token_divergence, token_losses
 from compress.training.train import Batch
 
 TEMPERATURE = 2.0
@@ -66,13 +61,12 @@ def distillation_objective(distillation: Distillation, context: Context) -> nn.M
         return context.losses.objective(distillation, context)
     rows = context.data.train.rows
     own = Rows.prepare(rows, theirs) if inputs_of(prepared) != inputs_of(theirs) else None
-    num_logits = {"class": len(context.data.labels), "value": 1, "tokens": 0, "vector": theirs.width}[TASKS[context.task].answer]
-    if TASKS[context.task].answer == "vector" and prepared.width != theirs.width:
+    if TASKS[context.task].embeds and prepared.width != theirs.width:
         given = f"vectors of {theirs.width} numbers, those of the student have {prepared.width}"
         raise InputError(f"{distillation.keys.teacher_key}: the teacher has {given}; give a teacher with vectors of the same width")
     temperature = TEMPERATURE if settings.temperature is None else settings.temperature
     # a process would cache its own rows alone, and a resumed training read those of the first one
-    cached = num_logits if context.team.size == 1 else 0
+    cached = theirs.width if context.team.size == 1 else 0
     return Distilled(distillation.teacher, context.task, len(rows), cached, temperature, settings.soft_weight, own)
 
 
@@ -126,7 +120,7 @@ class Distilled(nn.Module):
     ) -> None:
         super().__init__()
         self.teacher = (teacher.eval().requires_grad_(False),)  # in a tuple, so that it is not a submodule
-        self.task, self.temperature, self.soft_weight, self.rows = task, temperature, soft_weight, rows
+        self.losses, self.temperature, self.soft_weight, self.rows = losses_of(task), temperature, soft_weight, rows
         # a buffer, so that a resumed training reads the same logits: recomputed in another batch they differ in the last bits
         fits = 0 < num_rows * num_logits * 4 <= CACHE_BYTES
         self.register_buffer("logits", torch.full((num_rows, num_logits), torch.nan) if fits else None)
@@ -138,20 +132,9 @@ class Distilled(nn.Module):
     def parts(self, logits_bC: Tensor, target_bC: Tensor, labels_b: Tensor) -> dict[str, Tensor]:
         """Returns the loss terms for the logits of student and teacher, float32 `[b]` each."""
         hard, soft = 1 - self.soft_weight, self.soft_weight
-        if TASKS[self.task].answer == "tokens":
-            return {
-                "cross_entropy": hard * token_losses(logits_bC, labels_b),
-                "teacher": soft * token_divergence(logits_bC, target_bC, labels_b, self.temperature),
-            }
-        if TASKS[self.task].answer == "vector":
-            loss = TASKS[self.task].pair_loss
-            return {loss: hard * pair_loss(logits_bC, labels_b, loss), "teacher": soft * vector_distance(logits_bC, target_bC)}
-        if TASKS[self.task].answer == "value":
-            value_b = logits_bC[:, 0]
-            return {"squared_error": hard * (value_b - labels_b).square(), "teacher": soft * (value_b - target_bC[:, 0]).square()}
         return {
-            "cross_entropy": hard * functional.cross_entropy(logits_bC, labels_b, reduction="none"),
-            "teacher": soft * soft_target_loss(logits_bC, target_bC, self.temperature),
+            self.losses.name: hard * self.losses.labelled(logits_bC, labels_b),
+            "teacher": soft * self.losses.taught(logits_bC, target_bC, labels_b, self.temperature),
         }
 
     def features(self, batch: Batch) -> Mapping[str, Tensor]:
@@ -171,9 +154,3 @@ class Distilled(nn.Module):
         if self.logits is not None:
             self.logits[rows] = answers_bC
         return answers_bC
-
-
-def soft_target_loss(logits_bC: Tensor, target_bC: Tensor, temperature: float) -> Tensor:
-    """Returns T^2 KL(softmax(target / T) || softmax(logits / T)) of each row, float32 `[b]`."""
-    ours_bC, theirs_bC = (torch.log_softmax(values / temperature, dim=1) for values in (logits_bC, target_bC))
-    return temperature**2 * functional.kl_div(ours_bC, theirs_bC, reduction="none", log_target=True).sum(dim=1)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
+from compress.answers.table import answer_of
 from compress.artifacts.artifact import Artifact
 from compress.core.config import as_given
 from compress.core.errors import InputError
@@ -25,7 +26,7 @@ from compress.models.checkpoint import load, save
 from compress.stage.context import Context
 from compress.stage.stage import Stage
 from compress.training.lora import Lora, check_lora
-from compress.training.pair_losses import ACROSS_ROWS, PairLoss
+from compress.training.losses.vector import ACROSS_ROWS, PairLoss
 from compress.training.selection import selection_metric
 from compress.training.supervised import check_labelled, supervised
 from compress.training.train import TrainConfig, Training, train
@@ -78,13 +79,13 @@ class Finetune(Stage):
 
     def check(self, config: Any, teacher: Any, context: Context) -> None:
         """Checks that the loss fits the task, and the adapters the model."""
-        key, vectors = f"stages.{self.id or self.NAME}", TASKS[context.task].answer == "vector"
+        key, vectors = f"stages.{self.id or self.NAME}", TASKS[context.task].embeds
         if self.loss is not None and not vectors:
-            raise InputError(f"{key}.loss: {self.loss} given; it is for {tasks_with(lambda row: row.answer == 'vector')}: leave it out")
+            raise InputError(f"{key}.loss: {self.loss} given; it is for {tasks_with(lambda row: row.embeds)}: leave it out")
         loss = self.loss or TASKS[context.task].pair_loss
         if vectors and loss in ACROSS_ROWS and self.micro_batch_size is not None:
             raise InputError(f"{key}.micro_batch_size: {self.micro_batch_size} given; {loss} compares the rows of a batch: leave it out")
-        if self.label_smoothing and vectors:
+        if self.label_smoothing and not answer_of(context.task).PROBABILITIES:
             raise InputError(f"{key}.label_smoothing: {self.label_smoothing:g} given; {context.task} has no classes: leave it out")
         check_labelled(context.task, context.data, key)
         check_lora(self.lora, config, f"stages.{self.id or self.NAME}")
@@ -98,11 +99,6 @@ class Finetune(Stage):
         Raises:
             InputError: The train split is empty, the settings do not fit the task, or the loss became NaN or infinite.
         """
-
-        if self.label_smoothing and TASKS[context.task].answer == "value":
-            raise InputError(
-                f"stages.{self.id or self.NAME}.label_smoothing: {self.label_smoothing:g} given; regression has no classes, so leave it out"
-            )
         device = computing_device()
         model = load(parent.path, "cpu" if context.team.shards else device)  # a sharded model is moved to the device block by block
         prepared = context.preprocessor(parent.path)

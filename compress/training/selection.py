@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from compress.core import candidates, relevance, vectors
+from compress.answers.table import answer_of
 from compress.core.tasks import TASKS
 from compress.data.splits import Split
 from compress.measure.metrics import metrics
@@ -49,12 +49,6 @@ def answered(context: Context, logits: NDArray[Any]) -> Context:
 
     Of vectors these are the cosines of pairs, or the documents that queries find; of scores of candidates, grades by their places.
     """
-    selection, answer = context.data.selection, TASKS[context.task].answer
-    if candidates.are_candidates(selection.labels):
-        answers = candidates.with_answers(selection.labels, logits)
-    elif answer == "vector":
-        judged = relevance.are_judged(selection.labels)
-        answers = (relevance.with_answers if judged else vectors.with_scores)(selection.labels, logits)
-    else:
-        answers = logits[:, 0] if answer == "value" else logits.argmax(axis=1)
+    selection = context.data.selection
+    answers = answer_of(context.task).as_labels(selection.labels, logits)
     return replace(context, data=replace(context.data, selection=Split(selection.rows, answers)))

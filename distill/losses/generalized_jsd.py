@@ -18,9 +18,9 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from compress.answers.table import answer_of
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
-from compress.training.token_losses import block_mean
+from compress.training.losses.table import losses_of
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 
@@ -42,17 +42,16 @@ class GeneralizedJsd(Loss):
         Raises:
             InputError: The task is a regression, which has no probabilities.
         """
-        if TASKS[setting.task].answer == "value":
+        if not answer_of(setting.task).PROBABILITIES:
             raise InputError(f"{setting.key}: generalized_jsd given; {setting.task} has no probabilities: give soft_target")
         return Wanted(logits=True), Wanted(logits=True)
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `generalized_jsd`."""
-        student, teacher, labels = inputs.student.logits, inputs.teacher.logits, inputs.batch.labels
-        if TASKS[inputs.setting.task].answer == "tokens":
-            labels_bT = labels[:, : student.shape[1] - 1]
-            return {"generalized_jsd": block_mean(divergence(student[:, :-1], teacher[:, :-1], self.beta, inputs.temperature), labels_bT)}
-        return {"generalized_jsd": divergence(student, teacher, self.beta, inputs.temperature)}
+        losses = losses_of(inputs.setting.task)
+        student, teacher = (losses.choices(one.logits) for one in (inputs.student, inputs.teacher))
+        apart = divergence(student, teacher, self.beta, inputs.temperature)
+        return {"generalized_jsd": losses.over_choices(apart, inputs.batch.labels)}
 
 
 def divergence(student: Tensor, teacher: Tensor, beta: float, temperature: float) -> Tensor:

@@ -16,9 +16,9 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
+from compress.training.losses.table import losses_of
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
-from distill.losses.soft_target import soft_target
 
 EPSILON = 1e-7
 
@@ -49,8 +49,8 @@ class LogitStandardization(Loss):
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `logit_standardization`."""
         return {
-            "logit_standardization": soft_target(
-                standardized(inputs.student.logits), standardized(inputs.teacher.logits), inputs.temperature
+            "logit_standardization": losses_of(inputs.setting.task).taught(
+                standardized(inputs.student.logits), standardized(inputs.teacher.logits), inputs.batch.labels, inputs.temperature
             )
         }
 

@@ -26,13 +26,11 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from compress.core.errors import InputError
-from compress.core.tasks import TASKS
 from compress.models.forward import device_of
+from compress.training.losses.table import losses_of
 from compress.training.rows import ByLength, Rows
 from distill.capture import Capture, Wanted
-from distill.losses.hard_target import hard_target
 from distill.losses.loss import Loss, LossInputs, Setting
-from distill.losses.soft_target import soft_target
 from distill.masking import Masking
 from distill.teacher import Pair, on_device
 
@@ -90,7 +88,7 @@ class MixKD(Loss):
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `mixed_labels` and `mixed_answers`, omitting those of weight 0."""
         pair, batch = inputs.pair, inputs.batch
-        device, regression = batch.labels.device, TASKS[inputs.setting.task].answer == "value"
+        device, losses = batch.labels.device, losses_of(inputs.setting.task)
         originals = None if pair.masking is None else pair.masking.originals
         partners, shares = draw(batch.indices, batch.step, pair.rows.by_length, pair.seed, self.alpha, originals)
         share_b = torch.from_numpy(shares).to(device)
@@ -99,14 +97,14 @@ class MixKD(Loss):
         parts = {}
         if self.labels:
             other_labels = torch.from_numpy(pair.labels[partners]).to(device)
-            mixed_b = mixed_target(logits_bC, batch.labels, other_labels, share_b, regression)
+            mixed_b = losses.mixed(logits_bC, batch.labels, other_labels, share_b)
             labelled_b = pair.labelled(batch.indices, partners)
             parts["mixed_labels"] = self.labels * (mixed_b if labelled_b is None else torch.where(labelled_b.to(device), mixed_b, 0.0))
         if self.answers:
             with torch.no_grad():
                 features = masked(pair.teacher.rows, both, batch.step, pair.masking)
                 teacher_bC = self._mixed_logits(pair.teacher.capture, features, share_b)
-            parts["mixed_answers"] = self.answers * soft_target(logits_bC, teacher_bC, inputs.temperature, regression)
+            parts["mixed_answers"] = self.answers * losses.taught(logits_bC, teacher_bC, batch.labels, inputs.temperature)
         return parts
 
     def _mixed_logits(self, capture: Capture, features: Mapping[str, Tensor], share_b: Tensor) -> Tensor:
@@ -141,23 +139,6 @@ def mixture(model: nn.Module, first: Mapping[str, Tensor], second: Mapping[str, 
     if "token_type_ids" in first:
         mixed["token_type_ids"] = torch.where(mask, first["token_type_ids"], second["token_type_ids"])
     return mixed
-
-
-def mixed_target(logits_bC: Tensor, first_b: Tensor, second_b: Tensor, share_b: Tensor, regression: bool = False) -> Tensor:
-    """Returns the cross-entropy against mixed labels, or the squared error against mixed values, float32 `[b]`.
-
-    Args:
-        logits_bC: Student logits for the mixtures, float32 `[b, C]`.
-        first_b: Labels of rows x_i: class ids, int64 `[b]`; regression targets, float32 `[b]`.
-        second_b: Labels of rows x_j.
-        share_b: l of each row, float32 `[b]`.
-        regression: Whether the task is a regression.
-    """
-    if regression:
-        return hard_target(logits_bC, share_b * first_b + (1 - share_b) * second_b, True)
-    return share_b * hard_target(logits_bC, first_b) + (1 - share_b) * hard_target(
-        logits_bC, second_b
-    )  # cross-entropy is linear in the target
 
 
 def draw(

@@ -17,9 +17,7 @@ from torch import Tensor, nn
 
 from compress.core.errors import InputError
 from compress.core.tasks import TASKS
-from compress.training.distilled import soft_target_loss
-from compress.training.pair_losses import vector_distance
-from compress.training.token_losses import token_divergence
+from compress.training.losses.table import losses_of
 from distill.capture import Wanted
 from distill.losses.loss import Loss, LossInputs, Setting
 
@@ -41,7 +39,7 @@ class SoftTarget(Loss):
             InputError: They answer with vectors of different widths.
         """
         ours, theirs = setting.student.classes, setting.teacher.classes
-        if TASKS[setting.task].answer == "vector" and ours != theirs:
+        if TASKS[setting.task].embeds and ours != theirs:
             raise InputError(
                 f"{setting.key}: {self.name} given; the vectors of the student have {ours} numbers, the teacher's {theirs}: "
                 "give loss: similarity"
@@ -50,23 +48,5 @@ class SoftTarget(Loss):
 
     def parts(self, inputs: LossInputs, trained: nn.Module | None) -> Mapping[str, Tensor]:
         """Returns `soft_target`."""
-        if TASKS[inputs.setting.task].answer == "tokens":
-            return {"soft_target": token_divergence(inputs.student.logits, inputs.teacher.logits, inputs.batch.labels, inputs.temperature)}
-        if TASKS[inputs.setting.task].answer == "vector":
-            return {"soft_target": vector_distance(inputs.student.logits, inputs.teacher.logits)}
-        regression = TASKS[inputs.setting.task].answer == "value"
-        return {"soft_target": soft_target(inputs.student.logits, inputs.teacher.logits, inputs.temperature, regression)}
-
-
-def soft_target(student_bC: Tensor, teacher_bC: Tensor, temperature: float, regression: bool = False) -> Tensor:
-    """Returns T^2 KL(p || q) of each row, or the squared difference of the values, float32 `[b]`.
-
-    Args:
-        student_bC: Logits, float32 `[b, C]`.
-        teacher_bC: Logits, float32 `[b, C]`; detached.
-        temperature: T > 0.
-        regression: Whether the task is a regression.
-    """
-    if regression:
-        return (student_bC - teacher_bC).square().sum(dim=1)
-    return soft_target_loss(student_bC, teacher_bC, temperature)
+        losses = losses_of(inputs.setting.task)
+        return {"soft_target": losses.taught(inputs.student.logits, inputs.teacher.logits, inputs.batch.labels, inputs.temperature)}

@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compress.answers.table import answer_of
 from compress.core.tasks import Task
-from compress.measure.metrics import differences
 from export.parity.own_rounding import ALPHA, tail
 
 Array = NDArray[Any]
@@ -69,5 +69,5 @@ def further_in_more_rows(task: Task, floating: Array, torch_answers: Array, engi
 
 def _distances(task: Task, floating: Array, answers: Array) -> tuple[Array, Array]:
     """Returns for each row how many predictions are others, and the mean difference of the nll: [n] each."""
-    rows = [differences(task, floating[row : row + 1], answers[row : row + 1]) for row in range(len(floating))]
+    rows = [answer_of(task).differences(floating[row : row + 1], answers[row : row + 1]) for row in range(len(floating))]
     return np.array([changed.sum() for changed, _ in rows]), np.array([moved.mean() for _, moved in rows])

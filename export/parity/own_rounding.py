@@ -33,9 +33,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from compress.answers.table import answer_of
 from compress.core.tasks import Task
 from compress.measure.agreement import compare_predictions
-from compress.measure.metrics import differences
 from compress.schemes.checkpoint import load_quantization
 from compress.schemes.int8 import ACTIVATION_HIGH, token_scale
 from compress.schemes.tables import load_tables
@@ -156,7 +156,7 @@ def further_than_torch(task: Task, floating: Array, torch: Array, engine: Array,
         labels: Labels of the rows.
     """
     own, found = (compare_predictions(task, floating, answers, labels) for answers in (torch, engine))
-    other_own, other = (differences(task, floating, answers)[0] for answers in (torch, engine))
+    other_own, other = (answer_of(task).differences(floating, answers)[0] for answers in (torch, engine))
     lost, won = int((other & ~other_own).sum()), int((other_own & ~other).sum())
     if found["passed"] or (tail(lost, lost + won) >= ALPHA and found["median_abs"] <= NEAR * own["median_abs"]):
         return None

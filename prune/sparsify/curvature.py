@@ -22,12 +22,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from compress.core.next_token import IGNORED
-from compress.core.tasks import TASKS, Task
+from compress.core.tasks import Task
 from compress.models.forward import device_of, forward
 from compress.training.distilled import TEMPERATURE
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
 
 
@@ -58,7 +57,7 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
     def keeping(name: str) -> Callable[[nn.Module, tuple[Any, ...], Tensor], None]:
         return lambda module, args, output: calls.append((name, args[0].detach(), output))
 
-    generator = torch.Generator(device).manual_seed(seed)
+    generator, losses = torch.Generator(device).manual_seed(seed), losses_of(task)
     handles = [layer.register_forward_hook(keeping(name)) for name, layer in layers.items()]
     training = {module: module.training for module in model.modules()}
     try:
@@ -67,7 +66,7 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
             calls.clear()
             with torch.enable_grad(), torch.autocast(device.type, enabled=False):
                 logits = forward(model, batch.features)
-            drawn = drawn_gradient(logits.detach(), batch.labels, task, generator)
+            drawn = losses.drawn_gradient(logits.detach(), batch.labels, TEMPERATURE, generator)
             gradients = torch.autograd.grad(logits, [output for *_, output in calls], drawn, allow_unused=True)
             for (name, x, output), gradient in zip(calls, gradients, strict=True):
                 dy_NO = (torch.zeros_like(output) if gradient is None else gradient).flatten(0, -2)
@@ -89,27 +88,6 @@ def curvatures(model: nn.Module, layers: Mapping[str, nn.Linear], batches: Itera
 
 def _zeros(weight_OI: Tensor, side: int) -> Tensor:
     return torch.zeros(weight_OI.shape[side], dtype=torch.float64, device=weight_OI.device)
-
-
-def drawn_gradient(logits: Tensor, labels: Tensor, task: Task, generator: torch.Generator) -> Tensor:
-    """Returns the gradient of the loss by the logits for answers drawn from the model, like `logits`.
-
-    Args:
-        logits: float32 `[b, C]`, or `[b, L, V]` for a language model.
-        labels: Labels of the batch; only which tokens of a language model are predicted is read of them.
-        task: Task of the model.
-        generator: Draws the answers.
-    """
-    if TASKS[task].answer in ("value", "vector"):  # the loss is a squared difference
-        return torch.randn(logits.shape, generator=generator, device=logits.device)
-    p_NC = torch.softmax(logits.flatten(0, -2) / TEMPERATURE, dim=1)
-    drawn_N1 = torch.multinomial(p_NC, 1, generator=generator)
-    gradient = p_NC.scatter_add(1, drawn_N1, torch.full_like(p_NC[:, :1], -1.0)).view_as(logits)
-    if TASKS[task].answer == "tokens":
-        length = logits.shape[1]
-        predicted_bL = functional.pad(labels[:, : length - 1] != IGNORED, (0, 1))
-        gradient = gradient * predicted_bL[..., None]
-    return gradient
 
 
 def metrics(weights: Mapping[str, Tensor], found: Mapping[str, Curvature]) -> dict[str, Curvature]:

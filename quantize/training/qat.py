@@ -212,7 +212,7 @@ def _selection(teacher: nn.Module | None, context: Context, prepared: Preprocess
     where labels cannot. Without a teacher, and for text generation, it is the primary metric.
     """
     rows = context.data.selection.rows
-    if teacher is None or TASKS[context.task].answer == "tokens" or not rows:
+    if teacher is None or TASKS[context.task].generates or not rows:
         return selection_metric(context, prepared), primary(context.task).higher_is_better
     before = compared(teacher, theirs, rows, EVALUATION_BATCH)
     return lambda now: distance(context.task, before, compared(now, prepared, rows, EVALUATION_BATCH)), False

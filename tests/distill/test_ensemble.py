@@ -19,11 +19,13 @@ from compress.core.errors import InputError
 from compress.models.checkpoint import load
 from compress.models.forward import forward
 from compress.stage.context import Context
+from compress.training.losses.classes import ClassLoss
+from compress.training.losses.value import ValueLoss
 from compress.training.rows import Rows
 from compress.training.train import Batch
 from distill.distill import Distill
-from distill.ensemble import averaged, shares
-from distill.losses.soft_target import soft_target
+from distill.ensemble import shares
+from tests.soft_target import soft_target
 
 Contexts = Callable[..., Context]
 
@@ -41,16 +43,16 @@ def test_soft_targets_of_the_average_are_those_of_the_mean_probabilities(
     assert isinstance(mean, torch.Tensor)
     log_q = torch.log_softmax(student.double() / temperature, dim=1)
     expected = temperature**2 * (torch.special.xlogy(mean, mean) - mean * log_q).sum(dim=1)
-    found = soft_target(student, averaged(teachers, weights, temperature), temperature)
+    found = soft_target(student, ClassLoss().averaged(teachers, weights, temperature), temperature)
     torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-4 * temperature**2)
 
 
 def test_equal_teachers_say_what_one_says_and_values_are_averaged() -> None:
     z = torch.randn(4, 3)
-    one = averaged([z, z, z], shares((), 3), 2.0)
+    one = ClassLoss().averaged([z, z, z], shares((), 3), 2.0)
     torch.testing.assert_close(torch.softmax(one / 2, dim=1), torch.softmax(z / 2, dim=1))
     values = [torch.tensor([[1.0]]), torch.tensor([[4.0]])]
-    assert averaged(values, shares((1.0, 3.0), 2), 2.0, regression=True).item() == pytest.approx(3.25)
+    assert ValueLoss().averaged(values, shares((1.0, 3.0), 2), 2.0).item() == pytest.approx(3.25)
 
 
 def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: Any, tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_a_student_learns_from_two_teachers(make_context: Contexts, checkpoint: 
             answers.append(forward(load(folder), {name: torch.from_numpy(value) for name, value in encoded.items()}))
             if folder is not other:
                 ours = forward(student, {name: torch.from_numpy(value) for name, value in encoded.items()})
-    apart = [float(soft_target(ours, theirs, 2.0).mean()) for theirs in (averaged(answers, (0.5, 0.5), 2.0), *answers)]
+    apart = [float(soft_target(ours, theirs, 2.0).mean()) for theirs in (ClassLoss().averaged(answers, (0.5, 0.5), 2.0), *answers)]
     assert apart[0] < 0.5 * min(apart[1:])
 
 

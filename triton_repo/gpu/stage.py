@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from compress.answers.table import answer_of
 from compress.artifacts.artifact import Artifact
 from compress.core.engines import served_on
 from compress.core.errors import InputError
-from compress.measure.agreement import unit
 from compress.measure.answers import load_predictions
 from compress.stage.context import Context
 from compress.standalone.preprocess import Preprocessor
@@ -64,7 +64,7 @@ def write_gpu(parent: Artifact, context: Context, folder: Path, gpu: Gpu, servin
             gemms=next((dict(entry["gemms"]) for entry in build["engines"] if entry.get("gemms")), {}),
         ),
         Preprocessor.load(parent.path / build["folder"]),
-        Golden([rows[index] for index in chosen], logits[chosen], unit(context.task, context.data.evaluation.labels, logits)),
+        Golden([rows[index] for index in chosen], logits[chosen], answer_of(context.task).unit(context.data.evaluation.labels, logits)),
         name=name,
         serving=serving,
     )

@@ -58,7 +58,7 @@ class UntrainedLatency:
         """It needs engines to time, and shapes that are known before the stages run."""
         if not {"latency", "throughput"} & set(setup.search.objectives) and not _limits(setup):
             return "neither an objective nor a goal asks for time"
-        if TASKS[setup.recipe.model.task].answer == "tokens":
+        if TASKS[setup.recipe.model.task].generates:
             return "answers are tokens, whose time is not that of one pass through the model"
         if setup.recipe.target.device != "cpu":
             return "untrained shapes are timed on the CPU alone"

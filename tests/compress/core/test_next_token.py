@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
+from compress.answers.table import answer_of
 from compress.core.next_token import IGNORED, NO_CHOICE, accuracy, answers_of, block_sums, choices, labels_of, perplexity
 from compress.measure.answers import load_predictions, save_predictions
-from compress.measure.metrics import differences, metrics, num_predictions
+from compress.measure.metrics import metrics, num_predictions
 
 VOCABULARY, WIDTH = 7, 5
 
@@ -89,10 +90,10 @@ def test_padding_never_counts_as_a_difference() -> None:
     blocks = [np.array([1, 2, 3], np.int32), np.array([1, 2, 3, 4, 5, 6], np.int32)]
     random = np.random.default_rng(0)
     one, other = (answers_of(blocks, random.standard_normal((2, 6, VOCABULARY)).astype(np.float32), WIDTH) for _ in range(2))
-    changed, distance = differences("text-generation", one, other)
+    changed, distance = answer_of("text-generation").differences(one, other)
     assert changed.shape == distance.shape == (2 + 5,)
     assert changed.sum() == (choices(one) != choices(other)).sum()
-    assert differences("text-generation", one, one)[0].sum() == 0
+    assert answer_of("text-generation").differences(one, one)[0].sum() == 0
 
 
 def test_predictions_of_tokens_survive_the_file_in_few_bytes(tmp_path) -> None:  # type: ignore[no-untyped-def]

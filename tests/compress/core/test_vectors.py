@@ -7,8 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from compress.answers.table import answer_of
 from compress.core import vectors
-from compress.measure.metrics import differences, metrics, num_predictions, pearson, spearman
+from compress.measure.metrics import metrics, num_predictions, pearson, spearman
 from compress.report.intervals import paired, single
 from tests.tiny_embedding import vectors as drawn
 
@@ -56,7 +57,7 @@ def test_intervals_draw_whole_pairs() -> None:
 
 def test_the_distance_is_relative_and_far_vectors_are_other_predictions() -> None:
     before, after = np.array([[3.0, 4.0], [0.6, 0.8], [1.0, 0.0]]), np.array([[3.0, 4.0], [0.8, 0.6], [1.0, 0.05]])
-    changed, apart = differences(TASK, before, after)
+    changed, apart = answer_of(TASK).differences(before, after)
     assert apart == pytest.approx([0.0, math.sqrt(2 - 2 * 0.96), 0.05])
     assert changed.tolist() == [False, True, False]
 

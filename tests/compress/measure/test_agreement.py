@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from scipy.stats import poisson
 
+from compress.answers.table import answer_of
 from compress.core import candidates
-from compress.measure.agreement import compare_predictions, shortfall, unit
+from compress.measure.agreement import compare_predictions, shortfall
 from compress.standalone.tolerance import MEDIAN_LIMIT, disagreements_allowed, judge
 
 
@@ -63,7 +64,7 @@ def test_one_difference_that_is_not_finite_fails(bad: float) -> None:
 
 def test_only_regression_has_a_unit() -> None:
     labels = np.float32([0, 50, 100, 150])
-    assert unit("text-regression", labels, 7 * labels) == pytest.approx(labels.std())
-    assert unit("text-regression", np.ones(3, np.float32), labels) == unit("text-classification", labels, labels) == 1.0
+    assert answer_of("text-regression").unit(labels, 7 * labels) == pytest.approx(labels.std())
+    assert answer_of("text-regression").unit(np.ones(3, np.float32), labels) == answer_of("text-classification").unit(labels, labels) == 1.0
     ordered = candidates.labels_of([0, 0, 1], [1, 0, 2], [[1], [2]])
-    assert unit("reranking", ordered, labels[:3, None]) == pytest.approx(labels[:3].std())
+    assert answer_of("reranking").unit(ordered, labels[:3, None]) == pytest.approx(labels[:3].std())

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from compress.core import correlation
 from compress.core.candidates import labels_of as candidate_labels
 from compress.core.errors import InputError
 from compress.core.relevance import labels_of as judged_labels
@@ -60,7 +61,7 @@ def test_correlations_agree_with_scipy(values: np.ndarray) -> None:
 
 
 def test_tied_ranks_share_their_average() -> None:
-    assert metrics.ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
+    assert correlation.ranks(np.array([3.0, 1.0, 3.0, 2.0])).tolist() == [3.5, 1.0, 3.5, 2.0]
 
 
 def test_equal_logits_take_the_lowest_class() -> None:

@@ -10,8 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from compress.training.distilled import Distilled, soft_target_loss
+from compress.training.distilled import Distilled
+from compress.training.losses.classes import ClassLoss
 from compress.training.train import Batch
+
+
+def taught(logits: Tensor, target: Tensor, temperature: float) -> Tensor:
+    return ClassLoss().taught(logits, target, torch.zeros(len(logits)), temperature)
 
 
 def test_the_soft_loss_is_the_divergence_written_out() -> None:
@@ -20,8 +25,8 @@ def test_the_soft_loss_is_the_divergence_written_out() -> None:
     for z, t in zip(logits.double().numpy(), target.double().numpy(), strict=True):
         p, q = (np.exp(values / 2.5) / np.exp(values / 2.5).sum() for values in (t, z))
         expected.append(2.5**2 * float((p * np.log(p / q)).sum()))
-    np.testing.assert_allclose(soft_target_loss(logits, target, 2.5).numpy(), expected, rtol=1e-4)
-    assert soft_target_loss(target, target, 2.5).abs().max() < 1e-6
+    np.testing.assert_allclose(taught(logits, target, 2.5).numpy(), expected, rtol=1e-4)
+    assert taught(target, target, 2.5).abs().max() < 1e-6
 
 
 class Answers(nn.Module):
@@ -48,7 +53,7 @@ def test_the_teacher_is_asked_once_a_row() -> None:
         assert teacher.asked == asked
         hard = nn.functional.cross_entropy(student.given[rows], labels[rows], reduction="none")
         torch.testing.assert_close(parts["cross_entropy"], 0.25 * hard)
-        torch.testing.assert_close(parts["teacher"], 0.75 * soft_target_loss(student.given[rows], teacher.given[rows], 2.0))
+        torch.testing.assert_close(parts["teacher"], 0.75 * taught(student.given[rows], teacher.given[rows], 2.0))
     sum(part.sum() for part in parts.values()).backward()
     assert student.given.grad is not None
     assert teacher.given.grad is None

@@ -80,8 +80,8 @@ def test_a_wild_learning_rate_says_what_to_do(tiny_bert: Path, context: Context,
 
 def test_label_smoothing_needs_classes(tiny_bert: Path, context: Context, tmp_path: Path) -> None:
     regression = Context("text-regression", context.data, 32, context.target, 0, context.progress, tmp_path)
-    with pytest.raises(InputError, match=r"finetune.label_smoothing: 0.1 given; regression has no classes"):
-        Finetune(label_smoothing=0.1).run(Artifact(tiny_bert, {}), regression, tmp_path)
+    with pytest.raises(InputError, match=r"finetune.label_smoothing: 0.1 given; text-regression has no classes"):
+        Finetune(label_smoothing=0.1).check(None, None, regression)
 
 
 def test_work_grows_with_rows_and_epochs(context: Context) -> None:

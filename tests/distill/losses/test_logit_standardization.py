@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distill.losses.logit_standardization import standardized
-from distill.losses.soft_target import soft_target
+from tests.soft_target import soft_target
 
 LOGITS = st.lists(st.integers(-80, 80), min_size=3, max_size=6, unique=True).map(lambda values: [value / 10 for value in values])
 

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from compress.core.errors import InputError
 from compress.core.target import Target
 from compress.models.preprocessor import preprocessor
+from compress.training.losses.classes import ClassLoss
+from compress.training.losses.value import ValueLoss
 from compress.training.rows import ByLength, Rows
 from compress.training.train import Batch
 from distill.capture import Capture
 from distill.losses.loss import LossInputs, Setting, Shape
-from distill.losses.mixkd import NEIGHBOURS, MixKD, draw, mixed_target, mixture
+from distill.losses.mixkd import NEIGHBOURS, MixKD, draw, mixture
 from distill.masking import Masking
 from distill.teacher import NOTHING, Pair, Teacher
 
@@ -71,8 +73,8 @@ def test_mixed_targets_are_those_of_mixed_one_hot_labels() -> None:
     eye = torch.eye(3)
     soft = share[:, None] * eye[first] + (1 - share[:, None]) * eye[second]
     expected = torch.nn.functional.cross_entropy(logits, soft, reduction="none")
-    torch.testing.assert_close(mixed_target(logits, first, second, share), expected)
-    values = mixed_target(torch.tensor([[1.0]]), torch.tensor([0.0]), torch.tensor([4.0]), torch.tensor([0.25]), regression=True)
+    torch.testing.assert_close(ClassLoss().mixed(logits, first, second, share), expected)
+    values = ValueLoss().mixed(torch.tensor([[1.0]]), torch.tensor([0.0]), torch.tensor([4.0]), torch.tensor([0.25]))
     assert values.tolist() == [4.0]  # (1 - 3)^2
 
 

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from compress.core.next_token import IGNORED
 from compress.core.tasks import Task
-from compress.training.distilled import TEMPERATURE, soft_target_loss
+from compress.training.distilled import TEMPERATURE
+from compress.training.losses.classes import ClassLoss
+from compress.training.losses.table import losses_of
 from compress.training.train import Batch
-from prune.sparsify.curvature import Curvature, curvatures, drawn_gradient, in_metric, metrics
+from prune.sparsify.curvature import Curvature, curvatures, in_metric, metrics
 
 
 class Tagger(nn.Module):
@@ -67,7 +69,7 @@ def test_the_factors_are_those_of_the_loop(task: Task, seed: int) -> None:
     generator, rows = torch.Generator().manual_seed(seed), sum(len(batch.indices) for batch in batches)
     squares: dict[str, list[tuple[Tensor, Tensor]]] = {"inner": [], "head": []}
     for batch in batches:
-        drawn = drawn_gradient(model(**batch.features).logits.detach(), batch.labels, task, generator)
+        drawn = losses_of(task).drawn_gradient(model(**batch.features).logits.detach(), batch.labels, TEMPERATURE, generator)
         for row in range(len(batch.indices)):  # one at a time, one position at a time
             x = model.embedding(batch.features["input_ids"][row : row + 1])
             inner = model.inner(x)
@@ -104,10 +106,10 @@ def test_drawn_gradients_have_the_curvature_of_distillation(classes: int) -> Non
     logits_C = torch.tensor([1.5, -0.5, 0.3, 2.0, -1.0])[:classes]
     p_C = torch.softmax(logits_C / TEMPERATURE, dim=0)
     expected_CC = torch.diag(p_C) - torch.outer(p_C, p_C)
-    drawn = drawn_gradient(logits_C.expand(200_000, classes), torch.zeros(1), "text-classification", torch.Generator().manual_seed(0))
+    drawn = ClassLoss().drawn_gradient(logits_C.expand(200_000, classes), torch.zeros(1), TEMPERATURE, torch.Generator().manual_seed(0))
     torch.testing.assert_close(drawn.T @ drawn / len(drawn), expected_CC, rtol=0.02, atol=4e-3)
     change_C = 0.01 * torch.randn(classes, generator=torch.Generator().manual_seed(1))
-    true = soft_target_loss((logits_C + change_C)[None].double(), logits_C[None].double(), TEMPERATURE)
+    true = ClassLoss().taught((logits_C + change_C)[None].double(), logits_C[None].double(), torch.zeros(1), TEMPERATURE)
     assert float(true) == pytest.approx(float(change_C @ expected_CC @ change_C) / 2, rel=0.02)
 
 
@@ -127,14 +129,16 @@ def test_a_weight_costs_what_its_entry_says() -> None:
             value = float(model.head.weight.detach()[output, place])
             with torch.no_grad():
                 model.head.weight[output, place] = 0
-            true = float(soft_target_loss(model(row).logits.detach().double(), before.double(), TEMPERATURE))
+            true = float(ClassLoss().taught(model(row).logits.detach().double(), before.double(), torch.zeros(1), TEMPERATURE))
             with torch.no_grad():
                 model.head.weight[output, place] = value
             assert float(cost_OI[output, place].square() / 2) == pytest.approx(true, rel=0.1, abs=1e-9)
 
 
 def test_values_draw_normal_gradients() -> None:
-    drawn = drawn_gradient(torch.zeros(50_000, 1), torch.zeros(1), "text-regression", torch.Generator().manual_seed(0))
+    drawn = losses_of("text-regression").drawn_gradient(
+        torch.zeros(50_000, 1), torch.zeros(1), TEMPERATURE, torch.Generator().manual_seed(0)
+    )
     assert float(drawn.mean()) == pytest.approx(0, abs=0.02)
     assert float(drawn.var()) == pytest.approx(1, abs=0.02)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from compress.core.next_token import IGNORED
-from compress.training.token_losses import block_mean, token_divergence, token_losses
+from compress.training.losses.tokens import TokenLoss, block_mean, token_losses
 
 BLOCKS, LENGTH, VOCABULARY = 3, 5, 6
 
@@ -39,7 +39,7 @@ def test_losses_are_the_mean_of_each_block(seed: int, smoothing: float) -> None:
 @given(st.integers(0, 2**31), st.floats(0.5, 5))
 def test_divergence_is_the_mean_of_each_block(seed: int, temperature: float) -> None:
     logits, target, labels = batch(seed)
-    for block, loss in enumerate(token_divergence(logits, target, labels, temperature)):
+    for block, loss in enumerate(TokenLoss().taught(logits, target, labels, temperature)):
         p, q = (torch.softmax(values[block].double() / temperature, dim=-1) for values in (target, logits))
         parts = [
             float((p[position] * (p[position].log() - q[position].log())).sum())
@@ -55,12 +55,12 @@ def test_what_stands_behind_the_end_does_not_count() -> None:
     changed[:, -1] = 7.0
     changed[1, 2:] = -7.0
     assert torch.equal(token_losses(logits, labels), token_losses(changed, labels))
-    assert torch.equal(token_divergence(logits, target, labels, 2.0), token_divergence(changed, target, labels, 2.0))
+    assert torch.equal(TokenLoss().taught(logits, target, labels, 2.0), TokenLoss().taught(changed, target, labels, 2.0))
 
 
 def test_equal_models_do_not_diverge() -> None:
     logits, _, labels = batch(0)
-    assert float(token_divergence(logits, logits, labels, 2.0).abs().max()) < 1e-6
+    assert float(TokenLoss().taught(logits, logits, labels, 2.0).abs().max()) < 1e-6
 
 
 def test_the_mean_of_blocks_has_no_part_from_padding() -> None:

@@ -16,7 +16,7 @@ from compress.data.splits import Data, Split
 from compress.measure.closeness import spread, spread_rows
 from compress.training.distilled import Distilled
 from compress.training.finetune import Finetune
-from compress.training.pair_losses import pair_loss, vector_distance
+from compress.training.losses.vector import pair_loss, vector_distance
 from compress.training.rows import plan_pairs
 from prune.recovery import part_of
 from quantize.budget import loss

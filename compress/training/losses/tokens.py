@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from compress.core.next_token import IGNORED
+from compress.training.losses.answer_loss import AnswerLoss
 
 
 def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
@@ -34,23 +35,29 @@ def token_losses(logits_bLV: Tensor, labels: Tensor, label_smoothing: float = 0.
     return block_mean(losses.view_as(labels_bT), labels_bT)
 
 
-def token_divergence(logits_bLV: Tensor, target_bLV: Tensor, labels: Tensor, temperature: float) -> Tensor:
-    """Returns the mean of T^2 KL(softmax(target / T) || softmax(logits / T)) over the predicted tokens of each block, float32 `[b]`.
-
-    Args:
-        logits_bLV: float32.
-        target_bLV: float32; receives no gradient.
-        labels: int32 `[b, at least L - 1]`, `IGNORED` where there is no token to predict.
-        temperature: T > 0.
-    """
-    labels_bT = labels[:, : logits_bLV.shape[1] - 1]
-    ours, theirs = (functional.log_softmax(logits[:, :-1] / temperature, dim=-1) for logits in (logits_bLV, target_bLV))
-    divergence_bT = functional.kl_div(ours, theirs, reduction="none", log_target=True).sum(dim=-1)
-    return temperature**2 * block_mean(divergence_bT, labels_bT)
-
-
 def block_mean(values_bT: Tensor, labels_bT: Tensor) -> Tensor:
     """Returns the mean of each block over its predicted tokens, `[b]`; 0 for a block without any."""
     predicted_bT = labels_bT != IGNORED
     kept_bT = torch.where(predicted_bT, values_bT, torch.zeros((), dtype=values_bT.dtype, device=values_bT.device))
     return kept_bT.sum(dim=1) / predicted_bT.sum(dim=1).clamp(min=1)
+
+
+class TokenLoss(AnswerLoss):
+    """Logits `[b, L, V]`, ids of the next tokens int32 `[b, at least L - 1]`."""
+
+    def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The mean cross entropy of the predicted tokens."""
+        return token_losses(logits, labels, label_smoothing)
+
+    def choices(self, logits: Tensor) -> Tensor:
+        """Every position but the last, behind which no token is known, `[b, T, V]`."""
+        return logits[:, :-1]
+
+    def over_choices(self, values: Tensor, labels: Tensor) -> Tensor:
+        """The mean over the predicted tokens."""
+        return block_mean(values, labels[:, : values.shape[1]])
+
+    def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """As for classes, and 0 where no token is predicted."""
+        predicted_bL = functional.pad(labels[:, : logits.shape[1] - 1] != IGNORED, (0, 1))
+        return super().drawn_gradient(logits, labels, temperature, generator) * predicted_bL[..., None]

@@ -1,4 +1,4 @@
-"""Losses of vectors of texts that come in pairs with a score, one value for each text.
+"""Losses of vectors: of texts that come in pairs with a score, one value for each text, and the distance from another model's vectors.
 
 With the vectors a_p, b_p of the texts of pair p, its score s_p in [0, 1], and P pairs in a batch:
 
@@ -15,11 +15,14 @@ gets 0. Second texts of pairs with a low score are candidates of `ranking` and `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+
+from compress.training.losses.answer_loss import AnswerLoss, drawn_normal, weighted_sum
 
 PairLoss = Literal["cosine", "ranking", "triplet"]
 ACROSS_ROWS: tuple[PairLoss, ...] = ("ranking", "triplet")
@@ -68,3 +71,31 @@ def pair_loss(vectors_bD: Tensor, labels_b2: Tensor, loss: PairLoss = "cosine") 
 def vector_distance(vectors_bD: Tensor, target_bD: Tensor) -> Tensor:
     """Returns |v - t|^2 / |t|^2 of each text, float32 `[b]`; of vectors of length 1 that is 2 - 2 cos(v, t)."""
     return (vectors_bD - target_bD).square().sum(dim=1) / target_bD.square().sum(dim=1).clamp(min=1e-12)
+
+
+class VectorLoss(AnswerLoss):
+    """Vectors `[b, D]`, pairs float32 `[b, 2]`, or queries and documents `[b, 2 + 2 k]`.
+
+    Args:
+        loss: The loss of pairs.
+    """
+
+    def __init__(self, loss: PairLoss = "cosine") -> None:
+        self.loss: PairLoss = loss
+        self.name = loss
+
+    def labelled(self, logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The loss of the pair that a text belongs to."""
+        return pair_loss(logits, labels, self.loss)
+
+    def taught(self, logits: Tensor, target: Tensor, labels: Tensor, temperature: float) -> Tensor:
+        """|v - t|^2 / |t|^2."""
+        return vector_distance(logits, target)
+
+    def averaged(self, logits: Sequence[Tensor], weights: Sequence[float], temperature: float) -> Tensor:
+        """The weighted sum."""
+        return weighted_sum(logits, weights)
+
+    def drawn_gradient(self, logits: Tensor, labels: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+        """Normal numbers: the loss is a squared difference."""
+        return drawn_normal(logits, generator)

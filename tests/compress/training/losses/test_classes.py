@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from distill.losses.hard_target import hard_target
-from distill.losses.soft_target import soft_target
+from compress.training.losses.classes import ClassLoss
+from compress.training.losses.value import ValueLoss
+from tests.soft_target import soft_target
 
 
 def naive(student: list[float], teacher: list[float], temperature: float) -> float:
@@ -54,12 +55,12 @@ def test_extreme_logits_stay_finite() -> None:
 
 
 def test_a_regression_is_the_squared_difference() -> None:
-    result = soft_target(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]]), 4.0, regression=True)
+    result = ValueLoss().taught(torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]]), torch.zeros(2), 4.0)
     assert result.tolist() == [1.0, 9.0]
 
 
 def test_hard_targets_are_the_formulas() -> None:
     logits, labels = torch.tensor([[1.0, 2.0, -1.0], [0.0, 0.0, 4.0]]), torch.tensor([0, 2])
     expected = [-math.log(math.exp(row[y]) / sum(map(math.exp, row))) for row, y in zip(logits.tolist(), labels.tolist(), strict=True)]
-    torch.testing.assert_close(hard_target(logits, labels), Tensor(expected))
-    assert hard_target(torch.tensor([[1.0], [3.0]]), torch.tensor([0.5, 1.0]), regression=True).tolist() == [0.25, 4.0]
+    torch.testing.assert_close(ClassLoss().labelled(logits, labels), Tensor(expected))
+    assert ValueLoss().labelled(torch.tensor([[1.0], [3.0]]), torch.tensor([0.5, 1.0])).tolist() == [0.25, 4.0]

@@ -1,0 +1,19 @@
+"""The table of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from compress.answers.answer import Answer
+from compress.answers.classes import Classes
+from compress.answers.tokens import Tokens
+from compress.answers.value import Value
+from compress.answers.vector import Vector
+from compress.core.tasks import TASKS, Task
+
+ANSWERS: Mapping[str, Answer] = {"class": Classes(), "value": Value(), "tokens": Tokens(), "vector": Vector()}
+
+
+def answer_of(task: Task) -> Answer:
+    """Returns what a model of this task answers with."""
+    return ANSWERS[TASKS[task].answer]

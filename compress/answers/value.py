@@ -1,0 +1,47 @@
+"""A number: logits `[n, 1]`, labels float32 `[n]`; of candidates that are put in order `[n, 13]` (`compress.core.candidates`)."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from compress.answers.answer import Answer, Array
+from compress.core import candidates
+from compress.core.correlation import pearson
+from compress.core.tasks import SCORE
+
+
+class Value(Answer):
+    """The number itself."""
+
+    PROBABILITIES: ClassVar[bool] = False
+    LABELS: ClassVar[tuple[str, ...] | None] = SCORE
+    DISTANCE: ClassVar[str] = "mse"
+    DISAGREEMENT: ClassVar[str] = "1 - Pearson to the float answers on {n} selection rows"
+
+    def differences(self, reference: Array, answers: Array) -> tuple[Array, Array]:
+        """No number counts as another answer; differences of the numbers."""
+        return np.zeros(len(reference), bool), np.abs(answers.astype(np.float64) - reference)
+
+    def distances(self, reference: Array, logits: Array, predicted: Array | None = None) -> Array:
+        """The squared difference."""
+        squares: Array = (reference.astype(np.float64) - logits) ** 2
+        return np.asarray(squares.reshape(len(squares), -1).mean(axis=1))
+
+    def disagreement(self, reference: Array, answers: Array) -> float:
+        """1 - Pearson of the two."""
+        return 1.0 - pearson(reference[:, 0], answers[:, 0])
+
+    def as_labels(self, labels: Array, answers: Array) -> Array:
+        """The numbers, float32 `[n]`; of candidates, grades by their places."""
+        return candidates.with_answers(labels, answers) if candidates.are_candidates(labels) else answers[:, 0]
+
+    def unit(self, labels: Array, reference: Array) -> float:
+        """The standard deviation of the labels; where only the order of candidates counts, that of the reference."""
+        of = reference if candidates.are_candidates(labels) else labels
+        return float(np.std(of.astype(np.float64))) or 1.0
+
+    def spread(self, reference: Array) -> float:
+        """The variance of the reference."""
+        return float(np.var(reference.astype(np.float64)))

@@ -1,0 +1,26 @@
+"""The table of losses, by answer."""
+
+from __future__ import annotations
+
+from compress.core.tasks import TASKS, Task
+from compress.training.losses.answer_loss import AnswerLoss
+from compress.training.losses.classes import ClassLoss
+from compress.training.losses.tokens import TokenLoss
+from compress.training.losses.value import ValueLoss
+from compress.training.losses.vector import PairLoss, VectorLoss
+
+
+def losses_of(task: Task, pairs: PairLoss | None = None) -> AnswerLoss:
+    """Returns the losses of a task.
+
+    Args:
+        task: The task.
+        pairs: For vectors, the loss of pairs; None: that of the task.
+    """
+    losses: dict[str, AnswerLoss] = {
+        "class": ClassLoss(),
+        "value": ValueLoss(),
+        "tokens": TokenLoss(),
+        "vector": VectorLoss(pairs or TASKS[task].pair_loss),
+    }
+    return losses[TASKS[task].answer]

@@ -1,0 +1,71 @@
+"""What holds for every kind of answer, and that no other code asks which kind it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from compress.answers.table import ANSWERS, answer_of
+from compress.core import vectors
+from compress.core.tasks import TASKS
+
+ROOT = Path(__file__).resolve().parents[3]
+ROOMS = ("compress/answers/", "compress/training/losses/", "compress/core/tasks.py")
+N = 12
+
+
+def predictions(kind: str, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns predictions and labels of their form."""
+    random = np.random.default_rng(seed)
+    if kind == "tokens":
+        ids = random.integers(0, 9, (N, 5))
+        return np.stack([random.random((N, 5)), ids], axis=-1).astype(np.float32), np.zeros((N, 5), np.int32)
+    made = random.normal(size=(N, {"value": 1}.get(kind, 4))).astype(np.float32)
+    labels = {"value": np.zeros(N, np.float32), "vector": vectors.labels_of(np.zeros(N // 2))}
+    return made, labels.get(kind, np.zeros(N, np.int64))
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_equal_predictions_do_not_differ_and_others_do(kind: str) -> None:
+    answer, (one, labels), (other, _) = ANSWERS[kind], predictions(kind, 0), predictions(kind, 1)
+    changed, moved = answer.differences(one, one)
+    assert not changed.any()
+    assert not moved.any()
+    assert answer.disagreement(one, one) == pytest.approx(0, abs=1e-12)
+    assert answer.disagreement(one, other) > 0
+    assert answer.differences(one, other)[1].max() > 0
+    assert answer.unit(labels, one) > 0
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_distances_are_0_for_equal_logits_only(kind: str) -> None:
+    random = np.random.default_rng(0)
+    one, other = (random.normal(size=(N, 3, 7) if kind == "tokens" else (N, 1 if kind == "value" else 7)) for _ in range(2))
+    assert ANSWERS[kind].distances(one, one) == pytest.approx(np.zeros(N))
+    assert (ANSWERS[kind].distances(one, other) > 0).all()
+
+
+@pytest.mark.parametrize("task", [task for task, row in TASKS.items() if not row.searches and not row.generates])
+def test_a_teacher_agrees_with_the_labels_made_of_its_answers(task: str) -> None:
+    from compress.measure.metrics import metrics
+
+    answers, labels = predictions(TASKS[task].answer, 3)
+    made = answer_of(task).as_labels(labels, answers)
+    assert made.shape == labels.shape
+    assert metrics(task, answers, made)[TASKS[task].metric] == pytest.approx(1.0)
+
+
+def test_other_code_asks_for_facts() -> None:
+    """`TASKS[task].answer` names a row of two tables; what follows from it is asked of the answer, or is a fact of its own."""
+    wrong = [
+        f"{path.relative_to(ROOT)}:{number}"
+        for package in ("compress", "quantize", "distill", "prune", "export", "triton_repo")
+        for path in sorted((ROOT / package).rglob("*.py"))
+        if not str(path.relative_to(ROOT)).startswith(ROOMS)
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"(TASKS\[[^]]+\]+|\brow|\bfacts|\bother)\.answer\b(?!\()", line)
+    ]
+    assert wrong == []
